@@ -1,0 +1,98 @@
+"""Which dtype and device follow from the hardware, with probes injected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tf_amp.env_config import Settings
+from tf_amp.hardware import choose_target, probe_cpu_flags
+
+V100, A100, P100 = (7, 0), (8, 0), (6, 0)
+PLAIN = ("avx2", "avx512f")
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "flags", "dtype", "device"),
+    [
+        ("auto", [V100], PLAIN, "float16", "GPU"),
+        ("auto", [P100], PLAIN, None, "GPU"),
+        ("auto", [P100], ("avx512_bf16",), None, "GPU"),
+        ("auto", [], ("avx512_bf16",), "bfloat16", "CPU"),
+        ("auto", [], ("amx_bf16",), "bfloat16", "CPU"),
+        ("auto", [], PLAIN, None, "CPU"),
+        ("auto", [], (), None, "CPU"),
+        ("auto", [A100, P100], PLAIN, None, "GPU"),
+        ("auto", [A100, V100], PLAIN, "float16", "GPU"),
+        ("auto", [None], PLAIN, None, "GPU"),
+        ("float16", [V100], PLAIN, "float16", "GPU"),
+        ("float16", [], ("avx512_bf16",), None, "CPU"),
+        ("float16", [], ("avx512_fp16",), "float16", "CPU"),
+        ("bfloat16", [V100], ("avx512_bf16",), None, "GPU"),
+        ("bfloat16", [A100], PLAIN, "bfloat16", "GPU"),
+        ("bfloat16", [], PLAIN, None, "CPU"),
+    ],
+)
+def test_fast_units_decide(
+    asked: str,
+    gpus: list[tuple[int, int] | None],
+    flags: tuple[str, ...],
+    dtype: str | None,
+    device: str,
+) -> None:
+    settings = Settings(target_dtype=asked)
+    target = choose_target(settings, gpu_capabilities=gpus, cpu_flags=flags)
+    assert (target.target_dtype, target.device) == (dtype, device)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "dtype", "device"),
+    [
+        ("auto", [P100], "float16", "GPU"),
+        ("auto", [], "bfloat16", "CPU"),
+        ("float16", [], "float16", "CPU"),
+        ("bfloat16", [P100], "bfloat16", "GPU"),
+    ],
+)
+def test_ignore_performance_rewrites_all_the_same(
+    asked: str, gpus: list[tuple[int, int] | None], dtype: str, device: str
+) -> None:
+    settings = Settings(target_dtype=asked, ignore_performance=True)
+    target = choose_target(settings, gpu_capabilities=gpus, cpu_flags=PLAIN)
+    assert (target.target_dtype, target.device) == (dtype, device)
+    assert "although" in target.reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "flags", "said"),
+    [
+        ("auto", [P100], PLAIN, ["6.0", "7.0"]),
+        ("auto", [A100, P100], PLAIN, ["6.0", "lowest"]),
+        ("auto", [None], PLAIN, ["compute capability"]),
+        ("auto", [], PLAIN, ["AVX512_BF16", "AMX_BF16", "bfloat16"]),
+        ("auto", [], (), ["/proc/cpuinfo"]),
+        ("float16", [], PLAIN, ["AVX512_FP16", "float16"]),
+        ("bfloat16", [V100], PLAIN, ["7.0", "8.0"]),
+    ],
+)
+def test_a_refusal_says_what_is_missing_and_the_remedy(
+    asked: str, gpus: list[tuple[int, int] | None], flags: tuple[str, ...], said: list[str]
+) -> None:
+    settings = Settings(target_dtype=asked)
+    reason = choose_target(settings, gpu_capabilities=gpus, cpu_flags=flags).reason
+    for part in [*said, "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE=1"]:
+        assert part in reason
+
+
+def test_flags_are_read_from_the_first_processor(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(
+        "processor\t: 0\nmodel name\t: x\nflags\t\t: fpu avx512_bf16 amx_bf16\nprocessor\t: 1\n"
+        "flags\t\t: other\n"
+    )
+    assert probe_cpu_flags(cpuinfo) == {"fpu", "avx512_bf16", "amx_bf16"}
+
+
+def test_a_system_without_cpuinfo_has_no_flags(tmp_path: Path) -> None:
+    assert probe_cpu_flags(tmp_path / "missing") == frozenset()

@@ -1,0 +1,145 @@
+"""A wheel or an editable install in a fresh environment switches a plain script over by itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = ("tf_amp", "graph_passes", "pyproject.toml", "setup.py", "README.md")
+AUTOLOAD = "tf_amp_autoload.pth"
+AMP = "TF_ENABLE_AUTO_MIXED_PRECISION"
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+
+# A script that knows nothing of tf_amp, but for printing what became of its function.
+SCRIPT = """
+import tensorflow as tf
+
+@tf.function
+def product(x):
+    return tf.matmul(x, x)
+
+traced = product.get_concrete_function(tf.TensorSpec([8, 8]))
+from tensorflow.python.eager import context
+definition = context.context().get_function_def(traced.name)
+types = {n.attr["T"].type for n in definition.node_def if n.op == "MatMul"}
+print([tf.dtypes.as_dtype(t).name for t in types], traced.outputs[0].dtype.name)
+"""
+
+
+def _run(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "PYTHON"))}
+    base |= {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=base | env, capture_output=True, text=True
+    )
+
+
+def _must(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    done = _run(*command, cwd=cwd, **env)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def _copy_sources(target: Path) -> Path:
+    target.mkdir()
+    for name in (*SOURCES, AUTOLOAD):
+        if (REPOSITORY / name).is_dir():
+            ignore = shutil.ignore_patterns("__pycache__", "*.so")
+            shutil.copytree(REPOSITORY / name, target / name, ignore=ignore)
+        else:
+            shutil.copy(REPOSITORY / name, target / name)
+    return target
+
+
+@pytest.fixture(scope="module", params=["wheel", "editable"])
+def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh virtual environment with the package, sharing only the libraries of this one."""
+    root = tmp_path_factory.mktemp(request.param)
+    sources = _copy_sources(root / "sources")
+    fresh = root / "venv"
+    venv.create(fresh, with_pip=False, symlinks=True)
+    pip = [sys.executable, "-m", "pip"]
+    options = ["--no-deps", "--disable-pip-version-check"]
+    if int(importlib.metadata.version("setuptools").split(".")[0]) >= 77:
+        options.append("--no-build-isolation")
+    install = [*pip, "--python", fresh / "bin/python", "install", *options]
+    if request.param == "editable":
+        _must(*install, "-e", sources, cwd=root)
+    else:
+        # Through a source distribution, so that one that lacks a file fails here.
+        build = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+        _must(sys.executable, "-c", build, cwd=sources)
+        (archive,) = (sources / "dist").glob("*.tar.gz")
+        _must(*pip, "wheel", *options, "-w", root, archive, cwd=root)
+        (wheel,) = root.glob("*.whl")
+        assert wheel.name.startswith("tf_amp-") and "-py3-none-" in wheel.name
+        _must(*install, wheel, cwd=root)
+    # TensorFlow need not be installed a second time: a path, whose own .pth files are not read.
+    found = importlib.util.find_spec("tensorflow")
+    assert found is not None and found.origin is not None
+    shared = Path(found.origin).parents[1]
+    (_site_packages(fresh) / "zz_shared.pth").write_text(f"{shared}\n")
+    (root / "script.py").write_text(SCRIPT)
+    return fresh
+
+
+def _site_packages(fresh: Path) -> Path:
+    (path,) = fresh.glob("lib/python*/site-packages")
+    return path
+
+
+def test_the_pth_file_is_on_top_of_site_packages_and_recorded(environment: Path) -> None:
+    site = _site_packages(environment)
+    assert (site / AUTOLOAD).read_text() == (REPOSITORY / AUTOLOAD).read_text()
+    (record,) = site.glob("tf_amp-*.dist-info/RECORD")
+    assert any(line.startswith(AUTOLOAD + ",") for line in record.read_text().splitlines())
+
+
+def test_unset_imports_nothing_and_hooks_nothing(environment: Path) -> None:
+    code = "import sys; print([m for m in sys.modules if m.startswith(('tf_amp', 'graph_passes'))])"
+    code += "; print([f for f in sys.meta_path if type(f).__module__.startswith('tf_amp')])"
+    done = _must(environment / "bin/python", "-c", code, cwd=environment.parent, **{AMP: ""})
+    assert done.stdout == "[]\n[]\n"
+
+
+def test_unset_leaves_the_script_in_float32(environment: Path) -> None:
+    done = _must(environment / "bin/python", "script.py", cwd=environment.parent)
+    assert done.stdout == "['float32'] float32\n"
+
+
+def test_the_variable_alone_puts_a_plain_script_into_mixed_precision(environment: Path) -> None:
+    env = {AMP: "1", f"{REWRITE}_DTYPE": "bfloat16", f"{REWRITE}_IGNORE_PERFORMANCE": "1"}
+    done = _must(environment / "bin/python", "script.py", cwd=environment.parent, **env)
+    assert done.stdout == "['bfloat16'] float32\n"
+    assert "AMP on" in done.stderr
+
+
+def test_an_illegal_value_ends_the_script(environment: Path) -> None:
+    env = {AMP: "1", f"{REWRITE}_LEVEL": "BOGUS"}
+    done = _run(environment / "bin/python", "script.py", cwd=environment.parent, **env)
+    assert done.returncode == 1
+    assert f"EnvConfigError: {REWRITE}_LEVEL has the value 'BOGUS'" in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_command_is_installed(environment: Path) -> None:
+    done = _must(environment / "bin/tf-amp", "--help", cwd=environment.parent)
+    assert "demo" in done.stdout
+
+
+def test_the_op_lists_are_installed(environment: Path) -> None:
+    code = (
+        "import importlib.util as u; print(*u.find_spec('graph_passes').submodule_search_locations)"
+    )
+    done = _must(environment / "bin/python", "-c", code, cwd=environment.parent)
+    lists = {path.stem for path in Path(done.stdout.strip(), "lists").glob("*.toml")}
+    assert lists >= {"float16", "bfloat16"}

@@ -1,0 +1,255 @@
+"""The environment: settings parsed from the table of variables, and the page that documents it.
+
+``python -m tf_amp.env_config > env_config.md`` writes the page; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tf_amp.env_variables import (
+    DTYPE,
+    ENABLE,
+    ENABLE_GRAPH_REWRITE,
+    ENABLE_LOSS_SCALING,
+    ENABLING_VARIABLES,
+    FOREIGN_VARIABLES,
+    IGNORE_PERFORMANCE,
+    LEVEL,
+    LOG_PATH,
+    RULES_DISABLE,
+    VARIABLES,
+    EnvConfigError,
+    Variable,
+)
+
+if TYPE_CHECKING:
+    from graph_passes import ListEdit
+
+__all__ = [
+    "VARIABLES",
+    "EnvConfigError",
+    "Settings",
+    "Variable",
+    "check_environment",
+    "markdown",
+    "read_settings",
+]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment asks for.
+
+    Attributes:
+        graph_rewrite: Whether graphs are rewritten.
+        loss_scaling: Whether optimizers get a dynamic loss scale.
+        loss_scaling_asked: Whether the loss-scaling variable itself said 1 (bfloat16 needs that).
+        target_dtype: ``auto``, ``float16`` or ``bfloat16``.
+        level: ``""`` or one of the legal levels.
+        list_edits: Edits of the op lists, in the order in which they apply.
+        ignore_performance: Whether to rewrite on hardware without fast units too.
+        log_path: Directory for dumps, or None.
+        disabled_rules: Names of rules that are switched off.
+        decided_by: Setting -> the variable that decided it; a default is not listed.
+        notes: Variables that look like a misspelt name of this table, one sentence each.
+    """
+
+    graph_rewrite: bool = False
+    loss_scaling: bool = False
+    loss_scaling_asked: bool = False
+    target_dtype: str = "auto"
+    level: str = ""
+    list_edits: tuple[ListEdit, ...] = ()
+    ignore_performance: bool = False
+    log_path: str | None = None
+    disabled_rules: frozenset[str] = frozenset()
+    decided_by: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class _Edit(NamedTuple):
+    """The fields of `graph_passes.ListEdit`, which cannot be imported without TensorFlow."""
+
+    list_name: str
+    action: str
+    op: str
+    source: str
+
+
+def _parse_variables(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Variable name -> parsed value, of those that are set; an empty value counts as unset."""
+    values = {}
+    for variable in VARIABLES:
+        for name in (variable.name, *variable.legacy):
+            if text := environ.get(name, "").strip():
+                values[name] = variable.parse(name, text)
+    return values
+
+
+def _list_edits(values: Mapping[str, Any]) -> list[_Edit]:
+    """The edits in TensorFlow's order: by list, new names before legacy ones, ADD before REMOVE."""
+    rows: dict[str, list[Variable]] = {}
+    for variable in VARIABLES:
+        if variable.edits:
+            rows.setdefault(variable.edits[0], []).append(variable)
+    edits = []
+    for list_name, variables in rows.items():
+        named = [(v.name, v) for v in variables] + [(n, v) for v in variables for n in v.legacy]
+        for name, variable in named:
+            action = variable.edits[1] if variable.edits else ""
+            edits += [_Edit(list_name, action, op, name) for op in values.get(name, ())]
+    return edits
+
+
+def _refuse_conflicts(edits: list[_Edit]) -> None:
+    """Raises if an op ends up added to two lists: no order of application is the obvious one."""
+    added: dict[str, dict[str, _Edit]] = {}
+    for edit in edits:
+        lists = added.setdefault(edit.op, {})
+        if edit.action == "add":
+            lists[edit.list_name] = edit
+        else:
+            lists.pop(edit.list_name, None)
+    for op, lists in added.items():
+        if len(lists) > 1:
+            first, second = list(lists.values())[:2]
+            raise EnvConfigError(
+                f"{first.source} and {second.source} contradict each other: one adds the op {op!r} "
+                f"to the {first.list_name} list, the other to the {second.list_name} list, and an "
+                "op can be on one list only. Take it out of one of the two variables."
+            )
+
+
+def _refuse_unknown_rules(names: Sequence[str], rules: Mapping[str, str]) -> None:
+    for name in names:
+        if name not in rules:
+            raise EnvConfigError(
+                f"{RULES_DISABLE} names the rule {name!r}, which does not exist. "
+                f"Legal values: {', '.join(sorted(rules))}."
+            )
+
+
+def _misspelt(environ: Mapping[str, str]) -> tuple[str, ...]:
+    known = [name for v in VARIABLES for name in (v.name, *v.legacy)] + list(FOREIGN_VARIABLES)
+    notes = []
+    for name in sorted(environ):
+        if name.startswith((ENABLE, "TF_AUTO_MIXED_PRECISION")) and name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            notes.append(f"The variable {name} is read by nobody; did you mean {nearest}?")
+    return tuple(notes)
+
+
+def check_environment(environ: Mapping[str, str] = os.environ) -> None:
+    """Checks every variable without importing TensorFlow.
+
+    Args:
+        environ: Variable name -> value; by default the process's environment.
+
+    Raises:
+        EnvConfigError: A value is not legal, or one op is added to two lists.
+    """
+    _refuse_conflicts(_list_edits(_parse_variables(environ)))
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Reads the settings; touches nothing but `environ`.
+
+    Args:
+        environ: Variable name -> value; by default the process's environment.
+
+    Returns:
+        The settings. A variable that is missing, empty or blank leaves its default.
+
+    Raises:
+        EnvConfigError: A value is not legal, or one op is added to two lists.
+    """
+    values = _parse_variables(environ)
+    decided_by: dict[str, str] = {}
+
+    def choose(setting: str, default: Any, *names: str) -> Any:
+        for name in names:
+            if name in values:
+                decided_by[setting] = name
+                return values[name]
+        return default
+
+    edits = _list_edits(values)
+    _refuse_conflicts(edits)
+    disabled_rules = choose("disabled_rules", (), RULES_DISABLE)
+    if edits or disabled_rules:
+        # graph_passes needs TensorFlow's protos; checking or documenting variables must not.
+        from graph_passes.config import RULES, ListEdit
+
+        _refuse_unknown_rules(disabled_rules, RULES)
+    return Settings(
+        graph_rewrite=choose("graph_rewrite", False, ENABLE_GRAPH_REWRITE, ENABLE),
+        loss_scaling=choose("loss_scaling", False, ENABLE_LOSS_SCALING, ENABLE),
+        loss_scaling_asked=values.get(ENABLE_LOSS_SCALING, False),
+        target_dtype=choose("target_dtype", "auto", DTYPE),
+        level=choose("level", "", LEVEL),
+        list_edits=tuple(ListEdit(**edit._asdict()) for edit in edits),
+        ignore_performance=choose("ignore_performance", False, IGNORE_PERFORMANCE),
+        log_path=choose("log_path", None, LOG_PATH),
+        disabled_rules=frozenset(disabled_rules),
+        decided_by=decided_by,
+        notes=_misspelt(environ),
+    )
+
+
+_INTRODUCTION = """\
+<!-- Generated: python -m tf_amp.env_config > env_config.md -->
+# Environment variables
+
+Set them before TensorFlow is imported: the enabling ones are looked at there and then. A variable
+that is empty or blank counts as unset. Blanks around a value and around the commas of a list are
+ignored. A call argument wins over a variable, a variable over the default.
+
+A value that cannot be parsed is an error at `import tensorflow`, never "off". A variable whose
+name starts like these but is none of them gets a warning with the nearest name.
+"""
+
+_LISTS = """\
+## How list edits apply
+
+- List by list; names of the table first, then their legacy names; for each, ADD before REMOVE.
+- ADD moves the op: it leaves the list on which it is shipped, and one line says so.
+- Two variables that add one op to two lists are an error that names both.
+- An op type that this TensorFlow does not know is a warning with the nearest registered name.
+"""
+
+
+def _truth_table() -> Iterator[str]:
+    yield f"| `{ENABLE}` | `…_GRAPH_REWRITE` | `…_LOSS_SCALING` | rewrite | loss scaling |"
+    yield "|---|---|---|---|---|"
+    rows = ("---", "1--", "10-", "1-0", "01-", "0-1", "-11", "1e-", "1-e")
+    for row in rows:
+        pairs = zip(ENABLING_VARIABLES, row, strict=True)
+        environ = {name: "" if mark == "e" else mark for name, mark in pairs if mark != "-"}
+        settings = read_settings(environ)
+        cells = ['""' if mark == "e" else "unset" if mark == "-" else mark for mark in row]
+        cells += ["on" if on else "off" for on in (settings.graph_rewrite, settings.loss_scaling)]
+        yield f"| {' | '.join(cells)} |"
+
+
+def markdown() -> str:
+    """Returns the text of ``env_config.md``."""
+    lines = [_INTRODUCTION, "## The variables", ""]
+    for variable in VARIABLES:
+        lines += [f"### `{variable.name}`", variable.meaning, ""]
+        lines.append(f"- Legal values: {variable.legal}.")
+        lines.append(f"- Default: {variable.default or 'the list as shipped'}.")
+        if variable.legacy:
+            lines.append(f"- Legacy name, read as well: {', '.join(variable.legacy)}.")
+        lines.append("")
+    lines += ["## What the three enabling variables do together", "", *_truth_table(), "", _LISTS]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

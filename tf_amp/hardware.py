@@ -1,0 +1,144 @@
+"""What the hardware is fast at, and the target dtype that follows from it.
+
+A dtype for which there are no fast units makes a program slower (float16 on a CPU without such
+units by a factor of 2 to 7), so without them nothing is rewritten unless that is asked for
+explicitly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tf_amp.env_config import Settings
+from tf_amp.env_variables import IGNORE_PERFORMANCE
+
+_log = logging.getLogger("tf_amp")
+
+# Compute capability from which Tensor Cores take the dtype: Volta for float16, Ampere for bfloat16.
+GPU_CAPABILITY = {"float16": (7, 0), "bfloat16": (8, 0)}
+# Any of these flags of /proc/cpuinfo means fast matrix units for the dtype.
+CPU_FLAGS = {"float16": ("avx512_fp16", "amx_fp16"), "bfloat16": ("avx512_bf16", "amx_bf16")}
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What graphs are rewritten for.
+
+    Attributes:
+        target_dtype: ``float16``, ``bfloat16``, or None if nothing should be rewritten.
+        device: The device type whose kernels and units count.
+        reason: Why: what the hardware has, or what it lacks and what to do about it.
+    """
+
+    target_dtype: Literal["float16", "bfloat16"] | None
+    device: Literal["GPU", "CPU"]
+    reason: str
+
+
+def probe_gpu_capabilities() -> list[tuple[int, int] | None]:
+    """Asks TensorFlow for the compute capability of each visible GPU.
+
+    Starts no runtime and takes no GPU memory.
+
+    Returns:
+        One ``(major, minor)`` per GPU, None where the driver tells none (ROCm).
+    """
+    import tensorflow as tf
+
+    capabilities: list[tuple[int, int] | None] = []
+    for device in tf.config.get_visible_devices("GPU"):
+        details = tf.config.experimental.get_device_details(device)
+        capabilities.append(details.get("compute_capability"))
+    return capabilities
+
+
+def probe_cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
+    """Reads the instruction-set flags of the first processor that Linux lists.
+
+    Args:
+        cpuinfo: A file in the format of ``/proc/cpuinfo``.
+
+    Returns:
+        The flags; empty where the file does not exist (other systems) or lists none.
+    """
+    try:
+        with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                key, _, flags = line.partition(":")
+                if key.strip() in ("flags", "Features"):
+                    return frozenset(flags.split())
+    except OSError as error:
+        _log.debug("%s could not be read: %s", cpuinfo, error)
+    return frozenset()
+
+
+def choose_target(
+    settings: Settings,
+    *,
+    gpu_capabilities: Sequence[tuple[int, int] | None] | None = None,
+    cpu_flags: Collection[str] | None = None,
+) -> Target:
+    """Chooses the dtype and the device type to rewrite for.
+
+    With at least one visible GPU the GPUs decide (the slowest, if they differ), otherwise the CPU.
+    ``auto`` means float16 on GPU and bfloat16 on CPU.
+
+    Args:
+        settings: Of these, `target_dtype` and `ignore_performance` count.
+        gpu_capabilities: Compute capability of each GPU; None probes the machine.
+        cpu_flags: CPU flags as /proc/cpuinfo spells them; None probes the machine.
+
+    Returns:
+        The target. Its dtype is None if the hardware has no fast units for it and
+        `ignore_performance` is off.
+    """
+    if gpu_capabilities is None:
+        gpu_capabilities = probe_gpu_capabilities()
+    device: Literal["GPU", "CPU"] = "GPU" if gpu_capabilities else "CPU"
+    dtype: Literal["float16", "bfloat16"]
+    if settings.target_dtype == "auto":
+        dtype = "float16" if device == "GPU" else "bfloat16"
+    else:
+        dtype = "float16" if settings.target_dtype == "float16" else "bfloat16"
+    if gpu_capabilities:
+        fast, fact = _judge_gpus(dtype, gpu_capabilities)
+    else:
+        fast, fact = _judge_cpu(dtype, probe_cpu_flags() if cpu_flags is None else cpu_flags)
+    if fast:
+        return Target(dtype, device, f"{dtype} on {device}: {fact}")
+    if settings.ignore_performance:
+        return Target(dtype, device, f"{dtype} on {device} although {fact} (asked to ignore that)")
+    return Target(
+        None,
+        device,
+        f"{dtype} on {device} would be slow: {fact}. {IGNORE_PERFORMANCE}=1 rewrites all the same.",
+    )
+
+
+def _judge_gpus(dtype: str, capabilities: Sequence[tuple[int, int] | None]) -> tuple[bool, str]:
+    needed = GPU_CAPABILITY[dtype]
+    wanted = f"fast {dtype} units come with {needed[0]}.{needed[1]}"
+    known = [c for c in capabilities if c is not None]
+    if len(known) < len(capabilities):
+        return False, f"the driver tells no compute capability of a GPU; {wanted}"
+    lowest = min(known)
+    return lowest >= needed, (
+        f"the compute capability is {lowest[0]}.{lowest[1]}"
+        f"{' (the lowest of the visible GPUs)' if len(set(known)) > 1 else ''}; {wanted}"
+    )
+
+
+def _judge_cpu(dtype: str, flags: Collection[str]) -> tuple[bool, str]:
+    names = [flag.upper() for flag in CPU_FLAGS[dtype]]
+    found = [flag.upper() for flag in CPU_FLAGS[dtype] if flag in flags]
+    if found:
+        return True, f"the CPU has {' and '.join(found)}"
+    if not flags:
+        return False, f"no GPU is visible, and no flags of the CPU could be read from {_CPUINFO}"
+    return False, f"no GPU is visible, and the CPU has neither {' nor '.join(names)}"
