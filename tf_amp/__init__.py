@@ -1,0 +1,64 @@
+"""Automatic mixed precision for stock TensorFlow: a graph rewrite and a loss scale.
+
+    import tf_amp
+
+    optimizer = tf_amp.enable_mixed_precision_graph_rewrite(optimizer)
+
+Without a change to the program, the environment variable ``TF_ENABLE_AUTO_MIXED_PRECISION=1`` does
+the same. Importing this package imports no TensorFlow and hooks nothing; names are resolved when
+they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult
+    from tf_amp.api import (
+        disable_mixed_precision_graph_rewrite,
+        enable_mixed_precision_graph_rewrite,
+        rewrite_graph_def,
+        status,
+    )
+    from tf_amp.loss_scale import (
+        DynamicLossScale,
+        LossScaleManager,
+        NoLossScale,
+        StaticLossScale,
+    )
+
+__all__ = [
+    "enable_mixed_precision_graph_rewrite",
+    "disable_mixed_precision_graph_rewrite",
+    "status",
+    "rewrite_graph_def",
+    "PrecisionConfig",
+    "ListEdit",
+    "Report",
+    "RewriteResult",
+    "DynamicLossScale",
+    "StaticLossScale",
+    "NoLossScale",
+    "LossScaleManager",
+]
+
+_MODULES = {
+    "tf_amp.api": __all__[:4],
+    "graph_passes": __all__[4:8],
+    "tf_amp.loss_scale": __all__[8:],
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            value = getattr(importlib.import_module(module), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

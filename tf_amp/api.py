@@ -1,0 +1,280 @@
+"""The functions of the package: switch AMP on and off, ask for its state, rewrite one graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tf_amp.env_variables import ENABLING_VARIABLES
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+
+    from graph_passes import PrecisionConfig, RewriteResult
+    from graph_passes.config import Device, TargetDtype
+    from tf_amp.installation import Installation
+
+# The modules that need TensorFlow are imported by the functions that use them: `status` answers
+# without it, and importing `tf_amp` must not import it.
+
+_log = logging.getLogger("tf_amp")
+_Optimizer = TypeVar("_Optimizer")
+_ENABLE = "tf_amp.enable_mixed_precision_graph_rewrite()"
+_NAMES_SHOWN = 5
+
+
+def enable_mixed_precision_graph_rewrite(
+    opt: _Optimizer = None,  # type: ignore[assignment]
+    loss_scale: Any = "dynamic",
+) -> _Optimizer:
+    """Switches the graph rewrite on and gives the optimizer a loss scale.
+
+    Call it before the first `tf.function`, `fit` or session runs: what was traced before stays
+    in float32. Variables stay float32 in any case. The call wins over the three enabling
+    environment variables; everything it does not set comes from the environment (`env_config.md`).
+
+    Args:
+        opt: an optimizer of `tf.compat.v1.train`, `tf_keras` or Keras 3. None, the default,
+            switches on the rewrite alone, as inference needs it.
+        loss_scale: "dynamic" (the default), a fixed scale greater than 0, or a rule of
+            `tf_amp.loss_scale`. With "dynamic" and a target dtype of bfloat16, or none, the scale
+            is 1 and never changes, unless ``TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING=1`` asks
+            for one: bfloat16 has the range of float32.
+
+    Returns:
+        The wrapped optimizer, to be used in place of `opt`; None for None.
+
+    Raises:
+        ValueError: `opt` has a loss scale already, a Keras mixed-precision policy is active, or
+            `loss_scale` is not a legal value.
+        TypeError: `opt` is not an optimizer of a kind that can be wrapped.
+        tf_amp.env_config.EnvConfigError: an environment variable has an illegal value.
+    """
+    from tf_amp import installation
+
+    _refuse_keras_policy()
+    if opt is not None:
+        _refuse_double_wrapping(opt)
+    before = installation.current()
+    installed = _switch_on(before)
+    try:
+        if opt is None:
+            return opt
+        return _wrap(opt, loss_scale, installed)
+    except Exception:
+        if before is None:
+            installation.uninstall()
+        raise
+
+
+def disable_mixed_precision_graph_rewrite() -> None:
+    """Switches AMP off: what is traced from now on is what TensorFlow alone makes.
+
+    Wrapped optimizers keep their loss scale. Functions that XLA has compiled keep their compiled
+    code until they are traced anew; other functions run in float32 from now on. Sessions that
+    have run a graph keep it.
+    """
+    from tf_amp import installation
+
+    if not installation.uninstall():
+        _log.warning("disable_mixed_precision_graph_rewrite() did nothing: AMP is not on.")
+
+
+def status() -> dict[str, Any]:
+    """Tells what AMP is doing in this process.
+
+    Returns:
+        A new dict of plain values, with the same keys whether AMP is on or off:
+
+        - enabled: whether AMP is on; why: who switched it on, or why it is off.
+        - decided_by: setting -> the variable or call that decided it; defaults are not in it.
+        - graph_rewrite: whether graphs are rewritten; target_dtype, device, reason: for what,
+          and why that was chosen, or what the hardware lacks; level, list_edits, log_path.
+        - hosts: host -> "hooked", or why it could not hook this TensorFlow.
+        - graphs_seen, graphs_rewritten, graphs_failed: functions and session graphs.
+        - nodes_total, nodes_converted, casts: over all rewritten graphs.
+        - loss_scaling, loss_scaling_reason: whether optimizers are wrapped by themselves, and why.
+        - loss_scale: counters of the loss scales in use.
+    """
+    # Without this module nothing was ever installed, and importing it would import TensorFlow.
+    module = sys.modules.get("tf_amp.installation")
+    installed: Installation | None = module.current() if module else None
+    if installed is not None:
+        return installed.status()
+    return {
+        "enabled": False,
+        "why": _why_off(),
+        "decided_by": {},
+        "graph_rewrite": False,
+        "target_dtype": None,
+        "device": None,
+        "reason": "AMP is off",
+        "level": "",
+        "list_edits": [],
+        "loss_scaling": False,
+        "loss_scaling_reason": "AMP is off",
+        "log_path": None,
+        "hosts": {},
+        "graphs_seen": 0,
+        "graphs_rewritten": 0,
+        "graphs_failed": 0,
+        "nodes_total": 0,
+        "nodes_converted": 0,
+        "casts": 0,
+        "loss_scale": {},
+    }
+
+
+def rewrite_graph_def(
+    graph_def: GraphDef,
+    *,
+    preserve: Collection[str] = (),
+    target_dtype: TargetDtype = "float16",
+    device: Device = "GPU",
+    parity: bool = False,
+    config: PrecisionConfig | None = None,
+) -> RewriteResult:
+    """Rewrites one graph. Nothing has to be switched on, and no environment variable is read.
+
+    Args:
+        graph_def: the graph; it is not changed.
+        preserve: names of nodes or tensors that are fed, fetched or otherwise to be left alone.
+        target_dtype: "float16" (the default) or "bfloat16".
+        device: "GPU" (the default) or "CPU": whose kernels must exist. No GPU is needed for a GPU
+            plan.
+        parity: plan as TensorFlow's own pass does, instead of with this project's rules.
+        config: everything at once, list edits included, in place of the three arguments above.
+
+    Returns:
+        A result whose `graph_def` is the new graph and whose `report` says what was done and why.
+        A graph that cannot be rewritten is given back as it is, with `failure` saying why.
+
+    Raises:
+        TypeError: `graph_def` is not a GraphDef, or `preserve` is one string.
+        ValueError: an argument is not a legal value, or `config` is given with one of those that it
+            replaces.
+    """
+    from tensorflow.core.framework import graph_pb2
+
+    import graph_passes
+
+    if not isinstance(graph_def, graph_pb2.GraphDef):
+        raise TypeError(
+            "`graph_def` must be a GraphDef, such as tf.Graph.as_graph_def() returns. "
+            f"Received a value of type {type(graph_def).__name__}."
+        )
+    if isinstance(preserve, str):
+        raise TypeError(
+            f"`preserve` must be a collection of names. Received the string {preserve!r}; "
+            f"write [{preserve!r}]."
+        )
+    if config is None:
+        config = graph_passes.PrecisionConfig(
+            target_dtype=target_dtype, device=device, parity=parity
+        )
+    elif (target_dtype, device, parity) != ("float16", "GPU", False):
+        raise ValueError(
+            "`config` replaces `target_dtype`, `device` and `parity`. Received `config` and "
+            f"target_dtype={target_dtype!r}, device={device!r}, parity={parity!r}; give only one."
+        )
+    known = {node.name for node in graph_def.node}
+    for name in preserve:
+        if name.removeprefix("^").partition(":")[0] not in known:
+            _log.warning("`preserve` names %r, which is no node of the graph.", name)
+    result = graph_passes.rewrite_graph_def(graph_def, config, preserve=preserve)
+    if result.failure is not None:
+        _log.error("The graph was not rewritten and is returned as it was: %s", result.failure)
+    return result
+
+
+def _switch_on(before: Installation | None) -> Installation:
+    """Installs the rewrite, unless it is on already; either way returns what is on."""
+    from tf_amp import installation
+    from tf_amp.env_config import read_settings
+    from tf_amp.hosts import function
+
+    if before is not None and before.settings.graph_rewrite:
+        return before
+    settings = read_settings()
+    settings = dataclasses.replace(
+        settings,
+        graph_rewrite=True,
+        decided_by={**settings.decided_by, "graph_rewrite": _ENABLE},
+    )
+    traced = function.traced_function_names()
+    installed = installation.install(settings, source=_ENABLE)
+    if installed is None:
+        raise RuntimeError(f"{_ENABLE} was undone by another thread while it ran.")
+    if traced and installed.config is not None:
+        shown = ", ".join(traced[:_NAMES_SHOWN]) + (", ..." if len(traced) > _NAMES_SHOWN else "")
+        _log.warning(
+            "AMP was switched on after %d functions had been traced (%s). They stay in float32 "
+            "until they are traced anew; call %s before the first call of a tf.function.",
+            len(traced),
+            shown,
+            _ENABLE,
+        )
+    return installed
+
+
+def _wrap(opt: _Optimizer, loss_scale: Any, installed: Installation) -> _Optimizer:
+    from tf_amp.loss_scale import NoLossScale, wrap_optimizer
+
+    if isinstance(loss_scale, str) and not installed.settings.loss_scaling_asked:
+        dtype = installed.target.target_dtype
+        if loss_scale == "dynamic" and dtype != "float16":
+            why = f"{dtype} has the range of float32" if dtype else "no graph is rewritten"
+            _log.info("Loss scaling is off by itself: %s.", why)
+            loss_scale = NoLossScale()
+    return wrap_optimizer(opt, loss_scale)
+
+
+def _refuse_double_wrapping(opt: object) -> None:
+    from tf_amp.loss_scale import is_wrapped
+
+    if is_wrapped(opt):
+        raise ValueError(
+            f"The optimizer has a loss scale already. Received: {opt!r}. A second one would scale "
+            f"the loss twice: call {_ENABLE} with the inner optimizer, once."
+        )
+
+
+def _refuse_keras_policy() -> None:
+    """Raises if Keras computes layers in low precision by itself."""
+    for module, remedy in (
+        ("keras", "keras.config.set_dtype_policy('float32')"),
+        ("tf_keras", "tf_keras.mixed_precision.set_global_policy('float32')"),
+    ):
+        policy = _keras_policy(module)
+        if policy.startswith("mixed_"):
+            raise ValueError(
+                f"The {module} dtype policy is {policy!r}, which makes layers cast by themselves. "
+                f"It and the graph rewrite exclude each other: call {remedy} before the model is "
+                f"built, or do without {_ENABLE}."
+            )
+
+
+def _keras_policy(module: str) -> str:
+    keras = sys.modules.get(module)
+    precision = getattr(keras, "mixed_precision", None)
+    for getter in ("dtype_policy", "global_policy"):
+        if hasattr(precision, getter):
+            return str(getattr(precision, getter)().name)
+    return ""
+
+
+def _why_off() -> str:
+    off = ("", "0", "false")
+    on = [n for n in ENABLING_VARIABLES if os.environ.get(n, "").strip().lower() not in off]
+    if not on:
+        return f"none of {', '.join(ENABLING_VARIABLES)} is set, and {_ENABLE} was not called"
+    if "tensorflow" not in sys.modules:
+        return f"{on[0]} is set and takes effect when TensorFlow is imported"
+    return (
+        f"{on[0]} is set, but AMP was not switched on: it was set after TensorFlow had been "
+        "imported, or AMP was switched off since, or the start-up file of tf-amp is not installed"
+    )

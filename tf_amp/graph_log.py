@@ -1,0 +1,74 @@
+"""The log lines about single graphs: one INFO line for a top-level graph, DEBUG for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+
+from tf_amp.tally import NodeCounts
+
+_log = logging.getLogger("tf_amp")
+
+# A function that is retraced again and again must not fill the log.
+_LINES_PER_NAME = 3
+
+
+class GraphLog:
+    """Says what was done to graphs. Every method may be called from any thread."""
+
+    def __init__(self, target_dtype: str) -> None:
+        self._target_dtype = target_dtype
+        self._lock = threading.Lock()
+        self._said: dict[str, list[str]] = {}
+        self._thread = threading.local()
+
+    def say(
+        self, name: str, counts: NodeCounts, parts: Iterable[NodeCounts] = (), *, announce: bool
+    ) -> None:
+        """Logs one graph.
+
+        Args:
+            name: the graph's name, for people.
+            counts: its own counts.
+            parts: counts of the functions that it calls; the line adds them up.
+            announce: whether this is a top-level graph. INFO is for those in which something was
+                converted, and not for the same line twice.
+        """
+        group: list[NodeCounts] | None = getattr(self._thread, "group", None)
+        if group is not None:
+            group.append(counts)
+            announce = False
+        total = sum(parts, counts)
+        line = total.line(name, self._target_dtype)
+        with self._lock:
+            said = self._said.setdefault(name, [])
+            announce = (
+                announce
+                and total.converted > 0
+                and len(said) < _LINES_PER_NAME
+                and line not in said
+            )
+            if announce:
+                said.append(line)
+        _log.log(logging.INFO if announce else logging.DEBUG, "%s", line)
+
+    @contextlib.contextmanager
+    def one_line(self, name: str) -> Iterator[None]:
+        """Makes the graphs that this thread logs inside the context share one INFO line.
+
+        Args:
+            name: what they are together, like "loaded SavedModel".
+        """
+        outer = getattr(self._thread, "group", None)
+        group: list[NodeCounts] = []
+        self._thread.group = group
+        try:
+            yield
+        finally:
+            self._thread.group = outer
+            if group:
+                self.say(
+                    f"{name} ({len(group)} functions)", sum(group, NodeCounts()), announce=True
+                )

@@ -1,0 +1,133 @@
+"""Writes graphs to disk as they were before and after the rewrite, with the lists in force."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import re
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from google.protobuf import text_format
+from tensorflow.core.framework import function_pb2, graph_pb2
+
+from graph_passes.op_lists import LIST_NAMES, load_op_lists
+
+if TYPE_CHECKING:
+    from graph_passes import PrecisionConfig, RewriteResult
+
+_log = logging.getLogger("tf_amp")
+Proto: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
+
+# File systems commonly end a name at 255 bytes; prefix, number and suffix need the rest.
+_NAME_LENGTH = 150
+
+
+class Dumps:
+    """The dump files of one installation. Every method may be called from any thread.
+
+    Attributes:
+        directory: where everything is written; None writes failed rewrites alone, to a new
+            temporary directory.
+    """
+
+    def __init__(self, directory: str | None, config: PrecisionConfig) -> None:
+        self._config = config
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._gave_up = False
+        self.directory = self._usable(directory) if directory else None
+
+    def write(self, name: str, result: RewriteResult, original: Proto | None) -> Path | None:
+        """Writes one rewrite, if dumps are asked for or the rewrite failed.
+
+        The files are ``graphdef_preop_<name>_<n>.pb`` and ``.pb.txt`` (before),
+        ``graphdef_AutoMixedPrecision_<name>_<n>.pb`` and ``.pb.txt`` (after; of a failed rewrite:
+        what was rejected), ``paintbuckets_AutoMixedPrecision_<name>_<n>.txt`` (the four lists) and
+        ``report_AutoMixedPrecision_<name>_<n>.json``. A function is written as a GraphDef that has
+        it in its library.
+
+        Args:
+            name: the graph's name; what a file name cannot hold is replaced.
+            result: what the pass returned.
+            original: the graph before. None if the host no longer has it.
+
+        Returns:
+            The directory written to, None if nothing was (or could be) written.
+        """
+        failed = result.failure is not None
+        if self.directory is None and not failed:
+            return None
+        with self._lock:
+            if self.directory is None:
+                self.directory = self._temporary() if failed and not self._gave_up else None
+            directory, number = self.directory, next(self._numbers)
+        if directory is None:
+            return None
+        stem = f"{re.sub('[^A-Za-z0-9_.-]+', '_', name)[-_NAME_LENGTH:]}_{number:04d}"
+        after = result.rejected if failed else result.proto
+        try:
+            _write_graph(directory / f"graphdef_preop_{stem}", original)
+            _write_graph(directory / f"graphdef_AutoMixedPrecision_{stem}", after)
+            lists = directory / f"paintbuckets_AutoMixedPrecision_{stem}.txt"
+            lists.write_text(self._lists_in_force(), encoding="utf-8")
+            report = {"name": name, "failure": result.failure, **result.report.to_dict()}
+            (directory / f"report_AutoMixedPrecision_{stem}.json").write_text(
+                json.dumps(report, indent=1, default=str), encoding="utf-8"
+            )
+        except OSError as error:
+            self._give_up(directory, error)
+            return None
+        return directory
+
+    def _usable(self, directory: str) -> Path | None:
+        path = Path(directory).expanduser()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            # Creating a file is the only test that holds for every file system and user.
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            self._give_up(path, error)
+            return None
+        return path
+
+    def _temporary(self) -> Path | None:
+        try:
+            return Path(tempfile.mkdtemp(prefix="tf_amp_"))
+        except OSError as error:
+            self._give_up(Path(tempfile.gettempdir()), error)
+            return None
+
+    def _give_up(self, directory: Path, error: OSError) -> None:
+        if not self._gave_up:
+            _log.warning(
+                "Graphs cannot be written to %s (%s), so none will be. The program runs on; "
+                "choose a directory that this user may write to.",
+                directory,
+                error.strerror or error,
+            )
+        self._gave_up = True
+        self.directory = None
+
+    def _lists_in_force(self) -> str:
+        lists = load_op_lists(self._config)
+        return "\n".join(
+            f"{list_name}:\n" + "".join(f"  {op}\n" for op in sorted(lists.ops(list_name)))
+            for list_name in LIST_NAMES
+        )
+
+
+def _write_graph(stem: Path, proto: Proto | None) -> None:
+    if proto is None:
+        return
+    graph = proto
+    if isinstance(proto, function_pb2.FunctionDef):
+        graph = graph_pb2.GraphDef()
+        graph.library.function.append(proto)
+    stem.with_name(f"{stem.name}.pb").write_bytes(graph.SerializeToString(deterministic=True))
+    text = text_format.MessageToString(graph)
+    stem.with_name(f"{stem.name}.pb.txt").write_text(text, encoding="utf-8")

@@ -1,0 +1,222 @@
+"""The float32 originals of rewritten functions, and the TensorFlow members that must see them.
+
+The runtime looks a function up by its name and so runs the rewritten definition. Whatever copies a
+function out of the runtime instead (another graph, a SavedModel, a frozen graph, the gradient of a
+loaded `While`) has to get the original, or an exported model would carry our casts and a
+gradient would be built from a graph that was already rewritten.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tensorflow.core.framework import function_pb2
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.eager import context as context_lib
+from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
+from tensorflow.python.framework import c_api_util
+
+from tf_amp.hosts import function_debug_info
+
+
+@dataclasses.dataclass(frozen=True)
+class Original:
+    """What a function was before it was rewritten.
+
+    Attributes:
+        c_function: the runtime's own object of the float32 function; it carries stack traces.
+        extra_functions: names of the functions that the rewritten definition calls and that
+            exist for its sake alone.
+    """
+
+    c_function: c_api_util.ScopedTFFunction
+    extra_functions: tuple[str, ...] = ()
+
+    def definition(self) -> function_pb2.FunctionDef:
+        """Returns the float32 definition, decoded anew on every call."""
+        definition = function_pb2.FunctionDef()
+        with c_api_util.tf_buffer() as buffer, self.c_function.get() as c_function:
+            pywrap_tf_session.TF_FunctionToFunctionDef(c_function, buffer)
+            definition.ParseFromString(pywrap_tf_session.TF_GetBuffer(buffer))
+        return definition
+
+
+class Originals:
+    """The originals of every function swapped in this process, by runtime scope and name.
+
+    A process may replace its eager context, after which names start again: the scope id of the
+    context is part of the key.
+    """
+
+    def __init__(self) -> None:
+        # The garbage collector may remove a function, and so call `forget`, at any point.
+        self._lock = threading.RLock()
+        self._add = context_lib.Context.add_function_def
+        self._remove = context_lib.Context.remove_function
+        self._by_key: dict[tuple[int, bytes], Original] = {}
+        self._extra_uses: Counter[tuple[int, str]] = Counter()
+
+    def find(self, context: context_lib.Context, name: str | bytes) -> Original | None:
+        """Returns the original of a rewritten function, None for any other function."""
+        # Asked on every graph construction: nothing swapped must cost nothing.
+        if not self._by_key:
+            return None
+        return self._by_key.get((context.function_scope_id, _as_bytes(name)))
+
+    def swap(
+        self,
+        context: context_lib.Context,
+        replacement: function_pb2.FunctionDef,
+        extra_functions: tuple[function_pb2.FunctionDef, ...] = (),
+    ) -> None:
+        """Makes the runtime run `replacement` in place of the function of the same name.
+
+        Args:
+            context: the eager context that holds the function.
+            replacement: the new definition; name and signature are those of the old one.
+            extra_functions: definitions that the replacement calls and that the context may not
+                have yet. They are removed again when the last function that brought them is.
+
+        Raises:
+            tensorflow.errors.OpError: the runtime refused a definition. The function is then
+                what it was before.
+        """
+        name = _as_bytes(replacement.signature.name)
+        original = Original(
+            context.get_c_function(name), tuple(f.signature.name for f in extra_functions)
+        )
+        with self._lock:
+            self._add_extra(context, extra_functions)
+            self._remove(context, name)
+            try:
+                self._add(context, replacement)
+            except Exception:
+                self._add(context, original.definition())
+                self._drop_extra(context, original.extra_functions)
+                raise
+            self._by_key[context.function_scope_id, name] = original
+
+    def restore_all(self, context: context_lib.Context) -> int:
+        """Makes the runtime run every original again, and returns how many there were.
+
+        Functions that XLA has already compiled keep their compiled code; everything that is
+        traced from now on calls float32 functions.
+        """
+        count = 0
+        with self._lock:
+            for name, original in self._in_scope(context):
+                definition = original.definition()
+                self._remove(context, name)
+                self._add(context, definition)
+                count += 1
+        return count
+
+    def forget(self, context: context_lib.Context, name: str | bytes) -> None:
+        """Drops what is kept of a function that the runtime has removed."""
+        if not self._by_key:
+            return
+        with self._lock:
+            original = self._by_key.pop((context.function_scope_id, _as_bytes(name)), None)
+            if original is not None:
+                self._drop_extra(context, original.extra_functions)
+
+    def _in_scope(self, context: context_lib.Context) -> Iterator[tuple[bytes, Original]]:
+        if not self._by_key:
+            return
+        scope = context.function_scope_id
+        for (scope_of_key, name), original in list(self._by_key.items()):
+            if scope_of_key == scope and context.has_function(name):
+                yield name, original
+
+    def _add_extra(
+        self,
+        context: context_lib.Context,
+        definitions: tuple[function_pb2.FunctionDef, ...],
+    ) -> None:
+        for definition in definitions:
+            name = definition.signature.name
+            if not context.has_function(name):
+                self._add(context, definition)
+            self._extra_uses[context.function_scope_id, name] += 1
+
+    def _drop_extra(self, context: context_lib.Context, names: tuple[str, ...]) -> None:
+        for name in names:
+            key = (context.function_scope_id, name)
+            self._extra_uses[key] -= 1
+            if not self._extra_uses[key]:
+                del self._extra_uses[key]
+                if context.has_function(name):
+                    self._remove(context, name)
+
+
+def installed() -> Originals:
+    """Returns the originals of this process, hooking TensorFlow's members on the first call.
+
+    The hooks stay for good: a function rewritten before `disable` must still be exported as
+    float32 after it. Without any rewritten function they change nothing.
+    """
+    found = getattr(context_lib.Context.remove_function, "tf_amp_originals", None)
+    if found is not None:
+        return found
+    originals = Originals()
+    _hook_context(originals)
+    _hook_copies(originals)
+    return originals
+
+
+def _hook_context(originals: Originals) -> None:
+    add = context_lib.Context.add_function_def
+    remove = context_lib.Context.remove_function
+
+    @functools.wraps(add)
+    def add_function_def(self: context_lib.Context, fdef: function_pb2.FunctionDef) -> None:
+        # `wrap_function` adds what its graph calls again. The runtime takes a repeated definition
+        # for granted, but not one that differs from what the rewrite left there.
+        original = originals.find(self, fdef.signature.name)
+        if original is None or original.definition() != fdef:
+            add(self, fdef)
+
+    @functools.wraps(remove)
+    def remove_function(self: context_lib.Context, name: str | bytes) -> None:
+        remove(self, name)
+        originals.forget(self, name)
+
+    remove_function.tf_amp_originals = originals  # type: ignore[attr-defined]
+    context_lib.Context.add_function_def = add_function_def
+    context_lib.Context.remove_function = remove_function
+
+
+def _hook_copies(originals: Originals) -> None:
+    functions = atomic_function.AtomicFunction
+    c_func: Callable[..., Any] = functions._c_func.fget
+    debug_info: Callable[..., Any] = functions.graph_debug_info.fget
+
+    @functools.wraps(c_func)
+    def original_c_func(self: Any) -> Any:
+        original = originals.find(self._bound_context, self.name)
+        return c_func(self) if original is None else original.c_function
+
+    @functools.wraps(debug_info)
+    def original_debug_info(self: Any) -> Any:
+        # The runtime drops the stack traces of a definition that was added as a proto.
+        if originals.find(self._bound_context, self.name) is None:
+            return debug_info(self)
+        return function_debug_info.rebuild(self, fallback=debug_info)
+
+    def running_definition(self: Any) -> function_pb2.FunctionDef:
+        return self._inference_function.definition
+
+    running_definition.__doc__ = concrete_function.ConcreteFunction.function_def.__doc__
+
+    functions._c_func = property(original_c_func)
+    functions.graph_debug_info = property(original_debug_info)
+    concrete_function.ConcreteFunction.function_def = property(running_definition)
+
+
+def _as_bytes(name: str | bytes) -> bytes:
+    return name.encode() if isinstance(name, str) else name
