@@ -1,0 +1,151 @@
+"""Carries a plan out on a copy of the graph: retypes slots and inserts Casts."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from typing import TypeVar
+
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
+
+from graph_passes.op_registry import SINGLE
+from graph_passes.planning import Plan
+from graph_passes.view import FLOAT, GraphView
+
+Proto = TypeVar("Proto", graph_pb2.GraphDef, function_pb2.FunctionDef)
+
+_SHORT = {
+    types_pb2.DT_HALF: "Fp16",
+    types_pb2.DT_BFLOAT16: "Bf16",
+    types_pb2.DT_FLOAT: "Fp32",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Applied:
+    """A rewritten graph.
+
+    Attributes:
+        proto: the new graph; the original is untouched.
+        retyped: numbers of the nodes with a new dtype, in the view's numbering.
+        rewired: (reading node, input port, name of the Cast it now reads) of each cut edge.
+        casts: name of each inserted Cast -> the vertex whose tensor it casts.
+    """
+
+    proto: graph_pb2.GraphDef | function_pb2.FunctionDef
+    retyped: tuple[int, ...]
+    rewired: tuple[tuple[int, int, str], ...]
+    casts: dict[str, int]
+
+
+def apply_plan(plan: Plan, proto: Proto) -> Applied:
+    """Builds the rewritten graph.
+
+    Casts are named as TensorFlow's own pass names them, there is at most one for each output port
+    and dtype, and each has the device of the node that makes its input.
+
+    Args:
+        plan: what to change.
+        proto: the GraphDef or FunctionDef that the plan was made for.
+
+    Returns:
+        The rewritten copy and what was done.
+    """
+    view, target = plan.canvas.view, plan.canvas.target
+    new = type(proto)()
+    new.CopyFrom(proto)
+    editor = _editor(view, new)
+    retyped = []
+    for vertex in plan.low:
+        number = view.vertex_nodes[vertex]
+        slot = view.slot_of(vertex)
+        value = editor.node(number).attr[slot.attr]
+        if slot.index == SINGLE:
+            value.type = target
+        else:
+            value.list.type[slot.index] = target
+        if not retyped or retyped[-1] != number:
+            retyped.append(number)
+    casts: dict[tuple[str, int], str] = {}
+    made: dict[str, int] = {}
+    rewired: list[tuple[int, int, str]] = []
+    low = plan.canvas.low
+    for edge in plan.cut:
+        reader = bisect.bisect_right(view.edge_starts, edge) - 1
+        port = edge - view.edge_starts[reader]
+        tensor = view.nodes[reader].input[port]
+        source = int(view.sources[edge])
+        key = view.split(tensor)
+        cast = casts.get(key)
+        if cast is None:
+            src, dst = (target, FLOAT) if low[source] else (FLOAT, target)
+            cast = casts[key] = _free_name(view, key, _SHORT[dst])
+            made[cast] = source
+            device = view.nodes[view.index[key[0]]].device
+            editor.add_cast(cast, tensor, src, dst, device)
+        editor.rewire(reader, port, cast)
+        rewired.append((reader, port, cast))
+    return Applied(new, tuple(retyped), tuple(rewired), made)
+
+
+def _free_name(view: GraphView, tensor: tuple[str, int], short: str) -> str:
+    producer, port = tensor
+    for count in range(len(view.nodes) + 1):
+        name = f"{producer}-{port}-CastTo{short}-{count}-AutoMixedPrecision"
+        if name not in view.index:
+            return name
+    raise AssertionError("more names than nodes are taken")
+
+
+def _new_cast(name: str, tensor: str, src: int, dst: int, device: str) -> node_def_pb2.NodeDef:
+    cast = node_def_pb2.NodeDef(name=name, op="Cast", device=device, input=[tensor])
+    cast.attr["SrcT"].type = src
+    cast.attr["DstT"].type = dst
+    cast.attr["Truncate"].b = False
+    return cast
+
+
+class _GraphEditor:
+    """Edits a GraphDef by the node numbers of its view."""
+
+    def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
+        self._nodes = graph_def.node
+
+    def node(self, number: int) -> node_def_pb2.NodeDef:
+        return self._nodes[number]
+
+    def add_cast(self, name: str, tensor: str, src: int, dst: int, device: str) -> None:
+        self._nodes.append(_new_cast(name, tensor, src, dst, device))
+
+    def rewire(self, reader: int, port: int, cast: str) -> None:
+        self._nodes[reader].input[port] = cast
+
+
+class _FunctionEditor:
+    """Edits a function's body by the node numbers of its view, results included."""
+
+    def __init__(self, function_def: function_pb2.FunctionDef) -> None:
+        self._nodes = function_def.node_def
+        self._arguments = len(function_def.signature.input_arg)
+        self._results = [arg.name for arg in function_def.signature.output_arg]
+        self._ret = function_def.ret
+        self._end = self._arguments + len(self._nodes)
+
+    def node(self, number: int) -> node_def_pb2.NodeDef:
+        return self._nodes[number - self._arguments]
+
+    def add_cast(self, name: str, tensor: str, src: int, dst: int, device: str) -> None:
+        self._nodes.append(_new_cast(name, tensor, src, dst, device))
+
+    def rewire(self, reader: int, port: int, cast: str) -> None:
+        tensor = f"{cast}:y:0"
+        if reader >= self._end:
+            self._ret[self._results[reader - self._end]] = tensor
+        else:
+            self.node(reader).input[port] = tensor
+
+
+def _editor(
+    view: GraphView, proto: graph_pb2.GraphDef | function_pb2.FunctionDef
+) -> _GraphEditor | _FunctionEditor:
+    return _FunctionEditor(proto) if view.is_function else _GraphEditor(proto)  # type: ignore[arg-type]

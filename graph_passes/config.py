@@ -1,0 +1,104 @@
+"""What a caller may choose about a rewrite."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+TargetDtype = Literal["float16", "bfloat16"]
+Device = Literal["GPU", "CPU"]
+Level = Literal["", "TENSOR_CORES_ONLY", "TREAT_INFER_AS_DENY", "UNSAFE_FORCE_ALL"]
+ListName = Literal["allow", "infer", "clear", "deny"]
+Action = Literal["add", "remove"]
+
+
+def _require(name: str, value: object, legal: tuple[object, ...]) -> None:
+    if value not in legal:
+        choices = ", ".join(repr(choice) for choice in legal)
+        raise ValueError(f"`{name}` must be one of {choices}. Received: {name}={value!r}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListEdit:
+    """One change of an op list: an op type added to a list or removed from it.
+
+    Attributes:
+        list_name: the list that changes: "allow", "infer", "clear" or "deny".
+        action: "add" or "remove". Adding an op takes it off whatever list it was on.
+        op: the op type, as in `NodeDef.op`; case matters.
+        source: who asked for it (an environment variable, say), for messages.
+
+    Raises:
+        ValueError: the list, the action or the op name is not a legal one.
+    """
+
+    list_name: ListName
+    action: Action
+    op: str
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _require("list_name", self.list_name, get_args(ListName))
+        _require("action", self.action, get_args(Action))
+        if not self.op or self.op != self.op.strip():
+            raise ValueError(
+                f"`op` must be an op type without blanks around it. Received: op={self.op!r}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Everything that decides how a graph is rewritten.
+
+    Attributes:
+        target_dtype: the low-precision dtype, "float16" or "bfloat16".
+        device: the device type whose kernels must exist, "GPU" or "CPU". A plan for a GPU needs
+            no GPU: it is made from the kernels that this TensorFlow build has registered.
+        parity: plan as TensorFlow's own `auto_mixed_precision` pass does, with its lists.
+            False (the default) uses the lists and rules of this project.
+        level: "" (all four lists), "TENSOR_CORES_ONLY" (the allow list alone),
+            "TREAT_INFER_AS_DENY", or "UNSAFE_FORCE_ALL" (float16 on a GPU only).
+        list_edits: changes of the lists, applied in order.
+        disabled_rules: names of rules and patterns (see `graph_passes.RULES`) to leave out.
+
+    Raises:
+        ValueError: a value is not one of the legal ones, or they do not go together.
+    """
+
+    target_dtype: TargetDtype = "float16"
+    device: Device = "GPU"
+    parity: bool = False
+    level: Level = ""
+    list_edits: tuple[ListEdit, ...] = ()
+    disabled_rules: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        _require("target_dtype", self.target_dtype, get_args(TargetDtype))
+        _require("device", self.device, get_args(Device))
+        _require("level", self.level, get_args(Level))
+        if self.level == "UNSAFE_FORCE_ALL" and (self.target_dtype, self.device) != (
+            "float16",
+            "GPU",
+        ):
+            raise ValueError(
+                "`level='UNSAFE_FORCE_ALL'` exists for float16 on a GPU only. Received: "
+                f"target_dtype={self.target_dtype!r}, device={self.device!r}. "
+                "Leave the level empty, or choose float16 on a GPU."
+            )
+        unknown = sorted(self.disabled_rules - RULES.keys())
+        if unknown:
+            raise ValueError(
+                f"`disabled_rules` names unknown rules: {', '.join(unknown)}. "
+                f"Legal: {', '.join(sorted(RULES))}."
+            )
+
+    def has_rule(self, name: str) -> bool:
+        """Whether the named rule of the default mode is in force."""
+        return not self.parity and name not in self.disabled_rules
+
+
+RULES: dict[str, str] = {
+    "variable-update": "what is assigned to a variable is computed in float32",
+    "constant-range": "a constant that float16 cannot hold keeps its consumers in float32",
+}
+"""Rules of the default mode, by the name that switches each off."""

@@ -1,0 +1,59 @@
+"""Constants that float16 cannot hold.
+
+A mask of -1e9 becomes -inf in float16, and an epsilon of 1e-8 becomes 0. Ops that read such a
+constant stay float32, and so does what they compute, as if they were on the deny list. bfloat16
+has float32's range and needs no such rule.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from tensorflow.core.framework import tensor_pb2
+
+from graph_passes.canvas import Canvas
+from graph_passes.reasons import Reason
+
+LARGEST = 65504.0
+"""The largest finite float16."""
+SMALLEST = 2.0**-24
+"""The smallest float16 above 0 (a subnormal)."""
+SMALL_TENSOR = 16
+"""Tensors of up to this many elements are looked at for values that would become 0. In a larger
+one (a weight matrix) a few values so near to 0 carry no meaning of their own."""
+
+
+def is_out_of_range(tensor: tensor_pb2.TensorProto) -> bool:
+    """Whether float16 would turn a finite value into infinity, or a small constant into 0."""
+    content = tensor.tensor_content
+    if not content and len(tensor.float_val) == 1:  # nearly all constants: spare them an array
+        size = abs(tensor.float_val[0])
+        return LARGEST < size < math.inf or 0 < size < SMALLEST
+    stored = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
+    sizes = np.abs(stored)
+    finite = sizes[np.isfinite(sizes)]
+    if finite.size and finite.max() > LARGEST:
+        return True
+    return sizes.size <= SMALL_TENSOR and bool(((finite > 0) & (finite < SMALLEST)).any())
+
+
+def deny_out_of_range(canvas: Canvas) -> list[int]:
+    """Denies the readers of constants out of range.
+
+    Returns:
+        The vertices denied, from which the colour then flows forward.
+    """
+    view = canvas.view
+    roots: list[int] = []
+    for number, op_type in enumerate(view.op_types):
+        if op_type is None or op_type.name != "Const":
+            continue
+        made = view.base[number]
+        if not view.is_float[made]:
+            continue
+        readers = [v for v in view.readers(made) if canvas.listed[v] and canvas.eligible[v]]
+        if readers and is_out_of_range(view.nodes[number].attr["value"].tensor):
+            roots.extend(readers)
+    canvas.deny(roots, Reason.CONSTANT_RANGE)
+    return roots

@@ -1,0 +1,126 @@
+"""Which kernels this TensorFlow build has, asked of its registry.
+
+The `tensorflow` wheel registers its GPU kernels on machines without a GPU as well, so a plan for a
+GPU can be made anywhere; `tensorflow-cpu` registers few of them and plans little for a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable
+
+from tensorflow.core.framework import kernel_def_pb2, node_def_pb2
+from tensorflow.python.framework import kernels
+
+from graph_passes.op_registry import SINGLE, OpType, Slot
+
+_DEFAULT = "DEFAULT"
+"""The device type of kernels that serve every device without one of its own."""
+
+_LOCK = threading.Lock()
+
+
+def _by_device(
+    kernel_defs: Iterable[kernel_def_pb2.KernelDef],
+) -> dict[str, tuple[tuple[tuple[str, frozenset[int]], ...], ...]]:
+    """Device type -> the dtype constraints of each kernel: (attr, legal dtypes) pairs."""
+    found: dict[str, list[tuple[tuple[str, frozenset[int]], ...]]] = {}
+    for kernel in kernel_defs:
+        if kernel.label:
+            continue  # chosen by a `_kernel` attr only
+        constraints = tuple(
+            (constraint.name, frozenset(constraint.allowed_values.list.type))
+            for constraint in kernel.constraint
+            if constraint.allowed_values.list.type
+        )
+        found.setdefault(kernel.device_type, []).append(constraints)
+    return {device: tuple(constraints) for device, constraints in found.items()}
+
+
+@functools.lru_cache(maxsize=1)
+def _index() -> dict[str, dict[str, tuple[tuple[tuple[str, frozenset[int]], ...], ...]]]:
+    grouped: dict[str, list[kernel_def_pb2.KernelDef]] = {}
+    for kernel in kernels.get_all_registered_kernels().kernel:
+        grouped.setdefault(kernel.op, []).append(kernel)
+    return {op: _by_device(defs) for op, defs in grouped.items()}
+
+
+def _kernels_of(op: str, device: str) -> tuple[tuple[tuple[str, frozenset[int]], ...], ...]:
+    with _LOCK:
+        index = _index()
+        if op not in index:
+            # A library of custom ops may have been loaded since the index was made.
+            index[op] = _by_device(kernels.get_registered_kernels_for_op(op).kernel)
+    return index[op].get(device) or index[op].get(_DEFAULT, ())
+
+
+def registered_gpu_kernels() -> int:
+    """How many op types have a GPU kernel in this build: few under `tensorflow-cpu`."""
+    with _LOCK:
+        return sum("GPU" in devices for devices in _index().values())
+
+
+class KernelSupport:
+    """Answers, for one device type and target dtype, whether a retyped node has a kernel.
+
+    The rule is TensorFlow's: every constraint of one kernel registered for the device (or for the
+    default device where it has none) holds for the node's attrs once the slot is retyped.
+    """
+
+    def __init__(self, device: str, dtype: int) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._by_attr: dict[tuple[str, str], bool | tuple[str, ...]] = {}
+        self._answers: dict[tuple[object, ...], bool] = {}
+
+    def has_kernel(self, op_type: OpType, slot: Slot, node: node_def_pb2.NodeDef) -> bool:
+        """Whether the node could run with the slot in the target dtype."""
+        if not slot.attr:
+            return False
+        key = (op_type.name, slot.attr)
+        known = self._by_attr.get(key)
+        if known is None:
+            known = self._by_attr[key] = self._independent_answer(op_type, slot)
+        if isinstance(known, bool):
+            return known
+        values = tuple(self._values(op_type, node, name, slot) for name in known)
+        full_key = (*key, values)
+        answer = self._answers.get(full_key)
+        if answer is None:
+            given = dict(zip(known, values, strict=True))
+            answer = self._answers[full_key] = any(
+                all(given[name] <= legal for name, legal in constraints)
+                for constraints in _kernels_of(op_type.name, self._device)
+            )
+        return answer
+
+    def _independent_answer(self, op_type: OpType, slot: Slot) -> bool | tuple[str, ...]:
+        """The answer where it is the same for every node, else the attrs it depends on."""
+        if not op_type.allows(slot, self._dtype):
+            return False
+        kernels_here = _kernels_of(op_type.name, self._device)
+        if not kernels_here:
+            return False
+        names = sorted({name for constraints in kernels_here for name, _ in constraints})
+        if slot.index == SINGLE and names in ([], [slot.attr]):
+            return any(
+                all(self._dtype in legal for _, legal in constraints)
+                for constraints in kernels_here
+            )
+        return tuple(names)
+
+    def _values(
+        self, op_type: OpType, node: node_def_pb2.NodeDef, name: str, slot: Slot
+    ) -> frozenset[int]:
+        if name == slot.attr and slot.index == SINGLE:
+            return frozenset((self._dtype,))
+        value = op_type.attr(node, name)
+        listed = value.list.type
+        if not listed:
+            return frozenset((value.type,))
+        if name == slot.attr:
+            return frozenset(
+                self._dtype if entry == slot.index else dtype for entry, dtype in enumerate(listed)
+            )
+        return frozenset(listed)

@@ -1,0 +1,166 @@
+"""What an op type's definition says about the dtypes of its ports.
+
+A *slot* is one type attribute of one node: a `type` attr, one entry of a `list(type)` attr, or the
+fixed dtype of ports that no attr names. A *layout* maps the input and output ports of a node to
+its slots. Most op types have one layout; those with variadic ports have one per arity, cached.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2, op_def_pb2, types_pb2
+from tensorflow.python.framework import op_def_registry
+
+SINGLE = -1
+"""`Slot.index` of a slot that is not an entry of a list."""
+
+
+class Slot(NamedTuple):
+    """One type attribute of a node.
+
+    Attributes:
+        attr: name of the attr, "" for ports whose dtype the op definition fixes.
+        index: position within a `list(type)` attr, else `SINGLE`.
+        fixed: the dtype that the op definition fixes, else DT_INVALID.
+    """
+
+    attr: str
+    index: int = SINGLE
+    fixed: int = types_pb2.DT_INVALID
+
+    def __str__(self) -> str:
+        """The name used in reports: `T`, `Tin[2]`, or the fixed dtype's."""
+        if not self.attr:
+            return types_pb2.DataType.Name(self.fixed)
+        return self.attr if self.index == SINGLE else f"{self.attr}[{self.index}]"
+
+
+class Layout:
+    """Which slot each port of a node belongs to."""
+
+    __slots__ = ("in_slots", "out_slots", "output_offsets", "slots")
+
+    def __init__(
+        self,
+        slots: tuple[Slot, ...],
+        in_slots: tuple[int, ...],
+        out_slots: tuple[int, ...],
+        output_offsets: dict[str, int],
+    ) -> None:
+        self.slots = slots
+        self.in_slots = in_slots
+        self.out_slots = out_slots
+        self.output_offsets = output_offsets
+
+
+class OpType:
+    """An op type, resolved once for all nodes that have it.
+
+    Attributes:
+        name: the op type.
+        op_def: its definition.
+        layout: the layout of every node of this type, None where it depends on the node.
+        only_attr: the one `type` attr that holds the only slot, where that is all there is.
+    """
+
+    __slots__ = ("_arity_attrs", "_defaults", "_layouts", "layout", "name", "only_attr", "op_def")
+
+    def __init__(self, op_def: op_def_pb2.OpDef) -> None:
+        self.name = op_def.name
+        self.op_def = op_def
+        self._defaults = {
+            attr.name: attr.default_value for attr in op_def.attr if attr.HasField("default_value")
+        }
+        numbers = {arg.number_attr for arg in (*op_def.input_arg, *op_def.output_arg)} - {""}
+        lists = {attr.name for attr in op_def.attr if attr.type == "list(type)"}
+        self._arity_attrs = tuple(sorted(numbers)), tuple(sorted(lists))
+        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self.layout: Layout | None = None
+        self.only_attr = ""
+        if not numbers and not lists:
+            self.layout = self._build(lambda _: 0)
+            slots = self.layout.slots
+            if len(slots) == 1 and slots[0].attr:
+                self.only_attr = slots[0].attr
+
+    def attr(self, node: node_def_pb2.NodeDef, name: str) -> attr_value_pb2.AttrValue:
+        """The node's attr, or the op definition's default where the node leaves it out."""
+        if name in node.attr:
+            return node.attr[name]
+        return self._defaults.get(name) or attr_value_pb2.AttrValue()
+
+    def layout_of(self, node: node_def_pb2.NodeDef) -> Layout:
+        """The layout of one node, cached by its arity."""
+        if self.layout is not None:
+            return self.layout
+        numbers, lists = self._arity_attrs
+        counts = {name: self.attr(node, name).i for name in numbers}
+        counts.update((name, len(self.attr(node, name).list.type)) for name in lists)
+        key = tuple(counts.values())
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = self._build(counts.__getitem__)
+        return layout
+
+    def dtype_of(self, node: node_def_pb2.NodeDef, slot: Slot) -> int:
+        """The dtype that a node's slot holds (a value of `types_pb2.DataType`)."""
+        if not slot.attr:
+            return slot.fixed
+        value = self.attr(node, slot.attr)
+        return value.type if slot.index == SINGLE else value.list.type[slot.index]
+
+    def allows(self, slot: Slot, dtype: int) -> bool:
+        """Whether the op definition lets a slot hold a dtype."""
+        for attr in self.op_def.attr:
+            if attr.name == slot.attr:
+                legal = attr.allowed_values.list.type
+                return not legal or dtype in legal
+        return slot.fixed == dtype
+
+    def _build(self, count: Callable[[str], int]) -> Layout:
+        slots: list[Slot] = []
+        position: dict[Slot, int] = {}
+
+        def place(slot: Slot) -> int:
+            if slot not in position:
+                position[slot] = len(slots)
+                slots.append(slot)
+            return position[slot]
+
+        def ports(arg: op_def_pb2.OpDef.ArgDef) -> list[int]:
+            if arg.type_list_attr:
+                entries = range(count(arg.type_list_attr))
+                return [place(Slot(arg.type_list_attr, entry)) for entry in entries]
+            slot = Slot(arg.type_attr) if arg.type_attr else Slot("", SINGLE, arg.type)
+            return [place(slot)] * (count(arg.number_attr) if arg.number_attr else 1)
+
+        in_slots = [port for arg in self.op_def.input_arg for port in ports(arg)]
+        out_slots: list[int] = []
+        offsets: dict[str, int] = {}
+        for arg in self.op_def.output_arg:
+            offsets[arg.name] = len(out_slots)
+            out_slots.extend(ports(arg))
+        # Attrs without a port (TensorListReserve's element_dtype) are slots as well.
+        for attr in self.op_def.attr:
+            if attr.type == "type":
+                place(Slot(attr.name))
+            elif attr.type == "list(type)":
+                for entry in range(count(attr.name)):
+                    place(Slot(attr.name, entry))
+        return Layout(tuple(slots), tuple(in_slots), tuple(out_slots), offsets)
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_definition(name: str) -> OpType:
+    return OpType(op_def_registry.get(name))
+
+
+def registered_op_type(name: str) -> OpType | None:
+    """The op type of that name in the running TensorFlow, or None where there is none.
+
+    Only known names are remembered: a library of custom ops may be loaded later.
+    """
+    return None if op_def_registry.get(name) is None else _of_definition(name)

@@ -1,0 +1,191 @@
+"""What a rewrite did, for people and for programs."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+from graph_passes.application import Applied
+from graph_passes.canvas import ALLOW, CLEAR, DENY, INFER
+from graph_passes.planning import Plan
+from graph_passes.reasons import Reason
+from graph_passes.view import FLOAT
+
+SCHEMA_VERSION = 1
+"""Version of the mapping that `Report.to_dict` returns."""
+
+_SOURCES_OF_WEIGHTS = frozenset(("Const", "ReadVariableOp", "Variable", "VariableV2"))
+
+
+class Decision(NamedTuple):
+    """What became of one type attribute of one node.
+
+    Attributes:
+        node: the node's name.
+        op: its op type.
+        attr: the type attribute, `T` or `Tin[2]`.
+        converted: whether it is in the target dtype now.
+        reason: the one reason for it.
+        path: for what a denied op reaches, the nodes from that op to this one.
+    """
+
+    node: str
+    op: str
+    attr: str
+    converted: bool
+    reason: Reason
+    path: tuple[str, ...]
+
+
+class Report:
+    """The outcome of one rewrite. Immutable; details are worked out when asked for.
+
+    Attributes:
+        target_dtype: "float16" or "bfloat16".
+        device: "GPU" or "CPU".
+        total_nodes: nodes of the graph (functions' bodies have reports of their own).
+        eligible_nodes: nodes with a float32 type attribute that might be converted.
+        listed_nodes: eligible nodes whose op is on one of the lists.
+        converted_nodes: nodes with at least one type attribute in the target dtype now.
+        allow_nodes: converted nodes whose op is on the allow list.
+        denied_nodes: float32 nodes whose op is on the deny list.
+        blocked_nodes: listed nodes that stay float32 because a denied op reaches them.
+        casts_to_low: Casts added to the target dtype.
+        casts_to_float32: Casts added back to float32.
+        weight_casts: those of `casts_to_low` that cast a constant or a variable.
+        notes: what the author of list edits should know.
+    """
+
+    def __init__(
+        self,
+        *,
+        target_dtype: str,
+        device: str,
+        total_nodes: int,
+        notes: tuple[str, ...] = (),
+        plan: Plan | None = None,
+        applied: Applied | None = None,
+    ) -> None:
+        self.target_dtype = target_dtype
+        self.device = device
+        self.total_nodes = total_nodes
+        self.notes = notes
+        self._plan = plan
+        self._applied = applied
+        self.eligible_nodes = self.listed_nodes = self.converted_nodes = self.allow_nodes = 0
+        self.denied_nodes = self.blocked_nodes = 0
+        self.casts_to_low = self.casts_to_float32 = self.weight_casts = 0
+        if plan is not None:
+            self._count_nodes(plan)
+        if plan is not None and applied is not None:
+            self._count_casts(plan, applied)
+
+    def _count_nodes(self, plan: Plan) -> None:
+        canvas = plan.canvas
+        owners = canvas.view.vertex_nodes
+        listed = canvas.listed
+
+        def nodes(vertices: list[int]) -> int:
+            return len({owners[vertex] for vertex in vertices})
+
+        candidates = canvas.eligible & canvas.view.is_float
+        self.eligible_nodes = nodes(canvas.where(candidates))
+        self.listed_nodes = nodes(canvas.where(candidates & (listed > 0)))
+        self.converted_nodes = nodes(list(plan.low))
+        self.allow_nodes = nodes([v for v in plan.low if listed[v] == ALLOW])
+        self.denied_nodes = nodes(canvas.where(listed == DENY))
+        self.blocked_nodes = nodes(
+            [
+                vertex
+                for vertex in canvas.where((listed == INFER) | (listed == CLEAR))
+                if canvas.why[vertex] == Reason.BEHIND_DENY
+            ]
+        )
+
+    def _count_casts(self, plan: Plan, applied: Applied) -> None:
+        view = plan.canvas.view
+        up = sum(plan.canvas.low[source] for source in applied.casts.values())
+        self.casts_to_float32 = up
+        self.casts_to_low = len(applied.casts) - up
+        self.weight_casts = sum(
+            view.op_of(source) in _SOURCES_OF_WEIGHTS
+            for source in applied.casts.values()
+            if not plan.canvas.low[source]
+        )
+
+    @functools.cached_property
+    def decisions(self) -> tuple[Decision, ...]:
+        """One entry for each float32 type attribute of the graph, in node order."""
+        if self._plan is None:
+            return ()
+        plan, view = self._plan, self._plan.canvas.view
+        found = []
+        for vertex, dtype in enumerate(view.dtypes):
+            if dtype != FLOAT or view.vertex_nodes[vertex] < 0:
+                continue
+            node, reason = view.node_of(vertex), plan.reason(vertex)
+            path = plan.path(vertex) if reason is Reason.BEHIND_DENY else ()
+            slot = str(view.slot_of(vertex))
+            found.append(Decision(node.name, node.op, slot, reason.converts, reason, path))
+        return tuple(found)
+
+    @functools.cached_property
+    def reasons(self) -> Mapping[str, str]:
+        """Node name -> why it was converted or not; the first of its type attributes counts."""
+        reasons: dict[str, str] = {}
+        for decision in self.decisions:
+            text = decision.reason.text
+            if decision.path:
+                text = f"{text}: {' -> '.join(decision.path)}"
+            reasons.setdefault(decision.node, text)
+        return reasons
+
+    def first_reason(self) -> str:
+        """Why nothing was converted, in one phrase."""
+        counts = Counter(d.op for d in self.decisions if d.reason is Reason.NO_KERNEL)
+        if counts:
+            op, count = counts.most_common(1)[0]
+            return f"no {self.device} kernel in {self.target_dtype} for {op} x{count}"
+        if not self.eligible_nodes:
+            return "no node has a float32 type attribute that may change"
+        ops = Counter(d.op for d in self.decisions)
+        seen = ", ".join(f"{op} x{count}" for op, count in ops.most_common(3))
+        return f"no op of the allow list is present; float32 ops seen: {seen}"
+
+    def summary(self) -> str:
+        """One line: how much was converted, with how many Casts, and what was in the way."""
+        casts = self.casts_to_low + self.casts_to_float32
+        return (
+            f"converted {self.converted_nodes}/{self.total_nodes} nodes to {self.target_dtype} "
+            f"with {casts} casts ({self.weight_casts} of weights): {self.allow_nodes} on the allow "
+            f"list, {self.denied_nodes} on the deny list, {self.blocked_nodes} blocked by denied "
+            "nodes"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-ready values; `schema_version` says how to read it."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "target_dtype": self.target_dtype,
+            "device": self.device,
+            "total_nodes": self.total_nodes,
+            "eligible_nodes": self.eligible_nodes,
+            "listed_nodes": self.listed_nodes,
+            "converted_nodes": self.converted_nodes,
+            "allow_nodes": self.allow_nodes,
+            "denied_nodes": self.denied_nodes,
+            "blocked_nodes": self.blocked_nodes,
+            "casts_to_low": self.casts_to_low,
+            "casts_to_float32": self.casts_to_float32,
+            "weight_casts": self.weight_casts,
+            "notes": list(self.notes),
+            "decisions": [
+                {**d._asdict(), "reason": d.reason.name.lower(), "path": list(d.path)}
+                for d in self.decisions
+            ],
+        }
+
+

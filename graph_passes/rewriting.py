@@ -1,0 +1,243 @@
+"""The pass: its stages in order, for a GraphDef and for one function."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import logging
+from collections.abc import Callable, Collection, Iterator
+
+from tensorflow.core.framework import function_pb2, graph_pb2, types_pb2
+
+from graph_passes import batch_norm, painting, recurrences, tensor_lists
+from graph_passes.application import Applied, apply_plan
+from graph_passes.calls import reachable_functions
+from graph_passes.canvas import ALLOW, Canvas
+from graph_passes.config import PrecisionConfig
+from graph_passes.constants import deny_out_of_range
+from graph_passes.eligibility import find_ineligible
+from graph_passes.kernels import KernelSupport
+from graph_passes.op_lists import OpLists, load_op_lists
+from graph_passes.planning import Plan, make_plan
+from graph_passes.reasons import Reason
+from graph_passes.report import Report
+from graph_passes.variables import protect_variable_updates
+from graph_passes.verification import verify
+from graph_passes.view import GraphView, view_function, view_graph
+
+_LOGGER = logging.getLogger(__name__)
+
+TARGET = {"float16": types_pb2.DT_HALF, "bfloat16": types_pb2.DT_BFLOAT16}
+
+Graph = graph_pb2.GraphDef | function_pb2.FunctionDef
+Library = Callable[[str], function_pb2.FunctionDef | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteResult:
+    """What a rewrite gives back.
+
+    Attributes:
+        proto: the rewritten graph, or the caller's own where nothing changed or something failed.
+        report: what was done and why.
+        changed: whether `proto` differs from the original.
+        failure: why the rewrite was given up, None where it was not.
+        rejected: the graph that failed a post-condition, for inspection.
+    """
+
+    proto: Graph
+    report: Report
+    changed: bool = False
+    failure: str | None = None
+    rejected: Graph | None = None
+
+    @property
+    def graph_def(self) -> Graph:
+        """The same as `proto`."""
+        return self.proto
+
+
+def rewrite_graph_def(
+    graph_def: graph_pb2.GraphDef,
+    config: PrecisionConfig,
+    *,
+    preserve: Collection[str] = (),
+) -> RewriteResult:
+    """Rewrites a graph and, each for itself, the functions of its library.
+
+    Args:
+        graph_def: the graph; it is not changed.
+        config: dtype, device, lists and mode.
+        preserve: names of the nodes or tensors that are fed, fetched or otherwise to be left as
+            they are.
+
+    Returns:
+        The result. A graph that cannot be rewritten is given back as it is, with `failure` set;
+        nothing is raised for it.
+    """
+    main = _rewrite(graph_def, config, preserve, lambda proto: view_graph(proto))
+    if main.failure is not None:
+        return main
+    signatures = {f.signature.name: f.signature for f in graph_def.library.function}
+    reachable = reachable_functions(graph_def)
+    bodies: dict[int, function_pb2.FunctionDef] = {}
+    for position, function in enumerate(graph_def.library.function):
+        if function.signature.name not in reachable:
+            continue
+        result = _rewrite(
+            function, config, (), lambda proto: view_function(proto, signatures)
+        )
+        if result.failure is not None:
+            return dataclasses.replace(result, proto=graph_def)
+        if result.changed:
+            bodies[position] = result.proto  # type: ignore[assignment]
+    if not bodies:
+        return main
+    new = main.proto
+    if not main.changed:
+        new = graph_pb2.GraphDef()
+        new.CopyFrom(graph_def)
+    for position, body in bodies.items():
+        new.library.function[position].CopyFrom(body)  # type: ignore[union-attr]
+    return dataclasses.replace(main, proto=new, changed=True)
+
+
+def rewrite_function_def(
+    function_def: function_pb2.FunctionDef,
+    config: PrecisionConfig,
+    *,
+    library: Library = lambda _: None,
+    shapes: object = None,
+) -> RewriteResult:
+    """Rewrites the body of one function; its signature stays as it is.
+
+    Args:
+        function_def: the function; it is not changed.
+        config: dtype, device, lists and mode.
+        library: gives the definition of a function by name, None for an unknown one; asked for
+            ops that are calls by the function's name.
+        shapes: reserved for static shapes of the body's tensors.
+
+    Returns:
+        The result, as `rewrite_graph_def`.
+    """
+    del shapes
+    called = {node.op for node in function_def.node_def}
+    found = {name: library(name) for name in called}
+    signatures = {name: body.signature for name, body in found.items() if body is not None}
+    return _rewrite(function_def, config, (), lambda proto: view_function(proto, signatures))
+
+
+def paint(view: GraphView, config: PrecisionConfig, preserve: Collection[str]) -> Canvas:
+    """Colours a graph: all stages, in order."""
+    lists = load_op_lists(config)
+    target = TARGET[config.target_dtype]
+    support = _kernel_support(config.device, target)
+    ineligible = find_ineligible(view, preserve, config)
+    canvas = Canvas(view, config, lists, support, target, ineligible)
+    if not _anything_to_do(canvas, lists):
+        return canvas
+    clusters, implicit_edges, unsafe = tensor_lists.find_clusters(canvas)
+    canvas.connect(implicit_edges)
+    canvas.deny(unsafe, Reason.UNSAFE_CLUSTER)
+    if config.has_rule("variable-update"):
+        protect_variable_updates(canvas)
+    out_of_range: list[int] = []
+    if config.has_rule("constant-range") and target == types_pb2.DT_HALF:
+        out_of_range = deny_out_of_range(canvas)
+
+    painting.paint_allow_list(canvas)
+    painting.propagate_deny(canvas, out_of_range)
+    tensor_lists.match_cluster_colours(canvas, clusters)
+    painting.paint_between_allow(canvas)
+    painting.paint_infer_after_allow(canvas)
+    painting.flood_clear(canvas)
+    painting.erase_unsupported(canvas)
+    tensor_lists.match_cluster_colours(canvas, clusters)
+    recurrences.match_loop_edges(canvas)
+    painting.match_existing_casts(canvas)
+    return canvas
+
+
+def _anything_to_do(canvas: Canvas, lists: OpLists) -> bool:
+    return lists.force_all or bool(((canvas.listed == ALLOW) & canvas.eligible).any())
+
+
+_SUPPORT: dict[tuple[str, int], KernelSupport] = {}
+
+
+def _kernel_support(device: str, target: int) -> KernelSupport:
+    return _SUPPORT.setdefault((device, target), KernelSupport(device, target))
+
+
+def _rewrite(
+    proto: Graph,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    view_of: Callable[[Graph], GraphView],
+) -> RewriteResult:
+    total = len(proto.node if isinstance(proto, graph_pb2.GraphDef) else proto.node_def)
+    notes = load_op_lists(config).notes
+    applied: Applied | None = None
+    try:
+        with _collector_paused():
+            graph = _with_new_batch_norms(proto)
+            plan = make_plan(paint(view_of(graph), config, preserve))
+            if plan.low:
+                applied = apply_plan(plan, graph)
+                verify(plan, applied, graph)
+            report = _report(config, total, notes, plan, applied)
+    except Exception as error:  # noqa: BLE001  the caller's program must run whatever happens here
+        _LOGGER.debug("A graph was left as it is.", exc_info=True)
+        return RewriteResult(
+            proto=proto,
+            report=_report(config, total, notes),
+            failure=f"{type(error).__name__}: {error}",
+            rejected=applied.proto if applied else None,
+        )
+    if applied is None:
+        return RewriteResult(proto=proto, report=report)
+    return RewriteResult(proto=applied.proto, report=report, changed=True)
+
+
+def _report(
+    config: PrecisionConfig,
+    total: int,
+    notes: tuple[str, ...],
+    plan: Plan | None = None,
+    applied: Applied | None = None,
+) -> Report:
+    return Report(
+        target_dtype=config.target_dtype,
+        device=config.device,
+        total_nodes=total,
+        notes=notes,
+        plan=plan,
+        applied=applied,
+    )
+
+
+def _with_new_batch_norms(proto: Graph) -> Graph:
+    nodes = proto.node if isinstance(proto, graph_pb2.GraphDef) else proto.node_def
+    positions = batch_norm.find_old_batch_norms(nodes)
+    if not positions:
+        return proto
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    copied = copy.node if isinstance(copy, graph_pb2.GraphDef) else copy.node_def
+    batch_norm.raise_batch_norms(copied, positions)
+    return copy
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keeps the garbage collector off: it would walk the many small objects of a view in vain."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

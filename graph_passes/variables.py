@@ -1,0 +1,66 @@
+"""What is assigned to a variable is computed in float32.
+
+TensorFlow's bfloat16 pass retypes the arithmetic that updates variables. A moving average then
+takes steps of bfloat16 and stalls: after 1,500 steps a BatchNormalization's moving variance was
+wrong by 119 %. Here the arithmetic that leads to an assignment stays float32, back to where a
+value of the network enters it: an op of the allow list, or one that reduces or scatters.
+"""
+
+from __future__ import annotations
+
+from graph_passes.canvas import ALLOW, CLEAR, INFER, Canvas
+from graph_passes.reasons import Reason
+
+_ASSIGN_PREFIXES = ("Assign", "ResourceApply", "ResourceSparseApply", "Apply", "SparseApply")
+_SCATTER_PREFIXES = ("ResourceScatter", "Scatter")
+_NOT_ASSIGNMENTS = frozenset(("ApproximateEqual", "ScatterNd"))
+_REDUCTIONS = frozenset(
+    (
+        "BiasAddGrad",
+        "EuclideanNorm",
+        "FusedBatchNormGradV2",
+        "FusedBatchNormGradV3",
+        "L2Loss",
+        "Max",
+        "Mean",
+        "Min",
+        "Prod",
+        "SegmentSum",
+        "Sum",
+        "UnsortedSegmentSum",
+    )
+)
+
+
+def is_assignment(op: str) -> bool:
+    """Whether an op writes to a variable."""
+    return (
+        op.startswith(_ASSIGN_PREFIXES) or op.startswith(_SCATTER_PREFIXES)
+    ) and op not in _NOT_ASSIGNMENTS
+
+
+def find_variable_updates(canvas: Canvas) -> list[int]:
+    """The infer and clear vertices that compute what is assigned to a variable.
+
+    Returns:
+        The vertices, to be kept float32. Empty in a graph that assigns nothing.
+    """
+    view = canvas.view
+    roots: list[int] = []
+    for number, op_type in enumerate(view.op_types):
+        if op_type is not None and is_assignment(op_type.name):
+            roots.extend(v for v in view.producers(number) if view.is_float[v])
+    if not roots:
+        return []
+    arithmetic = (canvas.listed == INFER) | (canvas.listed == CLEAR)
+    enter = bytearray(arithmetic.tobytes())
+    for vertex in canvas.where(arithmetic):
+        if view.op_of(vertex) in _REDUCTIONS:
+            enter[vertex] = 0
+    reached = canvas.edges.reach([v for v in roots if enter[v]], enter, backward=True)
+    return [v for v in range(len(reached)) if reached[v] and canvas.listed[v] != ALLOW]
+
+
+def protect_variable_updates(canvas: Canvas) -> None:
+    """Keeps the arithmetic that computes assigned values in float32."""
+    canvas.block(find_variable_updates(canvas), Reason.VARIABLE_UPDATE)

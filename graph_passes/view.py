@@ -1,0 +1,322 @@
+"""An index of one graph, made once and read by every stage.
+
+Painting works on *vertices*: one per slot (type attribute) of a node, numbered in node order.
+Edges join the vertex of the port that makes a tensor to the vertex of each port that reads it.
+The same view serves a GraphDef and the body of a FunctionDef, whose arguments and results appear
+as pseudo-nodes of the ops `_Arg` and `_Retval`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from tensorflow.core.framework import (
+    function_pb2,
+    graph_pb2,
+    node_def_pb2,
+    op_def_pb2,
+    types_pb2,
+)
+
+from graph_passes.op_registry import Layout, OpType, Slot, registered_op_type
+
+OPAQUE = 0
+"""The vertex that stands for every port of a node whose op type is unknown."""
+
+FLOAT = types_pb2.DT_FLOAT
+_ARGUMENT = "_Arg"
+_RESULT = "_Retval"
+_NO_LAYOUT = Layout((), (), (), {})
+
+
+class InvalidGraphError(ValueError):
+    """The graph is not one that TensorFlow could run: an input that nothing makes, say."""
+
+
+class GraphView:
+    """The indexed graph. Read-only once built.
+
+    Attributes:
+        nodes: the NodeDefs, pseudo-nodes included, in graph order.
+        op_types: for each node its op type, None where this TensorFlow does not know the op.
+        layouts: for each node its layout.
+        base: for each node the number of its first vertex.
+        dtypes: for each vertex its dtype (a value of `types_pb2.DataType`).
+        vertex_nodes: for each vertex the node it belongs to, -1 for `OPAQUE`.
+        sources: for each edge the vertex of the port that makes the tensor.
+        targets: for each edge the vertex of the port that reads it.
+        edge_starts: for each node the number of its first edge; edges are numbered by reading
+            node, then by port.
+        is_function: whether the graph is the body of a function.
+        functions: names of the functions that nodes may call as ops.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[node_def_pb2.NodeDef],
+        functions: Mapping[str, op_def_pb2.OpDef],
+        *,
+        is_function: bool,
+    ) -> None:
+        self.nodes = nodes
+        self.functions = functions
+        self.is_function = is_function
+        self.index: dict[str, int] = {}
+        self.op_types: list[OpType | None] = []
+        self.layouts: list[Layout] = []
+        self.base: list[int] = []
+        self._vertex_of_tensor: dict[str, int] = {}
+        self._index_nodes()
+        self._index_edges()
+
+    def _index_nodes(self) -> None:
+        index = self.index
+        base, dtypes, owners = self.base, [types_pb2.DT_INVALID], [-1]
+        known: dict[str, OpType | None] = {}
+        tensor = self._vertex_of_tensor
+        plain_names = not self.is_function
+        for number, node in enumerate(self.nodes):
+            op, name = node.op, node.name
+            if op in known:
+                op_type = known[op]
+            else:
+                op_type = known[op] = self._resolve(op)
+            index[name] = number
+            self.op_types.append(op_type)
+            first = len(dtypes)
+            base.append(first)
+            if op_type is None:
+                self.layouts.append(_NO_LAYOUT)
+                continue
+            only = op_type.only_attr
+            if only:
+                layout = op_type.layout
+                dtypes.append(node.attr[only].type or op_type.attr(node, only).type)
+                owners.append(number)
+            else:
+                layout = op_type.layout_of(node)
+                for slot in layout.slots:
+                    dtypes.append(op_type.dtype_of(node, slot))
+                    owners.append(number)
+            self.layouts.append(layout)  # type: ignore[arg-type]
+            if layout.out_slots and (plain_names or op == _ARGUMENT):  # type: ignore[union-attr]
+                tensor[name] = first + layout.out_slots[0]  # type: ignore[union-attr]
+        if len(index) != len(self.nodes):
+            raise InvalidGraphError("two nodes have the same name")
+        self.dtypes = dtypes
+        self.vertex_nodes = owners
+
+    def _resolve(self, op: str) -> OpType | None:
+        if op in self.functions:
+            return OpType(self.functions[op])
+        return registered_op_type(op)
+
+    def _index_edges(self) -> None:
+        sources: list[int] = []
+        targets: list[int] = []
+        starts: list[int] = []
+        tensor = self._vertex_of_tensor
+        base, layouts = self.base, self.layouts
+        for number, node in enumerate(self.nodes):
+            starts.append(len(sources))
+            first, in_slots = base[number], layouts[number].in_slots
+            ports = 0
+            for name in node.input:
+                source = tensor.get(name)
+                if source is None:
+                    if name[0] == "^":
+                        continue
+                    source = tensor[name] = self._find_tensor(name)
+                sources.append(source)
+                ports += 1
+            if ports == len(in_slots):
+                targets.extend([first + slot for slot in in_slots])
+            elif self.op_types[number] is None:
+                targets.extend([OPAQUE] * ports)
+            else:
+                raise InvalidGraphError(
+                    f"node {node.name!r} ({node.op}) has {ports} inputs, not {len(in_slots)}"
+                )
+        starts.append(len(sources))
+        self.edge_starts = starts
+        self.sources = np.array(sources, np.int64)
+        self.targets = np.array(targets, np.int64)
+
+    def _find_tensor(self, name: str) -> int:
+        producer, port = self.split(name)
+        number = self.index.get(producer)
+        if number is None:
+            raise InvalidGraphError(f"no node makes the tensor {name!r}")
+        if self.op_types[number] is None:
+            return OPAQUE
+        out_slots = self.layouts[number].out_slots
+        if port >= len(out_slots):
+            raise InvalidGraphError(f"node {producer!r} has no output {port}")
+        return self.base[number] + out_slots[port]
+
+    def split(self, tensor: str) -> tuple[str, int]:
+        """The node and the output port that a tensor's name stands for.
+
+        `name` and `name:2` in a GraphDef; `node:output_arg:1` in a function, where an argument
+        goes by its name alone.
+        """
+        name, _, rest = tensor.partition(":")
+        if not rest:
+            return name, 0
+        if not self.is_function:
+            return name, int(rest)
+        arg, _, entry = rest.partition(":")
+        number = self.index.get(name)
+        offset = 0 if number is None else self.layouts[number].output_offsets.get(arg, 0)
+        return name, offset + int(entry or 0)
+
+    def node_of(self, vertex: int) -> node_def_pb2.NodeDef:
+        """The node that a vertex belongs to."""
+        return self.nodes[self.vertex_nodes[vertex]]
+
+    def slot_of(self, vertex: int) -> Slot:
+        """The slot of its node that a vertex stands for."""
+        number = self.vertex_nodes[vertex]
+        return self.layouts[number].slots[vertex - self.base[number]]
+
+    def op_of(self, vertex: int) -> str:
+        """The op type of the node that a vertex belongs to, "" for `OPAQUE`."""
+        number = self.vertex_nodes[vertex]
+        return "" if number < 0 else self.nodes[number].op
+
+    def calls_function(self, number: int) -> bool:
+        """Whether a node is a call, by an op named after the function."""
+        return self.nodes[number].op in self.functions
+
+    @functools.cached_property
+    def is_float(self) -> np.ndarray:
+        """For each vertex whether it is float32; shape [vertices], bool."""
+        return np.array(self.dtypes, np.int32) == FLOAT
+
+    def adjacency(self, dtype: int, extra: Sequence[tuple[int, int]] = ()) -> Adjacency:
+        """The edges between vertices of one dtype, with extra (source, target) pairs added."""
+        of_dtype = np.array(self.dtypes, np.int32) == dtype
+        kept = of_dtype[self.sources] & of_dtype[self.targets]
+        sources, targets = self.sources[kept], self.targets[kept]
+        if extra:
+            added = np.array(extra, np.int64)
+            sources = np.concatenate([sources, added[:, 0]])
+            targets = np.concatenate([targets, added[:, 1]])
+        return Adjacency(len(self.dtypes), sources, targets)
+
+    @functools.cached_property
+    def _by_source(self) -> tuple[np.ndarray, np.ndarray]:
+        order = np.argsort(self.sources, kind="stable")
+        return self.sources[order], self.targets[order]
+
+    def readers(self, vertex: int) -> list[int]:
+        """The vertices that read a tensor of this vertex, `OPAQUE` among them."""
+        sources, targets = self._by_source
+        start, end = np.searchsorted(sources, (vertex, vertex + 1))
+        return targets[start:end].tolist()  # type: ignore[no-any-return]
+
+    def producers(self, number: int) -> list[int]:
+        """The vertices of the tensors that a node reads, by port."""
+        return self.sources[self.edge_starts[number] : self.edge_starts[number + 1]].tolist()
+
+
+class Adjacency:
+    """Readers and producers of each vertex, over a chosen set of edges."""
+
+    def __init__(self, vertices: int, sources: np.ndarray, targets: np.ndarray) -> None:
+        self.successors = _neighbours(vertices, sources, targets)
+        self.predecessors = _neighbours(vertices, targets, sources)
+
+    def reach(
+        self,
+        roots: Sequence[int],
+        enter: Callable[[int], object] | Sequence[int],
+        *,
+        forward: bool = False,
+        backward: bool = False,
+        parents: dict[int, int] | None = None,
+    ) -> bytearray:
+        """The vertices that paths from the roots lead to, the roots included.
+
+        Args:
+            roots: where the paths start.
+            enter: for each vertex whether a path may go through it; roots need no leave.
+            forward: follow edges to readers.
+            backward: follow edges to producers.
+            parents: where given, receives for each vertex reached the one before it on a path.
+
+        Returns:
+            One byte a vertex, 1 where it is reached.
+        """
+        may_enter = enter.__getitem__ if not callable(enter) else enter
+        if forward and backward:
+            tables = (self.successors, self.predecessors)
+        else:
+            tables = (self.successors,) if forward else (self.predecessors,)
+        reached = bytearray(len(self.successors))
+        for root in roots:
+            reached[root] = 1
+        stack = list(roots)
+        while stack:
+            vertex = stack.pop()
+            for table in tables:
+                for neighbour in table[vertex]:
+                    if not reached[neighbour] and may_enter(neighbour):
+                        reached[neighbour] = 1
+                        if parents is not None:
+                            parents[neighbour] = vertex
+                        stack.append(neighbour)
+        return reached
+
+
+def _neighbours(vertices: int, keys: np.ndarray, values: np.ndarray) -> list[Sequence[int]]:
+    """For each vertex the values of the edges whose key it is, in edge order."""
+    table: list[Sequence[int]] = [()] * vertices
+    if not len(keys):
+        return table
+    order = np.argsort(keys, kind="stable")
+    keys, flat = keys[order], values[order].tolist()
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    ends = np.append(starts[1:], len(keys)).tolist()
+    for vertex, start, end in zip(keys[starts].tolist(), starts.tolist(), ends, strict=True):
+        table[vertex] = flat[start:end]
+    return table
+
+
+def view_graph(graph_def: graph_pb2.GraphDef) -> GraphView:
+    """Indexes the main graph of a GraphDef.
+
+    Raises:
+        InvalidGraphError: an input names no tensor, a name is used twice, or a node has the wrong
+            number of inputs.
+    """
+    functions = {f.signature.name: f.signature for f in graph_def.library.function}
+    return GraphView(list(graph_def.node), functions, is_function=False)
+
+
+def view_function(
+    function_def: function_pb2.FunctionDef,
+    functions: Mapping[str, op_def_pb2.OpDef] | None = None,
+) -> GraphView:
+    """Indexes the body of a function.
+
+    Raises:
+        InvalidGraphError: as `view_graph`, or an argument stands for several tensors.
+    """
+    nodes: list[node_def_pb2.NodeDef] = []
+    for arg in function_def.signature.input_arg:
+        if arg.number_attr or arg.type_list_attr or arg.type_attr:
+            raise InvalidGraphError(f"the argument {arg.name!r} has no fixed dtype")
+        pseudo = node_def_pb2.NodeDef(name=arg.name, op=_ARGUMENT)
+        pseudo.attr["T"].type = arg.type
+        nodes.append(pseudo)
+    nodes.extend(function_def.node_def)
+    for arg in function_def.signature.output_arg:
+        # A result may bear the name of a node or an argument; "/" keeps this name out of the way.
+        pseudo = node_def_pb2.NodeDef(name=f"{arg.name}/{_RESULT}", op=_RESULT)
+        pseudo.attr["T"].type = arg.type
+        pseudo.input.append(function_def.ret[arg.name])
+        nodes.append(pseudo)
+    return GraphView(nodes, functions or {}, is_function=True)
