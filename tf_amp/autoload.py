@@ -24,6 +24,7 @@ from __future__ import annotations
 import importlib.abc
 import logging
 import os
+import site
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -52,6 +53,18 @@ def activate() -> None:
         _install()
     else:
         sys.meta_path.insert(0, _Finder())
+
+
+def deactivate() -> None:
+    """Takes back `activate`, as long as TensorFlow has not been imported."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+
+
+def pth_path() -> str | None:
+    """Returns where the .pth file lies that Python reads at its start, None if there is none."""
+    directories = [*site.getsitepackages(), site.getusersitepackages()]
+    paths = (os.path.join(directory, "tf_amp_autoload.pth") for directory in directories)
+    return next(filter(os.path.exists, paths), None)
 
 
 def _install() -> None:

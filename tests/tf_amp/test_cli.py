@@ -1,0 +1,190 @@
+"""The command line: `tf-amp run` and `tf-amp env`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+AMP = "TF_ENABLE_AUTO_MIXED_PRECISION"
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
+
+
+def _tf_amp(
+    run_python: RunPython, *arguments: str, env: dict[str, str] | None = None, check: bool = False
+) -> subprocess.CompletedProcess[str]:
+    return run_python(MAIN, env, args=arguments, check=check)
+
+
+def test_help_needs_no_tensorflow(run_python: RunPython) -> None:
+    code = (
+        "import sys; from tf_amp.cli.main import parser; print(parser().format_help());"
+        "assert 'tensorflow' not in sys.modules"
+    )
+    printed = run_python(code).stdout
+    for command in ("run", "demo", "env"):
+        assert f"  {command} " in printed
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("rnu",), ("run",), ("run", "--dtype", "float8", "x.py")]
+)
+def test_a_wrong_call_says_how_to_call_it(
+    run_python: RunPython, arguments: tuple[str, ...]
+) -> None:
+    done = _tf_amp(run_python, *arguments)
+    assert done.returncode == 2
+    assert "usage: tf-amp" in done.stderr
+    if "float8" in arguments:
+        assert "bfloat16" in done.stderr
+
+
+ECHO = """
+import json, os, sys
+print(json.dumps({
+    "name": __name__, "argv": sys.argv, "path": sys.path[0],
+    "env": {k: v for k, v in os.environ.items() if "AUTO_MIXED_PRECISION" in k},
+    "hooked": type(sys.meta_path[0]).__module__, "tensorflow": "tensorflow" in sys.modules,
+}))
+"""
+
+
+def test_run_starts_the_script_as_python_would(run_python: RunPython, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ECHO)
+    done = _tf_amp(run_python, "run", str(script), "--epochs", "3", "-m", check=True)
+    told = json.loads(done.stdout)
+    assert told["name"] == "__main__"
+    assert told["argv"] == [str(script), "--epochs", "3", "-m"]
+    assert told["path"] == str(tmp_path)
+    assert told["env"] == {AMP: "1", f"{AMP}_GRAPH_REWRITE": "1"}
+    assert told["hooked"] == "tf_amp.autoload"
+    assert not told["tensorflow"]
+
+
+def test_options_of_run_become_variables_and_win(run_python: RunPython, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ECHO)
+    options = ("--dtype", "bfloat16", "--level", "TENSOR_CORES_ONLY", "--log-path", "logs")
+    options += ("--no-loss-scaling", "--ignore-performance")
+    env = {f"{AMP}_GRAPH_REWRITE": "0", f"{REWRITE}_DTYPE": "float16"}
+    done = _tf_amp(run_python, "run", *options, str(script), env=env, check=True)
+    assert json.loads(done.stdout)["env"] == {
+        AMP: "1",
+        f"{AMP}_GRAPH_REWRITE": "1",
+        f"{AMP}_LOSS_SCALING": "0",
+        f"{REWRITE}_DTYPE": "bfloat16",
+        f"{REWRITE}_LEVEL": "TENSOR_CORES_ONLY",
+        f"{REWRITE}_LOG_PATH": "logs",
+        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+    }
+
+
+def test_run_starts_a_module(run_python: RunPython, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(ECHO)
+    code = f"import os; os.chdir({str(tmp_path)!r})\n{MAIN}"
+    done = run_python(code, args=("run", "-m", "package.train", "7"))
+    told = json.loads(done.stdout)
+    assert told["name"] == "__main__"
+    assert told["argv"] == [str(tmp_path / "package" / "train.py"), "7"]
+
+
+def test_the_exit_status_of_the_script_comes_through(run_python: RunPython, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; sys.exit(7)")
+    assert _tf_amp(run_python, "run", str(script)).returncode == 7
+
+
+def test_a_missing_script_is_told(run_python: RunPython) -> None:
+    done = _tf_amp(run_python, "run", "no_such_script.py")
+    assert done.returncode == 2
+    assert "there is no script 'no_such_script.py'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({f"{REWRITE}_LEVEL": "BOGUS"}, "TREAT_INFER_AS_DENY"),
+        ({f"{REWRITE}_DTYPE": "float8"}, "bfloat16"),
+        (
+            {f"{REWRITE}_ALLOWLIST_ADD": "Exp", f"{REWRITE}_BLACKLIST_ADD": "Exp"},
+            f"{REWRITE}_BLACKLIST_ADD",
+        ),
+    ],
+)
+def test_illegal_settings_end_run_and_env_without_a_traceback(
+    run_python: RunPython, tmp_path: Path, env: dict[str, str], said: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('started')")
+    for arguments in (("run", str(script)), ("env",)):
+        done = _tf_amp(run_python, *arguments, env=env)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.startswith("tf-amp: error: ")
+        assert next(iter(env)) in done.stderr
+        assert said in done.stderr
+
+
+def test_run_puts_a_real_script_into_mixed_precision(run_python: RunPython, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import tensorflow as tf\n"
+        "@tf.function\n"
+        "def product(x):\n"
+        "    return tf.matmul(x, x)\n"
+        "traced = product.get_concrete_function(tf.TensorSpec([8, 8]))\n"
+        "from tensorflow.python.eager import context\n"
+        "nodes = context.context().get_function_def(traced.name).node_def\n"
+        "print({tf.dtypes.as_dtype(n.attr['T'].type).name for n in nodes if n.op == 'MatMul'})\n"
+    )
+    options = ("--dtype", "bfloat16", "--ignore-performance")
+    done = _tf_amp(run_python, "run", *options, str(script), check=True)
+    assert done.stdout == "{'bfloat16'}\n"
+
+
+def test_env_prints_what_is_in_force(run_python: RunPython) -> None:
+    env = {
+        AMP: "1",
+        f"{AMP}_LOSS_SCALING": "0",
+        f"{REWRITE}_DTYPE": "bfloat16",
+        f"{REWRITE}_IGNORE_PERFORMANCE": "true",
+        f"{REWRITE}_DENYLIST_ADD": "MatMull, Conv2D",
+        f"{REWRITE}_LVEL": "x",
+    }
+    told = json.loads(_tf_amp(run_python, "env", "--json", env=env, check=True).stdout)
+    assert told["graph_rewrite"] is True
+    assert told["target_dtype"] == "bfloat16"
+    assert told["loss_scaling"] is False
+    assert told["decided_by"]["loss_scaling"] == f"{AMP}_LOSS_SCALING"
+    assert told["list_edits"] == ["deny add MatMull", "deny add Conv2D"]
+    assert told["variables"][f"{REWRITE}_DENYLIST_ADD"] == "MatMull, Conv2D"
+    notes = "\n".join(told["notes"])
+    assert f"did you mean {REWRITE}_LEVEL?" in notes
+    assert "MatMul" in notes and "MatMull" in notes
+    assert "Conv2D" in notes
+
+
+def test_env_with_nothing_set_says_off(run_python: RunPython) -> None:
+    printed = _tf_amp(run_python, "env", check=True).stdout
+    assert "graph_rewrite        False" in printed
+    assert "loss_scaling         False" in printed
+
+
+def test_python_m_works() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_amp.cli.main", "--help"],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    assert "usage: tf-amp" in done.stdout

@@ -1,0 +1,209 @@
+"""``tf-amp demo``: the same real training in float32 and in mixed precision, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from tf_amp import autoload
+from tf_amp.cli.options import add_options, chosen_variables
+from tf_amp.env_config import read_settings
+from tf_amp.env_variables import ENABLING_VARIABLES, IGNORE_PERFORMANCE
+from tf_amp.hardware import choose_target
+
+_TRAINING = "tf_amp.cli.demo_training"
+_REQUIREMENTS = {"tensorflow": "tensorflow", "keras": "keras", "sklearn": "scikit-learn"}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What one training printed.
+
+    Attributes:
+        losses: The training loss of each epoch.
+        accuracy: On the test images, 0..1.
+        step_seconds: The median time of a step, without the first epoch.
+        status: `tf_amp.status()` at the end.
+    """
+
+    losses: tuple[float, ...]
+    accuracy: float
+    step_seconds: float
+    status: Mapping[str, Any]
+
+
+class TrainingError(Exception):
+    """A training ended with an error; the message holds the last lines that it printed."""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the sub-parsers of ``tf-amp``."""
+    parser = commands.add_parser(
+        "demo",
+        help="train a small CNN on real digits in float32 and in mixed precision",
+        description="Trains a small CNN on scikit-learn's 1,797 digits in float32 and in mixed "
+        "precision, in turns, and compares accuracy, loss curves and step times.",
+    )
+    add_options(parser)
+    parser.add_argument(
+        "--epochs", type=_at_least_2, help="per training (10; 4 on hardware without fast units)"
+    )
+    parser.add_argument("--rounds", type=_at_least_2, default=2, help="trainings of each kind (2)")
+    parser.set_defaults(run=run)
+
+
+def _at_least_2(text: str) -> int:
+    number = int(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"must be at least 2, received {number}")
+    return number
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the demo.
+
+    Args:
+        arguments: Parsed arguments.
+
+    Returns:
+        0; 1 if a package is missing or a training failed.
+
+    Raises:
+        EnvConfigError: A variable holds an illegal value.
+    """
+    missing = [name for name in _REQUIREMENTS if importlib.util.find_spec(name) is None]
+    if missing:
+        packages = " ".join(_REQUIREMENTS[name] for name in missing)
+        print(
+            f"tf-amp demo needs {', '.join(missing)}, which this Python cannot import. "
+            f"Remedy: {sys.executable} -m pip install {packages}",
+            file=sys.stderr,
+        )
+        return 1
+    low = {**os.environ, **chosen_variables(arguments)}
+    target = _target(low)
+    fast = target.target_dtype is not None
+    if not fast:
+        print(
+            f"Note: {target.reason}\nThe demo sets that: expect mixed precision to be SLOWER here."
+        )
+        low[IGNORE_PERFORMANCE] = "1"
+        target = _target(low)
+    epochs = arguments.epochs or (10 if fast else 4)
+    print(f"Digits CNN, {arguments.rounds} x float32 against {target.reason}.", flush=True)
+    full = {name: value for name, value in low.items() if name not in ENABLING_VARIABLES}
+    command = [sys.executable, "-m", _TRAINING]
+    low_command = command
+    if autoload.pth_path() is None:
+        print("No .pth file is installed, so the launcher `tf-amp run` switches AMP on.")
+        low_command = [sys.executable, "-m", "tf_amp.cli.main", "run", "-m", _TRAINING]
+    baseline, mixed = [], []
+    try:
+        with tqdm(total=2 * arguments.rounds * epochs, unit="epoch") as bar:
+            for seed in range(arguments.rounds):
+                chosen = [str(seed), str(epochs)]
+                bar.set_description("float32")
+                baseline.append(_train([*command, *chosen], full, bar))
+                bar.set_description("AMP")
+                mixed.append(_train([*low_command, *chosen], low, bar))
+    except TrainingError as error:
+        print(f"tf-amp demo: {error}", file=sys.stderr)
+        return 1
+    print(comparison(baseline, mixed))
+    return 0
+
+
+def _target(environ: Mapping[str, str]) -> Any:
+    settings = read_settings(environ)
+    # The target needs TensorFlow's list of GPUs; this process itself stays as it is.
+    autoload.deactivate()
+    return choose_target(settings)
+
+
+def _train(command: list[str], environ: Mapping[str, str], bar: tqdm[Any]) -> Training:
+    losses = []
+    result: dict[str, Any] = {}
+    # A file, because a pipe that nobody reads would block a training that warns a lot.
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        with subprocess.Popen(
+            command, env={**environ}, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("{"):
+                    result = json.loads(line)
+                    if "loss" in result:
+                        losses.append(result["loss"])
+                        bar.set_postfix(loss=f"{result['loss']:.4f}")
+                        bar.update()
+        if process.returncode or "accuracy" not in result:
+            errors.seek(0)
+            raise TrainingError(
+                f"a training ended with status {process.returncode}. Its last lines:\n"
+                + "".join(errors.readlines()[-25:])
+            )
+    return Training(tuple(losses), result["accuracy"], result["step_seconds"], result["status"])
+
+
+def comparison(baseline: list[Training], mixed: list[Training]) -> str:
+    """Compares trainings pairwise.
+
+    Args:
+        baseline: Trainings in float32, each with a seed of its own; at least two.
+        mixed: Trainings in mixed precision with the same seeds.
+
+    Returns:
+        A text of a few lines. The distance of two loss curves is the largest difference of any
+        epoch; two seeds of float32 show how much of it is chance.
+    """
+    pairs = list(zip(baseline, mixed, strict=True))
+    gap = max(_distance(full, low) for full, low in pairs)
+    chance = max(_distance(baseline[0], other) for other in baseline[1:])
+    ratios = [full.step_seconds / low.step_seconds for full, low in pairs]
+    each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    status = mixed[-1].status
+    lines = [
+        f"{'':24}{'float32':>12}{'AMP':>12}",
+        _row("test accuracy (mean)", [_mean_accuracy(baseline), _mean_accuracy(mixed)], ".4f"),
+        _row("last loss (mean)", [_mean_loss(baseline), _mean_loss(mixed)], ".4f"),
+        _row("step, ms (median)", [1e3 * _step(baseline), 1e3 * _step(mixed)], ".2f"),
+        f"step-time ratio         {statistics.median(ratios):.2f}x ({each}; float32 / AMP)",
+        f"loss curves             at most {gap:.4f} apart (two float32 seeds: {chance:.4f})",
+        f"graphs rewritten        {status.get('graphs_rewritten', 0)}",
+        f"nodes converted         {status.get('nodes_converted', 0)}",
+        f"casts inserted          {status.get('casts', 0)}",
+    ]
+    if not status.get("nodes_converted"):
+        lines.append("WARNING: AMP was asked for but nothing was converted: " + str(status))
+    return "\n".join(lines)
+
+
+def _row(title: str, values: list[float], form: str) -> str:
+    return f"{title:24}" + "".join(f"{value:>12{form}}" for value in values)
+
+
+def _distance(one: Training, other: Training) -> float:
+    return max(abs(a - b) for a, b in zip(one.losses, other.losses, strict=True))
+
+
+def _mean_accuracy(trainings: list[Training]) -> float:
+    return statistics.fmean(training.accuracy for training in trainings)
+
+
+def _mean_loss(trainings: list[Training]) -> float:
+    return statistics.fmean(training.losses[-1] for training in trainings)
+
+
+def _step(trainings: list[Training]) -> float:
+    return statistics.median(training.step_seconds for training in trainings)

@@ -1,0 +1,91 @@
+"""``tf-amp env``: prints the settings in force, where each comes from, and what they lead to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from tf_amp import autoload
+from tf_amp.env_config import read_settings
+from tf_amp.env_variables import VARIABLES
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the sub-parsers of ``tf-amp``."""
+    parser = commands.add_parser(
+        "env",
+        help="print the settings in force",
+        description="Prints what the environment asks for and what this machine makes of it.",
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the settings.
+
+    Args:
+        arguments: Parsed arguments.
+
+    Returns:
+        0.
+
+    Raises:
+        EnvConfigError: A variable holds an illegal value.
+    """
+    settings = read_settings()
+    # This command looks at the settings; it must not put itself into mixed precision.
+    autoload.deactivate()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    from graph_passes import list_notes
+    from tf_amp.installation import Installation
+
+    plan = Installation(settings, "the environment")
+    status = plan.status()
+    notes = [*settings.notes, *(list_notes(plan.config) if plan.config else ())]
+    result = {
+        "tensorflow": tf.__version__,
+        "autoload": autoload.pth_path() or "no .pth file found: only `tf-amp run` switches AMP on",
+        "variables": {
+            name: os.environ[name]
+            for variable in VARIABLES
+            for name in (variable.name, *variable.legacy)
+            if os.environ.get(name, "").strip()
+        },
+        **{
+            key: status[key]
+            for key in (
+                "graph_rewrite",
+                "target_dtype",
+                "device",
+                "reason",
+                "level",
+                "list_edits",
+                "loss_scaling",
+                "loss_scaling_reason",
+                "log_path",
+            )
+        },
+        "decided_by": dict(settings.decided_by),
+        "notes": notes,
+    }
+    if arguments.json:
+        json.dump(result, sys.stdout, indent=2)
+        print()
+    else:
+        for key, value in result.items():
+            print(f"{key:20} {_plain(value)}")
+    return 0
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{key}={item}" for key, item in value.items()]
+    if isinstance(value, list):
+        return ("\n" + " " * 21).join(map(str, value)) or "-"
+    return "-" if value in (None, "") else str(value)

@@ -1,0 +1,49 @@
+"""``tf-amp``: parses the command line and hands it to the command's module."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tf_amp.cli import demo, env, run
+from tf_amp.env_variables import EnvConfigError
+
+# A command is a module with `add_parser(commands)`, whose parser sets the default `run`: a function
+# that takes the parsed arguments and returns the exit status.
+COMMANDS = (run, demo, env)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line."""
+    top = argparse.ArgumentParser(
+        prog="tf-amp",
+        description="Automatic mixed precision for stock TensorFlow 2.",
+        epilog="Everything can be had without this command too: set "
+        "TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the script as usual.",
+    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: The arguments without the program's name; by default those of the process.
+
+    Returns:
+        The exit status: 0, 1 for a failed command, 2 for a wrong call or setting.
+    """
+    arguments = parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except EnvConfigError as error:
+        print(f"tf-amp: error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
