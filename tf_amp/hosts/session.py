@@ -1,0 +1,155 @@
+"""The session host: graphs of ``tf.compat.v1.Session`` are rewritten inside Grappler.
+
+Grappler hands each pruned graph of a session to the graph plugin (`session_plugin`), on the
+thread that runs the session, before anything of it is executed. This module decides which graphs
+are ours, takes apart what the remapper has fused (`session_unfuse`), calls the pass, and gives
+back the new graph or nothing. Whatever goes wrong, the session runs the graph it would have run.
+
+Function bodies (graphs with ``_Arg`` or ``_Retval`` nodes) belong to the function host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import tensorflow
+from tensorflow.core.framework import graph_pb2
+
+import graph_passes
+from tf_amp.hosts.session_config import SessionConfigHook, float32_sessions_exist
+from tf_amp.hosts.session_plugin import GraphItem, GraphPlugin, RegistrationError, graph_plugin
+from tf_amp.hosts.session_unfuse import unfuse
+
+if TYPE_CHECKING:
+    from tf_amp.installation import Installation
+
+LOGGER = logging.getLogger("tf_amp.hosts.session")
+
+_FUNCTION_BODY_OPS = frozenset({"_Arg", "_DeviceArg", "_Retval", "_DeviceRetval"})
+_FETCHES_NAMED = 3
+
+
+class SessionHost:
+    """Rewrites the session graphs of one installation."""
+
+    def __init__(self, installation: Installation, plugin: GraphPlugin) -> None:
+        if installation.config is None:
+            raise ValueError("The installation rewrites nothing: `installation.config` is None.")
+        self._installation = installation
+        self._config = installation.config
+        self._plugin = plugin
+        self._numbers = itertools.count(1)
+        self._said_invalid = False
+        self._config_hook = SessionConfigHook(self._config.device)
+        plugin.handler = self.rewrite
+
+    def remove(self) -> None:
+        """Leaves the plugin registered, which cannot be undone, with nothing to do."""
+        self._plugin.handler = None
+        self._config_hook.restore()
+
+    def rewrite(self, item: GraphItem) -> bytes | None:
+        """Rewrites one graph of Grappler.
+
+        Called on whatever thread builds the graph, so it runs no op and opens no session.
+
+        Args:
+            item: The graph and the names to preserve.
+
+        Returns:
+            The serialized new graph; None if the graph is not ours or nothing was changed.
+        """
+        # A graph with nodes on both devices reaches both registrations.
+        if item.device_type != self._config.device:
+            return None
+        graph = graph_pb2.GraphDef.FromString(item.graph)
+        if any(node.op in _FUNCTION_BODY_OPS for node in graph.node):
+            return None
+        if nameless := next((node.name for node in graph.node if not node.op), None):
+            self._say_invalid(nameless)
+            return None
+        result = self._result_for(graph, item.preserve)
+        self._installation.record("session", self._name(item), result, original=graph)
+        if result.failure is not None or not result.changed:
+            return None
+        return result.proto.SerializeToString()
+
+    def _result_for(
+        self, graph: graph_pb2.GraphDef, preserve: Collection[str]
+    ) -> graph_passes.RewriteResult:
+        try:
+            apart = unfuse(graph, preserve)
+            kept = (*preserve, *(() if self._runs_fused_whole else apart.whole))
+            result = graph_passes.rewrite_graph_def(apart.graph, self._config, preserve=kept)
+            if result.changed:
+                result = dataclasses.replace(result, proto=apart.put_back(result.proto))
+        except Exception as error:  # the session must run whatever happens here
+            report = graph_passes.Report(
+                target_dtype=self._config.target_dtype,
+                device=self._config.device,
+                total_nodes=len(graph.node),
+            )
+            failure = f"{type(error).__name__}: {error}"
+            result = graph_passes.RewriteResult(proto=graph, report=report, failure=failure)
+        return result
+
+    def _say_invalid(self, node: str) -> None:
+        # MatMul + BiasAdd + AddV2 + activation on a CPU is one such case (seen in 2.21).
+        if not self._said_invalid:
+            self._said_invalid = True
+            LOGGER.warning(
+                "AMP is on, but a session graph runs in float32: TensorFlow's own remapper made "
+                "node %r without an op, and TensorFlow then drops every optimization of that "
+                "graph. To have it rewritten, set `graph_options.rewrite_options.remapping` to "
+                "OFF in the session's config.",
+                node,
+            )
+
+    @property
+    def _runs_fused_whole(self) -> bool:
+        # The kernels that run every fused op they are registered for are oneDNN's for bfloat16.
+        return self._config.device == "CPU" and self._config.target_dtype == "bfloat16"
+
+    def _name(self, item: GraphItem) -> str:
+        shown = ", ".join(item.fetches[:_FETCHES_NAMED])
+        more = ", ..." if len(item.fetches) > _FETCHES_NAMED else ""
+        return f"session graph {next(self._numbers)} ({shown}{more})"
+
+
+_installed: SessionHost | None = None
+
+
+def install(installation: Installation) -> str | None:
+    """Hooks the rewrite into the graphs that sessions build from now on.
+
+    Args:
+        installation: What to rewrite with, and where to report.
+
+    Returns:
+        None, or why TensorFlow's plugin API cannot be used; sessions then run in float32.
+    """
+    global _installed
+    uninstall()
+    try:
+        plugin = graph_plugin(tensorflow)
+    except RegistrationError as error:
+        return f"{error}; graphs of tf.compat.v1.Session stay in float32"
+    if float32_sessions_exist():
+        LOGGER.warning(
+            "AMP was switched on after a tf.compat.v1.Session had been made: what that session "
+            "has run before stays in float32. Switch AMP on before the first session."
+        )
+    _installed = SessionHost(installation, plugin)
+    return None
+
+
+def uninstall() -> None:
+    """Makes the plugin do nothing and gives sessions made from now on their own config."""
+    global _installed
+    if _installed is not None:
+        _installed.remove()
+        _installed = None

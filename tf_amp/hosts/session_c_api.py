@@ -1,0 +1,200 @@
+"""The C side of TensorFlow's graph-optimizer plugin API: structures and functions, by ctypes.
+
+The structures repeat ``tensorflow/c/experimental/grappler/grappler.h`` and ``tf_buffer.h``, which
+have not changed in the supported range. The functions are looked up in the libraries that the
+imported TensorFlow has already loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+PRESERVE_LIST = "TF_GetNodesToPreserveList"
+FETCH_LIST = "TF_GetFetchNodesList"
+ABORTED = 10
+"""Status code for "did nothing": Grappler keeps the graph and stays silent."""
+
+
+class Buffer(ctypes.Structure):
+    """TF_Buffer."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("length", ctypes.c_size_t),
+        ("data_deallocator", ctypes.c_void_p),
+    )
+
+
+CREATE_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_void_p)
+OPTIMIZE_FUNCTION = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_void_p,
+    ctypes.POINTER(Buffer),
+    ctypes.c_void_p,
+    ctypes.POINTER(Buffer),
+    ctypes.c_void_p,
+)
+DESTROY_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class OptimizerConfigs(ctypes.Structure):
+    """TP_OptimizerConfigs: which of TensorFlow's own optimizers a plugin switches off."""
+
+    # The toggles count 0 (default), 1 (off), 2 (on). All stay at default: a toggle of a plugin
+    # holds for the rest of the process, even after the rewrite was switched off.
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("ext", ctypes.c_void_p),
+        ("toggles", ctypes.c_int * 19),
+    )
+
+
+class Optimizer(ctypes.Structure):
+    """TP_Optimizer."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("ext", ctypes.c_void_p),
+        ("create_func", CREATE_FUNCTION),
+        ("optimize_func", OPTIMIZE_FUNCTION),
+        ("destroy_func", DESTROY_FUNCTION),
+    )
+
+
+class RegistrationParams(ctypes.Structure):
+    """TP_OptimizerRegistrationParams."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("ext", ctypes.c_void_p),
+        ("major_version", ctypes.c_int32),
+        ("minor_version", ctypes.c_int32),
+        ("patch_version", ctypes.c_int32),
+        ("device_type", ctypes.c_void_p),
+        ("optimizer_configs", ctypes.POINTER(OptimizerConfigs)),
+        ("optimizer", ctypes.POINTER(Optimizer)),
+    )
+
+
+INIT_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.POINTER(RegistrationParams), ctypes.c_void_p)
+
+
+def size_to_end(structure: type[ctypes.Structure], last: str) -> int:
+    """Returns a structure's size as grappler.h counts it: without the padding at the end."""
+    field = getattr(structure, last)
+    return int(field.offset + field.size)
+
+
+class AbslStatus(ctypes.Structure):
+    """absl::Status as a return value."""
+
+    # It is returned through a hidden pointer; a structure this large makes libffi pass one.
+    # Only the first word is the status.
+    _fields_ = (("representation", ctypes.c_size_t), ("padding", ctypes.c_size_t * 7))
+
+    def ok(self) -> bool:
+        """Tells whether the call succeeded."""
+        # abseil writes OK as 1; before 2024 it was 0.
+        return self.representation in (0, 1)
+
+
+class RegistrationError(RuntimeError):
+    """TensorFlow's plugin API cannot be used in this process; the text says why."""
+
+
+class Library:
+    """The C functions that the callbacks need, looked up in TensorFlow's own libraries."""
+
+    def __init__(self, package: Path) -> None:
+        self._handles = list(_loaded_libraries(package))
+        p, size = ctypes.c_void_p, ctypes.c_size_t
+        self.set_status = self.find("TF_SetStatus", None, p, ctypes.c_int, ctypes.c_char_p)
+        self.get_code = self.find("TF_GetCode", ctypes.c_int, p)
+        self.new_status = self.find("TF_NewStatus", p)
+        self.delete_status = self.find("TF_DeleteStatus", None, p)
+        self.new_buffer = self.find(
+            "TF_NewBufferFromString", ctypes.POINTER(Buffer), ctypes.c_char_p, size
+        )
+        self.delete_buffer = self.find("TF_DeleteBuffer", None, ctypes.POINTER(Buffer))
+        self._name_lists = {
+            name: (
+                self.find(
+                    f"{name}Size",
+                    *(None, p, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(size), p),
+                ),
+                self.find(
+                    name,
+                    *(None, p, ctypes.POINTER(p), ctypes.POINTER(size), ctypes.c_int, p, size, p),
+                ),
+            )
+            for name in (PRESERVE_LIST, FETCH_LIST)
+        }
+
+    def find(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+        """Returns a function of TensorFlow's libraries.
+
+        Raises:
+            RegistrationError: if no library exports the name.
+        """
+        for handle in self._handles:
+            try:
+                # The index syntax makes a new function object, whose types nobody else sees.
+                function = handle[name]
+            except AttributeError:
+                continue
+            function.restype = result
+            function.argtypes = arguments
+            return function  # type: ignore[no-any-return]
+        raise RegistrationError(f"TensorFlow's libraries export no {name}")
+
+    def names(self, list_name: str, item: int) -> tuple[str, ...]:
+        """Returns a list of node names that Grappler keeps for the graph of `item`.
+
+        Args:
+            list_name: The C function that fills the list.
+            item: Address of the TF_GrapplerItem.
+
+        Raises:
+            RuntimeError: if TensorFlow reports an error.
+        """
+        get_size, get_list = self._name_lists[list_name]
+        status = self.new_status()
+        try:
+            count, size = ctypes.c_int(), ctypes.c_size_t()
+            get_size(item, ctypes.byref(count), ctypes.byref(size), status)
+            values = (ctypes.c_void_p * max(1, count.value))()
+            lengths = (ctypes.c_size_t * max(1, count.value))()
+            storage = ctypes.create_string_buffer(max(1, size.value))
+            get_list(item, values, lengths, count, ctypes.addressof(storage), size, status)
+            if code := self.get_code(status):
+                raise RuntimeError(f"{list_name} ended with status code {code}")
+            return tuple(
+                ctypes.string_at(values[i] or 0, lengths[i]).decode("utf-8", "surrogateescape")
+                for i in range(count.value)
+            )
+        finally:
+            self.delete_status(status)
+
+    def hand_over(self, output: Any, data: bytes) -> None:
+        """Makes `data` the content of the TFBuffer `output`, which frees it by itself."""
+        copy = self.new_buffer(data, len(data))
+        output.contents.data = copy.contents.data
+        output.contents.length = copy.contents.length
+        output.contents.data_deallocator = copy.contents.data_deallocator
+        copy.contents.data_deallocator = None
+        self.delete_buffer(copy)
+
+
+def _loaded_libraries(package: Path) -> Iterator[ctypes.CDLL]:
+    mode = getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", ctypes.DEFAULT_MODE)
+    for name in (
+        *("libtensorflow_cc.so.2", "libtensorflow_framework.so.2"),
+        *("libtensorflow_cc.2.dylib", "libtensorflow_framework.2.dylib"),
+    ):
+        path = package / name
+        if path.exists():
+            yield ctypes.CDLL(str(path), mode=mode)

@@ -1,0 +1,158 @@
+"""What a ``tf.compat.v1.Session`` is configured with while the rewrite is on.
+
+A session's ConfigProto decides whether TensorFlow calls graph plugins at all, and which of its
+own optimizers run. While the session host is installed, each new session gets a copy of its
+config in which TensorFlow's own mixed precision is off, and a config that keeps plugins from
+being called is said aloud. Sessions that are made after `restore` get what they were given.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.client import session as session_lib
+from tensorflow.python.eager import context
+from tensorflow.python.training.experimental import mixed_precision_global_state
+
+LOGGER = logging.getLogger("tf_amp.hosts.session")
+
+_OFF = rewriter_config_pb2.RewriterConfig.OFF
+_UPSTREAM_MIXED_PRECISION = (
+    "auto_mixed_precision",
+    "auto_mixed_precision_mkl",
+    "auto_mixed_precision_onednn_bfloat16",
+    "auto_mixed_precision_cpu",
+)
+
+
+def obstacles(config: config_pb2.ConfigProto) -> tuple[str, ...]:
+    """Returns why a session of this config would hand no graph to a plugin.
+
+    Args:
+        config: The session's config.
+
+    Returns:
+        One text for each setting in the way, with the remedy; empty when nothing is.
+    """
+    options = config.graph_options
+    found = []
+    if options.rewrite_options.disable_meta_optimizer:
+        found.append(
+            "`rewrite_options.disable_meta_optimizer` is True: Grappler is off "
+            "(leave the field out, and switch off single optimizers instead)"
+        )
+    if options.rewrite_options.use_plugin_optimizers == _OFF:
+        found.append(
+            "`rewrite_options.use_plugin_optimizers` is OFF: Grappler calls no plugin "
+            "(leave the field out, or set it to ON)"
+        )
+    if options.place_pruned_graph:
+        found.append(
+            "`graph_options.place_pruned_graph` is True: TensorFlow optimizes no pruned graph "
+            "(leave the field out)"
+        )
+    return tuple(found)
+
+
+def adjusted(config: config_pb2.ConfigProto, device: str) -> config_pb2.ConfigProto:
+    """Returns the config for a session whose graphs this project rewrites.
+
+    Args:
+        config: What the program asked for; not changed.
+        device: "CPU" or "GPU": the device the rewrite is for.
+
+    Returns:
+        A copy with TensorFlow's own mixed precision off. For a GPU the layout optimizer is off
+        too: it runs once, on the float32 graph before any plugin, and would choose NCHW, while
+        Tensor Cores want the NHWC that the program wrote.
+    """
+    result = config_pb2.ConfigProto()
+    result.CopyFrom(config)
+    rewrite = result.graph_options.rewrite_options
+    asked = []
+    for field in _UPSTREAM_MIXED_PRECISION:
+        if getattr(rewrite, field) not in (rewriter_config_pb2.RewriterConfig.DEFAULT, _OFF):
+            asked.append(field)
+        setattr(rewrite, field, _OFF)
+    if named := [name for name in rewrite.optimizers if name in _UPSTREAM_MIXED_PRECISION]:
+        asked += named
+        kept = [name for name in rewrite.optimizers if name not in named]
+        # An empty list would mean all optimizers; "pruning" does what every session needs.
+        rewrite.optimizers[:] = kept or ["pruning"]
+    if asked:
+        LOGGER.info(
+            "session host: TensorFlow's own %s is off in this session, because the graph is "
+            "already rewritten by tf_amp",
+            ", ".join(asked),
+        )
+    if device == "GPU":
+        rewrite.layout_optimizer = _OFF
+    return result
+
+
+class SessionConfigHook:
+    """Stands before ``BaseSession.__init__`` while the session host is installed.
+
+    Attributes:
+        active: False once the hook was taken out.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.active = True
+        self._device = device
+        self._said: set[str] = set()
+        self._original: Callable[..., None] = session_lib.BaseSession.__init__
+        original, hook = self._original, self
+
+        @functools.wraps(original)
+        def init(session: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
+            before = float32_sessions_exist()
+            original(session, target, graph, hook.config_for(config))
+            if hook.active:
+                # TensorFlow notes a session without its own mixed precision; this one has ours.
+                mixed_precision_global_state.set_non_mixed_precision_session_created(before)
+
+        self._replacement = init
+        session_lib.BaseSession.__init__ = init
+
+    def config_for(self, config: Any) -> Any:
+        """Returns the config to make a session with, and says what keeps plugins from it.
+
+        Args:
+            config: What the program passed: a ConfigProto, or None for the global default.
+
+        Returns:
+            The adjusted copy; anything that is no ConfigProto comes back as it is, so that
+            TensorFlow's own error names it.
+        """
+        if not self.active:
+            return config
+        if config is None:
+            config = context.context().config
+        if not isinstance(config, config_pb2.ConfigProto):
+            return config
+        for text in obstacles(config):
+            if text not in self._said:
+                self._said.add(text)
+                LOGGER.warning(
+                    "AMP is on, but a session runs in float32, because in its config %s.", text
+                )
+        return adjusted(config, self._device)
+
+    def restore(self) -> None:
+        """Takes the hook out; if somebody has wrapped it since, it stays and does nothing."""
+        self.active = False
+        if session_lib.BaseSession.__init__ is self._replacement:
+            session_lib.BaseSession.__init__ = self._original
+
+
+def float32_sessions_exist() -> bool:
+    """Tells whether a session was made without mixed precision before now.
+
+    Such a session keeps every graph it has already run as it is.
+    """
+    return bool(mixed_precision_global_state.non_mixed_precision_session_created())
