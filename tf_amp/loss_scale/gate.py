@@ -1,0 +1,200 @@
+"""One step behind a gate: the optimizer runs if all gradients are finite, else it is skipped.
+
+Everything an optimizer changes, it changes inside one branch of a `tf.cond`: variables, slots,
+iteration counter and moving averages of a skipped step therefore stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_amp.loss_scale import consensus
+from tf_amp.loss_scale import gradients as gradient_math
+from tf_amp.loss_scale.manager import LossScaleManager, PlannedUpdate
+from tf_amp.loss_scale.rule import LossScaleState
+from tf_amp.loss_scale.state_variables import FIELDS
+
+# Applies gradients, given in the order of the step's variables.
+Apply = Callable[[Sequence[Any]], Any]
+
+
+def apply_if_finite(
+    manager: LossScaleManager,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    apply: Apply,
+    *,
+    step: Any = None,
+    horovod: bool = False,
+    drop_window: Callable[[], Any] | None = None,
+) -> tf.Tensor:
+    """Applies unscaled gradients if all are finite, and moves the loss scale.
+
+    Args:
+        manager: The manager of the optimizer.
+        gradients: Unscaled gradients, one for each variable; None where there is none.
+        variables: The variables; only their names are used, for messages.
+        apply: Called in the branch that runs when the step is taken. Under a distribution
+            strategy it is called in the context of each replica.
+        step: The optimizer's iteration for messages: a scalar integer tensor, or None.
+        horovod: Whether the processes of Horovod must agree on the flag.
+        drop_window: Given when the optimizer accumulates the gradients of a window. Then a window
+            with a non-finite gradient is given up as a whole, and `drop_window` undoes what the
+            finite calls in it accumulated.
+
+    Returns:
+        Scalar bool tensor: whether the gradients were applied. In a v1 graph, running it runs
+        the step.
+
+    Raises:
+        ValueError: If no variable has a gradient.
+        RuntimeError: If called in the cross-replica context of a distribution strategy.
+    """
+    _require_gradients(gradients, variables)
+    consensus.require_replica_context()
+    if not manager.rule.checks_gradients:
+        return _true_after(apply(gradients))
+
+    finite = consensus.agree(gradient_math.all_finite(gradients), horovod=horovod)
+    first_name = manager.register_variable_names([variable_name(v) for v in variables])
+    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+
+    def apply_present(*values: Any) -> Any:
+        complete: list[Any] = [None] * len(gradients)
+        for i, value in zip(present, values, strict=True):
+            complete[i] = value
+        return apply(complete)
+
+    def culprit(*values: Any) -> tf.Tensor:
+        complete: list[Any] = [None] * len(gradients)
+        for i, value in zip(present, values, strict=True):
+            complete[i] = value
+        return gradient_math.culprit_code(complete)
+
+    def decide(call: Callable[..., Any], flag: tf.Tensor, *values: Any) -> tf.Tensor:
+        return _Gate(manager, flag, step, first_name, drop_window).pass_through(
+            lambda: call(apply_present, *values),
+            lambda: consensus.largest(call(culprit, *values)),
+        )
+
+    return consensus.in_deciding_context(decide, finite, *(gradients[i] for i in present))
+
+
+def variable_name(variable: Any) -> str:
+    """The name a user knows a variable by, for example `dense/kernel`."""
+    path = getattr(variable, "path", None)
+    return str(path if path else variable.name).removesuffix(":0")
+
+
+class _Gate:
+    """The decision of one step."""
+
+    def __init__(
+        self,
+        manager: LossScaleManager,
+        finite: tf.Tensor,
+        step: Any,
+        first_name: int,
+        drop_window: Callable[[], Any] | None,
+    ) -> None:
+        self._manager = manager
+        self._finite = finite
+        self._step = step
+        self._first_name = first_name
+        self._drop_window = drop_window
+
+    def pass_through(
+        self, apply: Callable[[], Any], culprit: Callable[[], tf.Tensor]
+    ) -> tf.Tensor:
+        plan = self._manager.plan(self._finite)
+        proceeds = self._finite if self._drop_window is None else plan.window_finite
+        applied = tf.cond(
+            proceeds,
+            lambda: _true_after(apply()),
+            lambda: tf.logical_not(_true_after(self._skip(plan, culprit))),
+        )
+        with tf.control_dependencies([applied]):
+            updates = self._manager.assign(plan.values)
+        with tf.control_dependencies(_operations(updates)):
+            return tf.identity(applied)
+
+    def _skip(self, plan: PlannedUpdate, culprit: Callable[[], tf.Tensor]) -> Any:
+        effects = []
+        if self._drop_window is not None:
+            # Calls after the non-finite one of a window are skipped too, but not reported.
+            effects.append(
+                tf.cond(self._finite, _true, lambda: _true_after(self._report(plan, culprit)))
+            )
+            drop = self._drop_window
+            effects.append(tf.cond(plan.closes_window, lambda: _true_after(drop()), _true))
+        else:
+            effects.append(self._report(plan, culprit))
+        return effects
+
+    def _report(self, plan: PlannedUpdate, culprit: Callable[[], tf.Tensor]) -> Any:
+        code = culprit()
+        code = gradient_math.select(
+            code < 0, code, code + self._first_name * len(gradient_math.KIND_NAMES)
+        )
+        if gradient_math.in_xla_context():
+            self._manager.assign_culprit(code)
+            return tf.constant(True)
+        # What the state will be once the window closes, whatever else happens in it.
+        after = self._manager.rule.update(
+            plan.before, tf.constant(False), gradient_math.select
+        )
+        step = tf.constant(-1, tf.int64) if self._step is None else tf.cast(self._step, tf.int64)
+        inputs = [step, code, plan.before.scale, *(getattr(after, field) for field in FIELDS)]
+        if tf.executing_eagerly():
+            return self._tell(*(value.numpy() for value in inputs))
+        # The host function exists on CPUs only, wherever the step itself is placed.
+        with tf.device("/CPU:0"):
+            return tf.numpy_function(self._tell, inputs, tf.bool)
+
+    def _tell(self, step: Any, code: Any, before: Any, scale: Any, *counts: Any) -> Any:
+        names = [field for field in FIELDS if field != "scale"]
+        state = LossScaleState(
+            scale=float(scale),
+            **{name: int(count) for name, count in zip(names, counts, strict=True)},
+        )
+        self._manager.report_skip(
+            None if step < 0 else int(step), float(before), state, int(code)
+        )
+        return True
+
+
+def _true() -> tf.Tensor:
+    return tf.constant(True)
+
+
+def _true_after(result: Any) -> tf.Tensor:
+    """A true tensor that exists once `result`, tensors or operations, was computed."""
+    with tf.control_dependencies(_operations(result)):
+        return tf.identity(tf.constant(True))
+
+
+def _operations(result: Any) -> list[Any]:
+    """What of a result can be waited for in a graph."""
+    if tf.executing_eagerly():
+        return []
+    flat = []
+    for item in tf.nest.flatten(result):
+        for local in consensus.local_values(item):
+            if isinstance(local, tf.Operation) or tf.is_tensor(local):
+                flat.append(local)
+            elif isinstance(getattr(local, "op", None), tf.Operation):
+                flat.append(local.op)
+    return flat
+
+
+def _require_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    if all(gradient is None for gradient in gradients):
+        names = ", ".join(variable_name(v) for v in variables) or "no variable"
+        raise ValueError(
+            "No variable has a gradient, so there is nothing to apply. Received: None for "
+            f"{names}. Check that the loss depends on these variables and that it was computed "
+            "(and scaled) inside the GradientTape."
+        )

@@ -1,0 +1,339 @@
+"""The loss-scale manager: a rule, its state in variables, and what a training step does to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_amp.loss_scale import gradients as gradient_math
+from tf_amp.loss_scale import telemetry
+from tf_amp.loss_scale.floor import SkippedStep, SkipReporter
+from tf_amp.loss_scale.protocol import StepProtocol
+from tf_amp.loss_scale.rule import LossScale, LossScaleState, resolve
+from tf_amp.loss_scale.state_variables import CULPRIT, FIELDS, StateVariables
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedUpdate:
+    """What one call of an optimizer will do to the state; all fields are scalar tensors.
+
+    Attributes:
+        before: The state before the call.
+        after: The state after it.
+        window_finite: Whether all gradients of the window so far are finite.
+        closes_window: Whether this call ends the window; None where each call is a window.
+        values: The new value of every variable, by field name.
+    """
+
+    before: LossScaleState
+    after: LossScaleState
+    window_finite: tf.Tensor
+    closes_window: tf.Tensor | None
+    values: dict[str, tf.Tensor]
+
+
+class LossScaleManager(tf.__internal__.tracking.Trackable):
+    """Holds a loss scale and moves it by its rule.
+
+    A manager usually belongs to one optimizer; `wrap_optimizer` makes it. To train several
+    optimizers with one scale, make the manager first, say how many optimizers share it and hand
+    it to each `wrap_optimizer`:
+
+    ```python
+    manager = LossScaleManager("dynamic", window=2)
+    generator_optimizer = wrap_optimizer(generator_optimizer, manager)
+    discriminator_optimizer = wrap_optimizer(discriminator_optimizer, manager)
+    ```
+
+    Each optimizer then skips for its own gradients alone, and the scale moves once per window.
+
+    The state (see `LossScaleState`) lives in variables that are created on first use and are part
+    of every checkpoint. Reading it inside a step costs no transfer to the host.
+
+    Args:
+        loss_scale: `"dynamic"` (default), a number, or a rule; see `rule.resolve`.
+        window: How many calls of `apply_gradients` make one update of the scale; default 1.
+        name: The prefix of the variables' names.
+        strict: Whether a step whose loss was not scaled is an error instead of one warning.
+
+    Raises:
+        ValueError: If an argument is not legal.
+    """
+
+    def __init__(
+        self,
+        loss_scale: Any = "dynamic",
+        *,
+        window: int = 1,
+        name: str = "loss_scale",
+        strict: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            raise ValueError(f"`window` must be an integer >= 1. Received: window={window!r}")
+        self._rule = resolve(loss_scale)
+        self._window = window
+        self._name = name
+        self._strict = strict
+        self._state = StateVariables(
+            self._rule.initial_state(), windowed=window > 1, name=name
+        )
+        self._reporter = SkipReporter(self._rule)
+        self._variable_names: list[str] = []
+        self._protocols: weakref.WeakSet[StepProtocol] = weakref.WeakSet()
+        telemetry.register(self)
+
+    @property
+    def rule(self) -> LossScale:
+        """The rule that moves the scale."""
+        return self._rule
+
+    @property
+    def name(self) -> str:
+        """The prefix of the variables' names."""
+        return self._name
+
+    @property
+    def window(self) -> int:
+        """How many calls of `apply_gradients` make one update of the scale."""
+        return self._window
+
+    @property
+    def scale(self) -> tf.Tensor:
+        """The current loss scale, a scalar float32 tensor."""
+        if not self._rule.scales_loss:
+            return tf.constant(1.0)
+        return tf.convert_to_tensor(self._state.get()["scale"])
+
+    @property
+    def variables(self) -> tuple[tf.Variable, ...]:
+        """The state variables of the current graph; created if they do not exist."""
+        return tuple(v for field, v in self._state.get().items() if field != CULPRIT)
+
+    def new_protocol(self) -> StepProtocol:
+        """A record of one optimizer's steps; `scale_loss` of this manager counts for it."""
+        protocol = StepProtocol(strict=self._strict)
+        self._protocols.add(protocol)
+        return protocol
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Multiplies a loss by the scale, as the last thing before its gradients are taken.
+
+        Args:
+            loss: Floating-point tensors of any shape, nested as you like, or a callable.
+
+        Returns:
+            The same structure. Report the loss you passed in, not this one.
+        """
+        for protocol in self._protocols:
+            protocol.loss_scaled(eagerly=tf.executing_eagerly())
+        return self.multiply(loss)
+
+    def multiply(self, tensors: Any) -> Any:
+        """Multiplies tensors by the scale, without counting as the scaling of a step's loss.
+
+        For a gradient inside a loss, such as a gradient penalty: take the inner gradient of
+        `multiply(output)` and hand it through `unscale` before its norm is computed.
+
+        Args:
+            tensors: As `loss` of `scale_loss`.
+        """
+        return gradient_math.scale(tensors, self.scale) if self._rule.scales_loss else tensors
+
+    def unscale(self, gradients: Sequence[Any]) -> list[Any]:
+        """Divides gradients by the scale.
+
+        Args:
+            gradients: Tensors or `tf.IndexedSlices` of any shape, or None.
+
+        Returns:
+            The gradients in the same order; sparse ones stay sparse.
+        """
+        if not self._rule.scales_loss:
+            return list(gradients)
+        return gradient_math.unscale(gradients, self.scale)
+
+    def create_variables(self) -> None:
+        """Creates the state variables in the current graph and strategy, if they are missing."""
+        if self._rule.checks_gradients or self._rule.scales_loss:
+            self._state.get()
+
+    def plan(self, finite: tf.Tensor) -> PlannedUpdate:
+        """What a call of the optimizer with these gradients will do to the state.
+
+        Args:
+            finite: Scalar bool tensor: whether all gradients of this call are finite.
+        """
+        variables = self._state.get()
+        before = LossScaleState(
+            **{field: tf.convert_to_tensor(variables[field]) for field in FIELDS}
+        )
+        if self._window == 1:
+            after = self._rule.update(before, finite, gradient_math.select)
+            return PlannedUpdate(before, after, finite, None, _values(after))
+        position = tf.convert_to_tensor(variables["window_position"]) + 1
+        window_finite = tf.logical_and(variables["window_finite"], finite)
+        closes = position >= self._window
+        closed = _values(self._rule.update(before, window_finite, gradient_math.select))
+        after_values = {
+            field: gradient_math.select(closes, closed[field], getattr(before, field))
+            for field in FIELDS
+        }
+        after = LossScaleState(**after_values)
+        window_values = {
+            "window_position": gradient_math.select(closes, 0, position),
+            "window_finite": tf.logical_or(closes, window_finite),
+        }
+        return PlannedUpdate(
+            before, after, window_finite, closes, {**after_values, **window_values}
+        )
+
+    def assign(self, values: dict[str, tf.Tensor]) -> list[Any]:
+        """Writes new values to the state variables; returns the operations that do so."""
+        variables = self._state.get()
+        return [variables[field].assign(value) for field, value in values.items()]
+
+    def assign_culprit(self, code: tf.Tensor) -> None:
+        """Keeps a `gradients.culprit_code` for the next `check`; not available in v1 graphs."""
+        variable = self._state.get().get(CULPRIT)
+        if variable is not None:
+            variable.assign(code)
+
+    def register_variable_names(self, names: Sequence[str]) -> int:
+        """Makes names known to messages; returns the index of the first.
+
+        Tracing the same step again does not register its names again.
+        """
+        known = self._variable_names
+        for start in range(len(known) - len(names) + 1):
+            if known[start : start + len(names)] == list(names):
+                return start
+        known.extend(names)
+        return len(known) - len(names)
+
+    def report_skip(
+        self, step: int | None, before: float | None, state: LossScaleState, code: int
+    ) -> None:
+        """Tells the user of a skipped step, on the host.
+
+        Args:
+            step: The optimizer's iteration, or None.
+            before: The scale the step was taken with, or None.
+            state: The state after it, as Python numbers.
+            code: A `gradients.culprit_code` shifted by the index of the first name.
+
+        Raises:
+            LossScaleAtFloorError: See `SkipReporter.report`.
+        """
+        culprit = gradient_math.decode_culprit(code, self._variable_names)
+        self._reporter.report(SkippedStep(step, before, state, culprit))
+
+    def state(self, session: tf.compat.v1.Session | None = None) -> LossScaleState:
+        """Reads the state to the host. This waits for the device: not for use in every step.
+
+        Args:
+            session: The session to read from, in a v1 graph.
+
+        Returns:
+            The state as Python numbers; the initial state where no variable exists yet.
+
+        Raises:
+            ValueError: If the current graph is a v1 graph and no session is given.
+        """
+        if session is not None:
+            with session.graph.as_default():
+                variables = self._state.created()
+            if not variables:
+                return self._rule.initial_state()
+            values = session.run({field: variables[field] for field in FIELDS})
+        elif not tf.executing_eagerly():
+            raise ValueError(
+                "In a v1 graph the state of a loss scale is read through a session: call "
+                "state(session) with the session that trains. Received: session=None"
+            )
+        else:
+            variables = self._state.eager()
+            if not variables:
+                return self._rule.initial_state()
+            values = {field: variables[field].numpy() for field in FIELDS}
+        return LossScaleState(
+            scale=float(values["scale"]),
+            **{field: int(values[field]) for field in FIELDS if field != "scale"},
+        )
+
+    def check(self, step: int | None = None) -> LossScaleState:
+        """Reads the state and tells the user of skipped steps that were not reported yet.
+
+        Steps report themselves, except inside functions compiled by XLA, which cannot call the
+        host. Loops that use `jit_compile=True` call this now and then; Keras's `fit` does it by
+        the callback of `callbacks.loss_scale_callback`.
+
+        Args:
+            step: The number to call the current step in messages.
+
+        Returns:
+            The state as Python numbers.
+
+        Raises:
+            LossScaleAtFloorError: If the rule says `at_floor="raise"` and its patience is over.
+        """
+        state = self.state()
+        if state.skipped_in_a_row or state.skipped_steps:
+            culprit = self._state.eager().get(CULPRIT)
+            code = -1 if culprit is None else int(culprit.numpy())
+            self.report_skip(step, None, state, code)
+        return state
+
+    def export_state(self) -> dict[str, Any]:
+        """The values of the state variables by name, as NumPy scalars; empty if none exist."""
+        return {k: v.numpy() for k, v in self._state.eager().items() if k != CULPRIT}
+
+    def import_state(self, values: Mapping[str, Any]) -> None:
+        """Sets the state variables to values of `export_state`; missing ones stay what they are."""
+        if not values:
+            return
+        variables = self._state.get()
+        for field in values.keys() & variables.keys():
+            variables[field].assign(np.asarray(values[field]))
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-able description, without the state, for `from_config`."""
+        return {
+            "loss_scale": self._rule.get_config(),
+            "window": self._window,
+            "name": self._name,
+            "strict": self._strict,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> LossScaleManager:
+        """A new manager as `get_config` described it, in its initial state."""
+        return cls(**config)
+
+    def summary(self, step: int) -> None:
+        """Writes the state to TensorBoard, with the default summary writer.
+
+        Args:
+            step: The step to file the values under.
+        """
+        telemetry.write_summary(self._state.get(), step)
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        return self._state._trackable_children(save_type, **kwargs)
+
+    def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
+        return self._state._lookup_dependency(name, cached_dependencies)
+
+    @property
+    def _deferred_dependencies(self) -> Any:
+        # A restored value of a variable that does not exist yet waits where it is created.
+        return self._state._deferred_dependencies
+
+
+def _values(state: LossScaleState) -> dict[str, tf.Tensor]:
+    return {field: getattr(state, field) for field in FIELDS}

@@ -1,0 +1,108 @@
+"""The variables that hold a loss scale's state, one set per graph."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tf_amp.loss_scale.rule import LossScaleState
+
+# The names of the state variables, which are also their names in a checkpoint.
+FIELDS: Mapping[str, tf.DType] = {
+    "scale": tf.float32,
+    "good_steps": tf.int64,
+    "skipped_steps": tf.int64,
+    "skipped_in_a_row": tf.int64,
+}
+# Present only where one update of the scale takes several calls of the optimizer.
+WINDOW_FIELDS: Mapping[str, tf.DType] = {"window_position": tf.int64, "window_finite": tf.bool}
+
+# Which gradient was not finite in the last skipped step, for the message about it. It describes a
+# step and not the scale, so it is in no checkpoint; see `gradients.culprit_code`.
+CULPRIT = "culprit"
+NO_CULPRIT = -1
+
+
+class StateVariables(tf.__internal__.tracking.Trackable):
+    """Creates the state variables when they are first needed, and tracks them for checkpoints.
+
+    A variable belongs to the graph it was created in: one set serves eager code and all functions
+    traced from it, and every v1 graph has a set of its own. Nothing is created in the
+    constructor, so that a manager may be made before the graph or the distribution strategy that
+    trains with it.
+
+    Args:
+        initial: The state before the first step.
+        windowed: Whether the variables of a window are needed.
+        name: The prefix of the variables' names.
+    """
+
+    def __init__(self, initial: LossScaleState, *, windowed: bool, name: str) -> None:
+        super().__init__()
+        self._initial = initial
+        self._windowed = windowed
+        self._name = name
+        self._eager: dict[str, tf.Variable] = {}
+        self._by_graph: weakref.WeakKeyDictionary[tf.Graph, dict[str, tf.Variable]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def get(self) -> Mapping[str, tf.Variable]:
+        """The variables of the current graph by field name; created on the first call."""
+        # A variable must outlive the function being traced, hence the lift out of it.
+        with tf.init_scope():
+            variables = self._of_current_graph()
+            if not variables:
+                self._create(variables)
+        return variables
+
+    def created(self) -> Mapping[str, tf.Variable]:
+        """The variables of the current graph; empty where they do not exist yet."""
+        with tf.init_scope():
+            return dict(self._of_current_graph())
+
+    def eager(self) -> Mapping[str, tf.Variable]:
+        """The variables of eager code; empty where they do not exist."""
+        return dict(self._eager)
+
+    def _of_current_graph(self) -> dict[str, tf.Variable]:
+        if tf.executing_eagerly():
+            return self._eager
+        return self._by_graph.setdefault(tf.compat.v1.get_default_graph(), {})
+
+    def _create(self, variables: dict[str, tf.Variable]) -> None:
+        initial: dict[str, Any] = {field: getattr(self._initial, field) for field in FIELDS}
+        fields = dict(FIELDS)
+        if self._windowed:
+            initial.update(window_position=0, window_finite=True)
+            fields.update(WINDOW_FIELDS)
+        if tf.executing_eagerly():
+            initial[CULPRIT] = NO_CULPRIT
+            fields[CULPRIT] = tf.int64
+        # The root name scope, so that the names in a v1 checkpoint do not depend on the caller's.
+        with tf.compat.v1.name_scope(None):
+            for field, dtype in fields.items():
+                variables[field] = tf.Variable(
+                    initial[field],
+                    trainable=False,
+                    name=f"{self._name}/{field}",
+                    dtype=dtype,
+                    # All replicas hold the same value; whichever writes is as good as any other.
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                )
+                if field != CULPRIT:
+                    self._handle_deferred_dependencies(name=field, trackable=variables[field])
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        children = {k: v for k, v in self.created().items() if k != CULPRIT}
+        children.update(super()._trackable_children(save_type, **kwargs))
+        return children
+
+    def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
+        found = self.created().get(name)
+        if found is not None:
+            return found
+        return super()._lookup_dependency(name, cached_dependencies)
