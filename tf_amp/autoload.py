@@ -31,6 +31,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from tf_amp.env_variables import ENABLING_VARIABLES, EnvConfigError
+from tf_amp.visible_log import ensure_visible
 
 _log = logging.getLogger("tf_amp")
 _TRIGGER = "tensorflow"
@@ -79,9 +80,15 @@ def _install() -> None:
         installation.install(settings, source="environment")
     except EnvConfigError:
         raise
-    except Exception:
+    except Exception as error:
         # Somebody else's training script must not die of a fault in here.
-        _log.warning("AMP could not be switched on, and everything runs in float32.", exc_info=True)
+        ensure_visible()
+        _log.warning(
+            "AMP could not be switched on, and everything runs in float32: %s: %s",
+            type(error).__name__,
+            error,
+        )
+        _log.debug("The fault in full:", exc_info=True)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -18,7 +18,8 @@ CONVERTED = {"graphs_rewritten": 2, "nodes_converted": 30, "casts": 11}
 
 
 def _training(losses: tuple[float, ...], step: float, **status: int) -> demo.Training:
-    return demo.Training(losses, accuracy=0.75, step_seconds=step, status=status)
+    said = ("tf_amp: AMP on",) if status else ()
+    return demo.Training(losses, 0.75, step_seconds=step, status=status, messages=said)
 
 
 def test_comparison_pairs_trainings_of_one_seed() -> None:
@@ -30,7 +31,7 @@ def test_comparison_pairs_trainings_of_one_seed() -> None:
     assert "2.50x (2.00, 3.00; float32 / AMP)" in lines[4]
     assert "at most 0.2500 apart (two float32 seeds: 0.5000)" in lines[5]
     assert [line.split()[-1] for line in lines[6:9]] == ["2", "30", "11"]
-    assert len(lines) == 9
+    assert lines[9:] == ["what AMP said:", "  tf_amp: AMP on"]
 
 
 def test_comparison_says_when_nothing_was_converted() -> None:

@@ -18,9 +18,8 @@ from tqdm import tqdm
 
 from tf_amp import autoload
 from tf_amp.cli.options import add_options, chosen_variables
-from tf_amp.env_config import read_settings
+from tf_amp.env_config import check_environment
 from tf_amp.env_variables import ENABLING_VARIABLES, IGNORE_PERFORMANCE
-from tf_amp.hardware import choose_target
 
 _TRAINING = "tf_amp.cli.demo_training"
 _REQUIREMENTS = {"tensorflow": "tensorflow", "keras": "keras", "sklearn": "scikit-learn"}
@@ -35,12 +34,14 @@ class Training:
         accuracy: On the test images, 0..1.
         step_seconds: The median time of a step, without the first epoch.
         status: `tf_amp.status()` at the end.
+        messages: The lines that tf_amp logged.
     """
 
     losses: tuple[float, ...]
     accuracy: float
     step_seconds: float
     status: Mapping[str, Any]
+    messages: tuple[str, ...] = ()
 
 
 class TrainingError(Exception):
@@ -91,53 +92,64 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    low = {**os.environ, **chosen_variables(arguments)}
-    target = _target(low)
-    fast = target.target_dtype is not None
-    if not fast:
-        print(
-            f"Note: {target.reason}\nThe demo sets that: expect mixed precision to be SLOWER here."
-        )
-        low[IGNORE_PERFORMANCE] = "1"
-        target = _target(low)
-    epochs = arguments.epochs or (10 if fast else 4)
-    print(f"Digits CNN, {arguments.rounds} x float32 against {target.reason}.", flush=True)
-    full = {name: value for name, value in low.items() if name not in ENABLING_VARIABLES}
-    command = [sys.executable, "-m", _TRAINING]
-    low_command = command
-    if autoload.pth_path() is None:
-        print("No .pth file is installed, so the launcher `tf-amp run` switches AMP on.")
-        low_command = [sys.executable, "-m", "tf_amp.cli.main", "run", "-m", _TRAINING]
-    baseline, mixed = [], []
     try:
-        with tqdm(total=2 * arguments.rounds * epochs, unit="epoch") as bar:
-            for seed in range(arguments.rounds):
-                chosen = [str(seed), str(epochs)]
-                bar.set_description("float32")
-                baseline.append(_train([*command, *chosen], full, bar))
-                bar.set_description("AMP")
-                mixed.append(_train([*low_command, *chosen], low, bar))
+        return _demonstrate(arguments)
     except TrainingError as error:
         print(f"tf-amp demo: {error}", file=sys.stderr)
         return 1
+
+
+def _demonstrate(arguments: argparse.Namespace) -> int:
+    low = {**os.environ, **chosen_variables(arguments)}
+    low.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    check_environment(low)
+    plan = _plan(low)
+    fast = plan["target_dtype"] is not None
+    if not fast:
+        print(f"Note: {plan['reason']}")
+        print("The demo sets that. Expect mixed precision to be SLOWER than float32 here.")
+        low[IGNORE_PERFORMANCE] = "1"
+        plan = _plan(low)
+    epochs = arguments.epochs or (10 if fast else 4)
+    print(f"Digits CNN, {arguments.rounds} x float32 and AMP in turns. AMP: {plan['reason']}.")
+    full = {name: value for name, value in low.items() if name not in ENABLING_VARIABLES}
+    training = ("-m", _TRAINING)
+    low_training = training
+    if autoload.pth_path() is None:
+        print("No .pth file is installed, so the launcher `tf-amp run` switches AMP on.")
+        low_training = ("-m", "tf_amp.cli.main", "run", *training)
+    baseline, mixed = [], []
+    with tqdm(total=2 * arguments.rounds * epochs, unit="epoch") as bar:
+        for seed in range(arguments.rounds):
+            chosen = (str(seed), str(epochs))
+            bar.set_description("float32")
+            baseline.append(_train((*training, *chosen), full, bar))
+            bar.set_description("AMP")
+            mixed.append(_train((*low_training, *chosen), low, bar))
     print(comparison(baseline, mixed))
     return 0
 
 
-def _target(environ: Mapping[str, str]) -> Any:
-    settings = read_settings(environ)
-    # The target needs TensorFlow's list of GPUs; this process itself stays as it is.
-    autoload.deactivate()
-    return choose_target(settings)
+def _plan(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Asks another process what the settings lead to: this one stays free of TensorFlow."""
+    command = [sys.executable, "-m", "tf_amp.cli.main", "env", "--json"]
+    done = subprocess.run(command, env={**environ}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TrainingError(f"the settings could not be read.\n{done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout))
 
 
-def _train(command: list[str], environ: Mapping[str, str], bar: tqdm[Any]) -> Training:
+def _train(arguments: tuple[str, ...], environ: Mapping[str, str], bar: tqdm[Any]) -> Training:
     losses = []
     result: dict[str, Any] = {}
     # A file, because a pipe that nobody reads would block a training that warns a lot.
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         with subprocess.Popen(
-            command, env={**environ}, stdout=subprocess.PIPE, stderr=errors, text=True
+            [sys.executable, *arguments],
+            env={**environ},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -147,13 +159,20 @@ def _train(command: list[str], environ: Mapping[str, str], bar: tqdm[Any]) -> Tr
                         losses.append(result["loss"])
                         bar.set_postfix(loss=f"{result['loss']:.4f}")
                         bar.update()
-        if process.returncode or "accuracy" not in result:
-            errors.seek(0)
-            raise TrainingError(
-                f"a training ended with status {process.returncode}. Its last lines:\n"
-                + "".join(errors.readlines()[-25:])
-            )
-    return Training(tuple(losses), result["accuracy"], result["step_seconds"], result["status"])
+        errors.seek(0)
+        said = errors.readlines()
+    if process.returncode or "accuracy" not in result:
+        raise TrainingError(
+            f"a training ended with status {process.returncode}. Its last lines:\n"
+            + "".join(said[-25:])
+        )
+    return Training(
+        tuple(losses),
+        result["accuracy"],
+        result["step_seconds"],
+        result["status"],
+        messages=tuple(line.rstrip() for line in said if line.startswith("tf_amp")),
+    )
 
 
 def comparison(baseline: list[Training], mixed: list[Training]) -> str:
@@ -185,7 +204,8 @@ def comparison(baseline: list[Training], mixed: list[Training]) -> str:
         f"casts inserted          {status.get('casts', 0)}",
     ]
     if not status.get("nodes_converted"):
-        lines.append("WARNING: AMP was asked for but nothing was converted: " + str(status))
+        lines.append(f"WARNING: AMP was asked for but nothing was converted: {status.get('why')}")
+    lines += ["what AMP said:", *(f"  {message}" for message in mixed[-1].messages)]
     return "\n".join(lines)
 
 
