@@ -8,6 +8,9 @@ from typing import Any
 from tf_amp.loss_scale.manager import LossScaleManager
 from tf_amp.loss_scale.rule import LossScaleState
 
+# An attribute by which a callback made here is known.
+LOSS_SCALE_CALLBACK = "watches_loss_scale"
+
 
 def loss_scale_callback(model: Any, *, every: int = 100, log: bool = True) -> Any:
     """A callback for `model.fit(callbacks=[...])`.
@@ -46,6 +49,7 @@ def loss_scale_callback(model: Any, *, every: int = 100, log: bool = True) -> An
 
         # For distributed and asynchronous loops of tf_keras, which otherwise convert the logs.
         _supports_tf_logs = True
+        watches_loss_scale = True
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             del batch, logs

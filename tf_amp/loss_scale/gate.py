@@ -106,9 +106,7 @@ class _Gate:
         self._first_name = first_name
         self._drop_window = drop_window
 
-    def pass_through(
-        self, apply: Callable[[], Any], culprit: Callable[[], tf.Tensor]
-    ) -> tf.Tensor:
+    def pass_through(self, apply: Callable[[], Any], culprit: Callable[[], tf.Tensor]) -> tf.Tensor:
         plan = self._manager.plan(self._finite)
         proceeds = self._finite if self._drop_window is None else plan.window_finite
         applied = tf.cond(
@@ -143,9 +141,7 @@ class _Gate:
             self._manager.assign_culprit(code)
             return tf.constant(True)
         # What the state will be once the window closes, whatever else happens in it.
-        after = self._manager.rule.update(
-            plan.before, tf.constant(False), gradient_math.select
-        )
+        after = self._manager.rule.update(plan.before, tf.constant(False), gradient_math.select)
         step = tf.constant(-1, tf.int64) if self._step is None else tf.cast(self._step, tf.int64)
         inputs = [step, code, plan.before.scale, *(getattr(after, field) for field in FIELDS)]
         if tf.executing_eagerly():
@@ -160,9 +156,7 @@ class _Gate:
             scale=float(scale),
             **{name: int(count) for name, count in zip(names, counts, strict=True)},
         )
-        self._manager.report_skip(
-            None if step < 0 else int(step), float(before), state, int(code)
-        )
+        self._manager.report_skip(None if step < 0 else int(step), float(before), state, int(code))
         return True
 
 

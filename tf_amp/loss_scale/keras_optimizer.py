@@ -136,9 +136,7 @@ class KerasLossScaleOptimizer(
         variables = trainable_variables or inner._trainable_variables
         unscaled = [
             raw if getattr(variable, "overwrite_with_gradient", False) else gradient
-            for raw, gradient, variable in zip(
-                grads, self._unscaled(grads), variables, strict=True
-            )
+            for raw, gradient, variable in zip(grads, self._unscaled(grads), variables, strict=True)
         ]
         return apply_if_finite(
             self.manager,

@@ -80,9 +80,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         self._window = window
         self._name = name
         self._strict = strict
-        self._state = StateVariables(
-            self._rule.initial_state(), windowed=window > 1, name=name
-        )
+        self._state = StateVariables(self._rule.initial_state(), windowed=window > 1, name=name)
         self._reporter = SkipReporter(self._rule)
         self._variable_names: list[str] = []
         self._protocols: weakref.WeakSet[StepProtocol] = weakref.WeakSet()

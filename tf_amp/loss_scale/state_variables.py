@@ -20,6 +20,8 @@ FIELDS: Mapping[str, tf.DType] = {
 # Present only where one update of the scale takes several calls of the optimizer.
 WINDOW_FIELDS: Mapping[str, tf.DType] = {"window_position": tf.int64, "window_finite": tf.bool}
 
+# In v1 graphs, the collection that holds the state variables.
+STATE_COLLECTION = "tf_amp_loss_scale"
 # Which gradient was not finite in the last skipped step, for the message about it. It describes a
 # step and not the scale, so it is in no checkpoint; see `gradients.culprit_code`.
 CULPRIT = "culprit"
@@ -93,6 +95,8 @@ class StateVariables(tf.__internal__.tracking.Trackable):
                     # All replicas hold the same value; whichever writes is as good as any other.
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
+                if not tf.executing_eagerly():
+                    tf.compat.v1.add_to_collection(STATE_COLLECTION, variables[field])
                 if field != CULPRIT:
                     self._handle_deferred_dependencies(name=field, trackable=variables[field])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +12,22 @@ import tensorflow as tf
 from tf_amp.loss_scale.custom_loop import CustomLoopMethods
 from tf_amp.loss_scale.gate import apply_if_finite
 from tf_amp.loss_scale.manager import LossScaleManager
+
+_running = threading.local()
+
+
+def inner_is_running() -> bool:
+    """Whether this thread is inside a call of a wrapped optimizer by its wrapper."""
+    return getattr(_running, "depth", 0) > 0
+
+
+@contextlib.contextmanager
+def _running_inner() -> Iterator[None]:
+    _running.depth = getattr(_running, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _running.depth -= 1
 
 
 class V1LossScaleOptimizer(
@@ -47,7 +65,8 @@ class V1LossScaleOptimizer(
             Pairs of unscaled gradient and variable, ready to be clipped.
         """
         scaled = self.scale_loss(loss)
-        grads_and_vars = self.inner_optimizer.compute_gradients(scaled, *args, **kwargs)
+        with _running_inner():
+            grads_and_vars = self.inner_optimizer.compute_gradients(scaled, *args, **kwargs)
         unscaled = self.unscale([gradient for gradient, _ in grads_and_vars])
         return [(g, v) for g, (_, v) in zip(unscaled, grads_and_vars, strict=True)]
 
@@ -78,21 +97,36 @@ class V1LossScaleOptimizer(
         gradients = self._unscaled([gradient for gradient, _ in pairs])
 
         def apply(values: Any) -> Any:
-            return self.inner_optimizer.apply_gradients(
-                list(zip(values, variables, strict=True)), global_step=global_step, **kwargs
-            )
+            with _running_inner():
+                return self.inner_optimizer.apply_gradients(
+                    list(zip(values, variables, strict=True)), global_step=global_step, **kwargs
+                )
 
+        self._create_slots_first([v for g, v in pairs if g is not None])
         train_ops = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
         known = list(train_ops)
-        self.applied = apply_if_finite(
-            self.manager, gradients, variables, apply, step=global_step
-        )
+        self.applied = apply_if_finite(self.manager, gradients, variables, apply, step=global_step)
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
             return self.applied
         train_op = tf.group(self.applied, name=name or self.get_name())
         # The operation inside the branch cannot be run by itself; the one to run is ours.
         train_ops[:] = [*known, train_op]
         return train_op
+
+    def _create_slots_first(self, variables: list[Any]) -> None:
+        """Creates the slots outside the branch, under the names they have in float32.
+
+        Without this, variables such as `beta1_power` would be named after the branch, and the
+        checkpoints of a v1 Saver would not be interchangeable with those of float32.
+        """
+        if tf.distribute.has_strategy():
+            return
+        with tf.init_scope():
+            optimizer: Any = self.inner_optimizer
+            while isinstance(optimizer, tf.compat.v1.train.Optimizer):
+                optimizer._create_slots(variables)
+                # The names under which optimizers made of an optimizer keep it.
+                optimizer = getattr(optimizer, "_optimizer", getattr(optimizer, "_opt", None))
 
     def variables(self) -> list[Any]:
         """The variables of the wrapped optimizer and of the scale, for their initialization."""

@@ -69,20 +69,28 @@ def wrap_optimizer(opt: Any, loss_scale: Any = "dynamic", *, strict: bool = Fals
         from tf_amp.loss_scale.tf_keras_optimizer import LegacyLossScaleOptimizer
 
         wrapper = LegacyLossScaleOptimizer(opt, manager, horovod=horovod)
-    object.__setattr__(opt, _MARK, wrapper)
+    mark_wrapped(opt, wrapper)
     return wrapper
 
 
 def is_wrapped(opt: Any) -> bool:
     """Whether `opt` scales the loss: made by `wrap_optimizer`, or by its own library's class."""
-    return hasattr(opt, "manager") and isinstance(opt.manager, LossScaleManager) or (
-        _is_loss_scale_optimizer_of_library(opt)
+    return (
+        hasattr(opt, "manager")
+        and isinstance(opt.manager, LossScaleManager)
+        or (_is_loss_scale_optimizer_of_library(opt))
     )
 
 
 def wrapper_of(opt: Any) -> Any:
     """The wrapper that drives `opt`, or None."""
     return getattr(opt, "__dict__", {}).get(_MARK)
+
+
+def mark_wrapped(opt: Any, wrapper: Any) -> None:
+    """Records that `wrapper` drives `opt`; None that nothing does."""
+    # Past the attribute machinery of the optimizers, which would track the wrapper.
+    object.__setattr__(opt, _MARK, wrapper)
 
 
 def require_not_wrapped(opt: Any) -> None:

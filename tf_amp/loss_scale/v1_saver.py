@@ -1,0 +1,82 @@
+"""Restores a float32 checkpoint of a v1 `Saver` into a graph that scales its loss."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_amp.loss_scale.state_variables import STATE_COLLECTION
+
+_LOGGER = logging.getLogger("tf_amp.loss_scale")
+
+
+def restore(saver: tf.compat.v1.train.Saver, session: tf.compat.v1.Session, path: str) -> None:
+    """`saver.restore(session, path)`, for checkpoints with or without the state of a loss scale.
+
+    Args:
+        saver: A saver over variables that may include the state of a loss scale.
+        session: The session to restore into.
+        path: The checkpoint's prefix, as for `Saver.restore`.
+
+    Raises:
+        tf.errors.NotFoundError: If anything else than the state of a loss scale is missing.
+    """
+    make_tolerant_restore(tf.compat.v1.train.Saver.restore)(saver, session, path)
+
+
+def make_tolerant_restore(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A `Saver.restore` that lets the state of a loss scale be missing from a checkpoint.
+
+    What is missing keeps the value it has, or gets its initial one. The values that are there are
+    read here and fed in place of the graph's restore operations, because a graph that is
+    finalized, as in a `MonitoredSession`, takes no new operation.
+
+    Args:
+        original: `Saver.restore`.
+    """
+
+    def restore(self: Any, sess: Any, save_path: Any) -> Any:
+        with sess.graph.as_default():
+            state = tf.compat.v1.get_collection(STATE_COLLECTION)
+        if not state or not tf.compat.v1.train.checkpoint_exists(save_path):
+            return original(self, sess, save_path)
+        reader = tf.train.load_checkpoint(save_path)
+        missing = [v for v in state if not reader.has_tensor(v.op.name)]
+        reads = _restore_reads(sess.graph, self.saver_def.restore_op_name) if missing else []
+        if not missing or not reads:
+            return original(self, sess, save_path)
+        initial = {v.op.name: sess.run(v.initializer.inputs[1]) for v in missing}
+        feed = {}
+        for operation in reads:
+            names = sess.run(operation.inputs[1], {self.saver_def.filename_tensor_name: save_path})
+            for name, output in zip(names, operation.outputs, strict=True):
+                key = name.decode()
+                feed[output] = initial[key] if key in initial else reader.get_tensor(key)
+        sess.run(self.saver_def.restore_op_name, feed)
+        _LOGGER.info(
+            "Restored %s, which has no loss scale: the scale starts at its initial value.",
+            save_path,
+        )
+        return None
+
+    return restore
+
+
+def _restore_reads(graph: tf.Graph, restore_op_name: str) -> list[tf.Operation]:
+    """The operations that read the checkpoint on behalf of a restore operation."""
+    pending = [graph.as_graph_element(restore_op_name, allow_tensor=False)]
+    seen = set(pending)
+    reads = []
+    while pending:
+        operation = pending.pop()
+        if operation.type == "RestoreV2":
+            reads.append(operation)
+            continue
+        for source in [*operation.control_inputs, *(x.op for x in operation.inputs)]:
+            if source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return reads
