@@ -1,4 +1,4 @@
-"""A callback for `fit` of Keras 3 and tf_keras: the scale in the logs, and news of skipped steps."""
+"""A callback for `fit` of Keras 3 and tf_keras: logs the scale, and tells of skipped steps."""
 
 from __future__ import annotations
 

@@ -103,8 +103,12 @@ class KerasLossScaleOptimizer(
         """Creates the variables of the wrapped optimizer and of the scale."""
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)
-        with tf.init_scope(), self.inner_optimizer._distribution_strategy.scope():
+        if tf.distribute.has_strategy():
             self.manager.create_variables()
+        else:
+            # The strategy the optimizer was made in, even if it is first used outside its scope.
+            with tf.init_scope(), self.inner_optimizer._distribution_strategy.scope():
+                self.manager.create_variables()
         self.built = True
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:

@@ -87,7 +87,8 @@ class V1LossScaleOptimizer(
 
         Returns:
             In a graph, the operation that does the step; afterwards the attribute `applied` is the
-            scalar bool tensor that tells whether it was done or skipped. Eagerly and in a `tf.function`, that tensor.
+            scalar bool tensor that tells whether it was done or skipped. Eagerly and in a
+            `tf.function`, that tensor.
 
         Raises:
             ValueError: If there is no gradient at all.

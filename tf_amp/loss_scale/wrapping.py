@@ -75,11 +75,8 @@ def wrap_optimizer(opt: Any, loss_scale: Any = "dynamic", *, strict: bool = Fals
 
 def is_wrapped(opt: Any) -> bool:
     """Whether `opt` scales the loss: made by `wrap_optimizer`, or by its own library's class."""
-    return (
-        hasattr(opt, "manager")
-        and isinstance(opt.manager, LossScaleManager)
-        or (_is_loss_scale_optimizer_of_library(opt))
-    )
+    ours = isinstance(getattr(opt, "manager", None), LossScaleManager)
+    return ours or _is_loss_scale_optimizer_of_library(opt)
 
 
 def wrapper_of(opt: Any) -> Any:
