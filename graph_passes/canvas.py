@@ -53,6 +53,7 @@ class Canvas:
         code_of_op = {op: LIST_NAMES.index(row.list_name) + 1 for op, row in lists.entries.items()}
         codes: dict[str, int] = {}
         by_node = np.zeros(len(view.nodes) + 1, np.uint8)
+        runs_functions = np.zeros(len(view.nodes) + 1, bool)
         for number, op_type in enumerate(view.op_types):
             if op_type is not None:
                 name = op_type.name
@@ -60,18 +61,22 @@ class Canvas:
                 if code is None:
                     code = codes[name] = code_of_op.get(name, 0)
                 by_node[number] = code
+                runs_functions[number] = op_type.runs_functions
         # Index -1 (the opaque vertex) falls on the extra entry, which is on no list.
         self.listed = np.where(view.is_float, by_node[owners], 0).astype(np.uint8)
         allowed = np.ones(len(view.nodes) + 1, bool)
         allowed[-1] = False
         allowed[list(ineligible)] = False
-        self.eligible = allowed[owners]
+        # A node that runs a function must agree with the function's signature, which is float32.
+        bound = runs_functions[owners] & view.is_float
+        self.eligible = allowed[owners] & ~bound
         self.edges: Adjacency
         self.low = bytearray(vertices)
         self.denied = bytearray(vertices)
         self.why = bytearray(vertices)
         for vertex in np.flatnonzero(~self.eligible & view.is_float).tolist():
-            self.why[vertex] = ineligible[view.vertex_nodes[vertex]]
+            number = view.vertex_nodes[vertex]
+            self.why[vertex] = ineligible.get(number, Reason.RUNS_FUNCTION)
         self.parents: dict[int, int] = {}
 
     def connect(self, implicit_edges: list[tuple[int, int]]) -> None:

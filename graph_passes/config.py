@@ -100,5 +100,6 @@ class PrecisionConfig:
 RULES: dict[str, str] = {
     "variable-update": "what is assigned to a variable is computed in float32",
     "constant-range": "a constant that float16 cannot hold keeps its consumers in float32",
+    "batch-norm": "a batch normalization written in primitives becomes one fused op",
 }
 """Rules of the default mode, by the name that switches each off."""

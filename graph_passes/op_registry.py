@@ -64,9 +64,19 @@ class OpType:
         op_def: its definition.
         layout: the layout of every node of this type, None where it depends on the node.
         only_attr: the one `type` attr that holds the only slot, where that is all there is.
+        runs_functions: whether nodes of this type name functions that they run (While, If ...).
     """
 
-    __slots__ = ("_arity_attrs", "_defaults", "_layouts", "layout", "name", "only_attr", "op_def")
+    __slots__ = (
+        "_arity_attrs",
+        "_defaults",
+        "_layouts",
+        "layout",
+        "name",
+        "only_attr",
+        "op_def",
+        "runs_functions",
+    )
 
     def __init__(self, op_def: op_def_pb2.OpDef) -> None:
         self.name = op_def.name
@@ -77,6 +87,7 @@ class OpType:
         numbers = {arg.number_attr for arg in (*op_def.input_arg, *op_def.output_arg)} - {""}
         lists = {attr.name for attr in op_def.attr if attr.type == "list(type)"}
         self._arity_attrs = tuple(sorted(numbers)), tuple(sorted(lists))
+        self.runs_functions = any(attr.type in ("func", "list(func)") for attr in op_def.attr)
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self.layout: Layout | None = None
         self.only_attr = ""

@@ -32,6 +32,7 @@ class Reason(enum.IntEnum):
     QUANTIZED = 30
     VARIABLE_UPDATE = 31
     CONSTANT_RANGE = 32
+    RUNS_FUNCTION = 33
 
     @property
     def converts(self) -> bool:
@@ -66,4 +67,5 @@ _TEXT = {
     Reason.QUANTIZED: "a quantized op",
     Reason.VARIABLE_UPDATE: "computes what is assigned to a variable",
     Reason.CONSTANT_RANGE: "reads a constant that the target dtype cannot hold",
+    Reason.RUNS_FUNCTION: "runs a function, whose signature is float32",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 from graph_passes.application import Applied
 from graph_passes.canvas import ALLOW, CLEAR, DENY, INFER
+from graph_passes.patterns.fused_batch_norm import Fusion
 from graph_passes.planning import Plan
 from graph_passes.reasons import Reason
 from graph_passes.view import FLOAT
@@ -57,6 +59,8 @@ class Report:
         casts_to_float32: Casts added back to float32.
         weight_casts: those of `casts_to_low` that cast a constant or a variable.
         notes: what the author of list edits should know.
+        fused_units: names of the nodes whose batch normalization one fused op computes now.
+        near_misses: subgraphs that look like a pattern, each with what is amiss.
     """
 
     def __init__(
@@ -68,11 +72,14 @@ class Report:
         notes: tuple[str, ...] = (),
         plan: Plan | None = None,
         applied: Applied | None = None,
+        fusion: Fusion | None = None,
     ) -> None:
         self.target_dtype = target_dtype
         self.device = device
         self.total_nodes = total_nodes
         self.notes = notes
+        self.fused_units = fusion.units if fusion else ()
+        self.near_misses = fusion.misses if fusion else ()
         self._plan = plan
         self._applied = applied
         self.eligible_nodes = self.listed_nodes = self.converted_nodes = self.allow_nodes = 0
@@ -182,6 +189,8 @@ class Report:
             "casts_to_float32": self.casts_to_float32,
             "weight_casts": self.weight_casts,
             "notes": list(self.notes),
+            "fused_units": list(self.fused_units),
+            "near_misses": [dataclasses.asdict(miss) for miss in self.near_misses],
             "decisions": [
                 {**d._asdict(), "reason": d.reason.name.lower(), "path": list(d.path)}
                 for d in self.decisions

@@ -16,9 +16,10 @@ from graph_passes.calls import reachable_functions
 from graph_passes.canvas import ALLOW, Canvas
 from graph_passes.config import PrecisionConfig
 from graph_passes.constants import deny_out_of_range
-from graph_passes.eligibility import find_ineligible
+from graph_passes.eligibility import find_ineligible, node_name
 from graph_passes.kernels import KernelSupport
 from graph_passes.op_lists import OpLists, load_op_lists
+from graph_passes.patterns.fused_batch_norm import Fusion, fuse_batch_norms, has_fused_kernels
 from graph_passes.planning import Plan, make_plan
 from graph_passes.reasons import Reason
 from graph_passes.report import Report
@@ -183,11 +184,16 @@ def _rewrite(
     try:
         with _collector_paused():
             graph = _with_new_batch_norms(proto)
-            plan = make_plan(paint(view_of(graph), config, preserve))
+            view = view_of(graph)
+            fusion = _fuse(graph, view, config, preserve)
+            if fusion.units:
+                graph, view = fusion.proto, view_of(fusion.proto)
+                view.require_matching_dtypes()
+            plan = make_plan(paint(view, config, preserve))
             if plan.low:
                 applied = apply_plan(plan, graph)
                 verify(plan, applied, graph)
-            report = _report(config, total, notes, plan, applied)
+            report = _report(config, total, notes, plan, applied, fusion)
     except Exception as error:  # noqa: BLE001  the caller's program must run whatever happens here
         _LOGGER.debug("A graph was left as it is.", exc_info=True)
         return RewriteResult(
@@ -201,12 +207,30 @@ def _rewrite(
     return RewriteResult(proto=applied.proto, report=report, changed=True)
 
 
+def _fuse(
+    graph: Graph, view: GraphView, config: PrecisionConfig, preserve: Collection[str]
+) -> Fusion:
+    """Batch normalizations as fused ops, where there is something to convert around them."""
+    lists, support = load_op_lists(config), _kernel_support(config.device, TARGET[config.target_dtype])
+    ops = {op_type.name for op_type in view.op_types if op_type is not None}
+    if (
+        not config.has_rule("batch-norm")
+        or "Rsqrt" not in ops
+        or not any(lists.list_of(op) == "allow" for op in ops)
+        or not has_fused_kernels(support)
+    ):
+        return Fusion(graph, (), ())
+    kept = {node_name(reference) for reference in preserve}
+    return fuse_batch_norms(graph, view, kept)  # type: ignore[type-var]
+
+
 def _report(
     config: PrecisionConfig,
     total: int,
     notes: tuple[str, ...],
     plan: Plan | None = None,
     applied: Applied | None = None,
+    fusion: Fusion | None = None,
 ) -> Report:
     return Report(
         target_dtype=config.target_dtype,
@@ -215,6 +239,7 @@ def _report(
         notes=notes,
         plan=plan,
         applied=applied,
+        fusion=fusion,
     )
 
 

@@ -206,6 +206,22 @@ class GraphView:
             targets = np.concatenate([targets, added[:, 1]])
         return Adjacency(len(self.dtypes), sources, targets)
 
+    def require_matching_dtypes(self) -> None:
+        """Checks both ends of every edge.
+
+        Raises:
+            InvalidGraphError: a node reads a tensor of another dtype; the message names it.
+        """
+        dtypes = np.array(self.dtypes, np.int32) % 100  # a ref dtype is its dtype plus 100
+        known = (self.sources != OPAQUE) & (self.targets != OPAQUE)
+        wrong = np.flatnonzero((dtypes[self.sources] != dtypes[self.targets]) & known)
+        if len(wrong):
+            reader = self.node_of(int(self.targets[wrong[0]]))
+            maker = self.node_of(int(self.sources[wrong[0]]))
+            raise InvalidGraphError(
+                f"node {reader.name!r} ({reader.op}) does not take the dtype of {maker.name!r}"
+            )
+
     @functools.cached_property
     def _by_source(self) -> tuple[np.ndarray, np.ndarray]:
         order = np.argsort(self.sources, kind="stable")

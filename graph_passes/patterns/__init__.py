@@ -1,0 +1,1 @@
+"""Subgraphs that are treated as units."""

@@ -1,0 +1,94 @@
+"""Reading a graph by its structure: producers, readers and the few shapes of subgraph in use.
+
+Patterns match operators and the way they are joined, never names. Tensors are the names that
+nodes' inputs hold, so that two outputs of one node stay apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.framework import tensor_util
+
+from graph_passes.view import GraphView
+
+
+class NoMatchError(Exception):
+    """A subgraph is not an instance of the pattern; the message says what is amiss."""
+
+
+class Matcher:
+    """Walks one graph."""
+
+    def __init__(self, view: GraphView) -> None:
+        self.view = view
+
+    def node(self, number: int) -> node_def_pb2.NodeDef:
+        """A node by its number."""
+        return self.view.nodes[number]
+
+    def op(self, number: int) -> str:
+        """A node's op type."""
+        return self.view.nodes[number].op
+
+    def tensor(self, number: int, port: int) -> str:
+        """The tensor that a node reads at a port."""
+        return self.view.nodes[number].input[port]
+
+    def maker(self, tensor: str) -> int:
+        """The node that makes a tensor."""
+        return self.view.index[self.view.split(tensor)[0]]
+
+    def inputs(self, number: int) -> list[str]:
+        """The tensors that a node reads, control inputs left out."""
+        return [name for name in self.view.nodes[number].input if not name.startswith("^")]
+
+    def readers(self, number: int) -> list[int]:
+        """The nodes that read the outputs of a node whose outputs share one dtype, in order."""
+        view = self.view
+        layout = view.layouts[number]
+        vertices = {view.base[number] + slot for slot in layout.out_slots}
+        found = {view.vertex_nodes[v] for vertex in vertices for v in view.readers(vertex)}
+        return sorted(found)
+
+    def reads(self, number: int, tensor: str) -> bool:
+        """Whether a node reads a tensor."""
+        return tensor in self.view.nodes[number].input
+
+    def expect(self, number: int, *ops: str) -> int:
+        """The same node, if its op is one of those given.
+
+        Raises:
+            NoMatchError: it is another op.
+        """
+        if self.op(number) not in ops:
+            raise NoMatchError(f"{self.node(number).name!r} is {self.op(number)}, not {ops[0]}")
+        return number
+
+    def other_input(self, number: int, tensor: str) -> str:
+        """The other of the two tensors that a commutative node reads.
+
+        Raises:
+            NoMatchError: the node does not read the tensor, or reads it twice.
+        """
+        inputs = self.inputs(number)
+        if len(inputs) != 2 or inputs.count(tensor) != 1:
+            raise NoMatchError(f"{self.node(number).name!r} does not join {tensor!r} to another")
+        return inputs[1 - inputs.index(tensor)]
+
+    def through(self, tensor: str, *ops: str) -> str:
+        """Follows a tensor back through single-input ops that only change shape."""
+        number = self.maker(tensor)
+        while self.op(number) in ops:
+            tensor = self.tensor(number, 0)
+            number = self.maker(tensor)
+        return tensor
+
+    def constant(self, tensor: str) -> np.ndarray:
+        """The value of a constant tensor.
+
+        Raises:
+            NoMatchError: the tensor is not a constant.
+        """
+        number = self.expect(self.maker(tensor), "Const")
+        return tensor_util.MakeNdarray(self.node(number).attr["value"].tensor)
