@@ -58,6 +58,17 @@ def obstacles(config: config_pb2.ConfigProto) -> tuple[str, ...]:
     return tuple(found)
 
 
+def upstream_options(config: config_pb2.ConfigProto) -> tuple[str, ...]:
+    """Returns the names of TensorFlow's own mixed-precision options that a config asks for."""
+    rewrite = config.graph_options.rewrite_options
+    return tuple(
+        field
+        for field in _UPSTREAM_MIXED_PRECISION
+        if getattr(rewrite, field) not in (rewriter_config_pb2.RewriterConfig.DEFAULT, _OFF)
+        or field in rewrite.optimizers
+    )
+
+
 def adjusted(config: config_pb2.ConfigProto, device: str) -> config_pb2.ConfigProto:
     """Returns the config for a session whose graphs this project rewrites.
 
@@ -73,22 +84,12 @@ def adjusted(config: config_pb2.ConfigProto, device: str) -> config_pb2.ConfigPr
     result = config_pb2.ConfigProto()
     result.CopyFrom(config)
     rewrite = result.graph_options.rewrite_options
-    asked = []
     for field in _UPSTREAM_MIXED_PRECISION:
-        if getattr(rewrite, field) not in (rewriter_config_pb2.RewriterConfig.DEFAULT, _OFF):
-            asked.append(field)
         setattr(rewrite, field, _OFF)
-    if named := [name for name in rewrite.optimizers if name in _UPSTREAM_MIXED_PRECISION]:
-        asked += named
-        kept = [name for name in rewrite.optimizers if name not in named]
+    if any(name in _UPSTREAM_MIXED_PRECISION for name in rewrite.optimizers):
+        kept = [name for name in rewrite.optimizers if name not in _UPSTREAM_MIXED_PRECISION]
         # An empty list would mean all optimizers; "pruning" does what every session needs.
         rewrite.optimizers[:] = kept or ["pruning"]
-    if asked:
-        LOGGER.info(
-            "session host: TensorFlow's own %s is off in this session, because the graph is "
-            "already rewritten by tf_amp",
-            ", ".join(asked),
-        )
     if device == "GPU":
         rewrite.layout_optimizer = _OFF
     return result
@@ -136,12 +137,22 @@ class SessionConfigHook:
         if not isinstance(config, config_pb2.ConfigProto):
             return config
         for text in obstacles(config):
-            if text not in self._said:
-                self._said.add(text)
-                LOGGER.warning(
-                    "AMP is on, but a session runs in float32, because in its config %s.", text
-                )
+            self._say_once(
+                logging.WARNING,
+                f"AMP is on, but a session runs in float32, because in its config {text}.",
+            )
+        if asked := upstream_options(config):
+            self._say_once(
+                logging.INFO,
+                f"TensorFlow's own {', '.join(asked)} is off in sessions while AMP is on: it would "
+                "decide about the same graph a second time.",
+            )
         return adjusted(config, self._device)
+
+    def _say_once(self, level: int, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            LOGGER.log(level, "%s", text)
 
     def restore(self) -> None:
         """Takes the hook out; if somebody has wrapped it since, it stays and does nothing."""

@@ -228,8 +228,8 @@ def _gelu_exact(chain: _Chain, x: str) -> node_def_pb2.NodeDef:
 def _gelu_approximate(chain: _Chain, x: str) -> node_def_pb2.NodeDef:
     """GELU by Tanh of a cubic (Hendrycks and Gimpel, 2016), in the remapper's order."""
     square = chain.add("Square", (x,))
-    cube = chain.add("Mul", (x, square.name), "Cube")
-    term = chain.add("Mul", (chain.add_constant(0.044715, "Factor"), cube.name), "Term")
+    factor = chain.add("Mul", (chain.add_constant(0.044715, "Factor"), x), "Weighted")
+    term = chain.add("Mul", (factor.name, square.name), "Term")
     total = chain.add("AddV2", (x, term.name), "Sum")
     root = chain.add_constant(float(np.sqrt(2 / np.pi)), "Root")
     tanh = chain.add("Tanh", (chain.add("Mul", (total.name, root), "Scaled").name,))

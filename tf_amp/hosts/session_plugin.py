@@ -183,8 +183,10 @@ class GraphPlugin:
                             self._library.names(FETCH_LIST, item),
                         )
                     )
-                # No bytes would be read as a graph without nodes, which fails at run time.
-                if rewritten:
+                if rewritten is not None:
+                    # No bytes would be read as a graph without nodes, which fails at run time.
+                    if not rewritten:
+                        raise ValueError("the rewritten graph is empty")
                     self._library.hand_over(output, rewritten)
             except BaseException as error:  # an exception must not leave a C callback
                 rewritten = None

@@ -1,0 +1,159 @@
+"""Registration of the graph plugin: done once, refused aloud, safe at fork and at exit."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import time
+from typing import Any
+from unittest import mock
+
+import session_harness as harness
+import tensorflow as tf
+from session_peer_graphs import fed, values
+from tensorflow.python.eager import context
+
+from tf_amp.hosts import session, session_c_api, session_plugin
+
+v1 = tf.compat.v1
+
+
+def run_small() -> list[str]:
+    with tf.Graph().as_default():
+        x, feed = fed(4, 8)
+        y = tf.matmul(x, tf.constant(values(1, 8, 8))) * 2.0
+        return harness.run_new_session(y, feed).dtypes("MatMul")
+
+
+def case_refusals() -> dict[str, Any]:
+    """Before anything is registered: a foreign version, and no way into the registry."""
+    refusals = {}
+    with mock.patch.object(tf, "__version__", "2.16.2"), harness.amp() as installed:
+        refusals["version"] = installed.refusals["session"]
+        dtypes = run_small()
+    missing = mock.patch.object(session_plugin, "_INIT_GRAPH_PLUGIN", "no_such_symbol")
+    unbuilt = mock.patch.object(
+        session_plugin, "_TRAMPOLINE", session_plugin._TRAMPOLINE.with_name("not_built.so")
+    )
+    with missing, unbuilt, harness.amp() as installed:
+        refusals["symbol"] = installed.refusals["session"]
+        dtypes += run_small()
+    return {"refusals": refusals, "dtypes": dtypes}
+
+
+def case_devices_untouched() -> dict[str, Any]:
+    """Registering neither starts TensorFlow's runtime nor forgets what was chosen for it."""
+    context._reset_context()
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    with harness.amp():
+        started = context.context()._initialized
+        logical = len(tf.config.list_logical_devices("CPU"))
+    return {"started": started, "logical": logical}
+
+
+def case_registers_once() -> dict[str, Any]:
+    """A reload and a second copy of the module find what the first has registered."""
+    first = session_plugin.graph_plugin(tf)
+    same = importlib.reload(session_plugin).graph_plugin(tf) is first
+    del sys.modules["tf_amp.hosts.session_plugin"]
+    copy = importlib.import_module("tf_amp.hosts.session_plugin")
+    with harness.amp():
+        dtypes = run_small()
+    return {
+        "same": same,
+        "copy": copy.graph_plugin(tf) is first,
+        "device_types": first.device_types,
+        "dtypes": dtypes,
+    }
+
+
+def case_once_per_graph() -> dict[str, Any]:
+    """Grappler calls twice (its rounds) for each graph; the handler sees it once."""
+    seen = []
+    plugin = session_plugin.graph_plugin(tf)
+    plugin.handler = lambda item: seen.append(item)
+    try:
+        run_small()
+        calls = len(seen)
+    finally:
+        plugin.handler = None
+    return {"calls": calls, "preserve": sorted(seen[0].preserve), "fetches": seen[0].fetches}
+
+
+def case_exit_waits_for_callbacks() -> dict[str, Any]:
+    """What the exit hook does while a callback is under way on another thread."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(_: Any) -> None:
+        entered.set()
+        leave.wait(10)
+
+    plugin = session_plugin.graph_plugin(tf)
+    plugin.handler = slow
+    thread = threading.Thread(target=run_small)
+    thread.start()
+    entered.wait(10)
+    threading.Timer(0.3, leave.set).start()
+    start = time.monotonic()
+    plugin._wait_at_exit()
+    waited = time.monotonic() - start
+    running = len(plugin._running)
+    thread.join(10)
+    return {"waited": waited, "running": running, "handler": plugin.handler}
+
+
+CASES = {name[5:]: case for name, case in list(globals().items()) if name.startswith("case_")}
+
+
+def main() -> None:
+    for name, case in CASES.items():
+        harness.report(name, **case())
+
+
+def fork() -> None:
+    """Forks right after the switch-on: parent and child each run a session of their own."""
+    with harness.amp():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if run_small() == ["MatMul:bfloat16"] else 3)
+        mine = run_small()
+        _, status = os.waitpid(child, 0)
+    harness.report("fork", child=os.waitstatus_to_exitcode(status), parent=mine)
+
+
+def exit_while_running() -> None:
+    """Leaves the interpreter with AMP on, open sessions and idle threads of queue runners."""
+    with tf.Graph().as_default():
+        installed = harness.amp()
+        installed.__enter__()
+        queue = tf.queue.FIFOQueue(2, tf.float32, [8, 8])
+        runner = v1.train.QueueRunner(queue, [queue.enqueue(tf.random.normal([8, 8]))])
+        v1.train.add_queue_runner(runner)
+        x = queue.dequeue()
+        made = v1.Session()
+        v1.train.start_queue_runners(made)
+        total = made.run(tf.reduce_sum(tf.matmul(x, x) * 2.0))
+        harness.report("exit", finite=bool(abs(total) < float("inf")))
+
+
+def trampoline(library: str) -> None:
+    """Registers through the compiled TF_InitGraph, the symbol of the other way being away."""
+    from pathlib import Path
+
+    with (
+        mock.patch.object(session_plugin, "_INIT_GRAPH_PLUGIN", "no_such_symbol"),
+        mock.patch.object(session_plugin, "_TRAMPOLINE", Path(library)),
+        harness.amp() as installed,
+    ):
+        harness.report("trampoline", refusals=installed.refusals, dtypes=run_small())
+
+
+def loaded_by_others() -> None:
+    """TensorFlow itself has loaded a graph plugin before AMP is switched on."""
+    with harness.amp() as installed:
+        refusals = dict(installed.refusals)
+        harness.report("loaded", refusals=refusals, dtypes=run_small())
+    assert session_c_api.RegistrationError is session.RegistrationError
