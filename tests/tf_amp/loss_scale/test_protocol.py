@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+import tensorflow as tf
+
+from tf_amp.loss_scale import DynamicLossScale, LossScaleProtocolError, wrap_optimizer
+from tf_amp.loss_scale.protocol import Phase, StepProtocol
+
+X = tf.constant([1.0, 1.0])
+
+
+def make(toolbox, **kwargs):
+    variable = toolbox.variable([1.0, 2.0])
+    optimizer = wrap_optimizer(toolbox.sgd(1.0), DynamicLossScale(initial=8.0), **kwargs)
+    return optimizer, variable
+
+
+def gradients_of(toolbox, optimizer, variable, scaled=True):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(toolbox.tensor(variable) * X)
+        loss = optimizer.scale_loss(loss) if scaled else loss
+    return tape.gradient(loss, [toolbox.tensor(variable)])
+
+
+def value(toolbox, variable) -> list[float]:
+    return toolbox.tensor(variable).numpy().tolist()
+
+
+def test_apply_unscales_by_itself(toolbox) -> None:
+    optimizer, variable = make(toolbox)
+    gradients = gradients_of(toolbox, optimizer, variable)
+    assert gradients[0].numpy().tolist() == [8.0, 8.0]
+    assert bool(optimizer.apply_gradients(zip(gradients, [variable], strict=True)))
+    assert value(toolbox, variable) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("names", ["tf_amp", "keras2"])
+def test_apply_does_not_unscale_again(toolbox, names: str) -> None:
+    optimizer, variable = make(toolbox)
+    scale, unscale = (
+        (optimizer.scale_loss, optimizer.unscale)
+        if names == "tf_amp"
+        else (optimizer.get_scaled_loss, optimizer.get_unscaled_gradients)
+    )
+    with tf.GradientTape() as tape:
+        loss = scale(tf.reduce_sum(toolbox.tensor(variable) * X))
+    gradients = unscale(tape.gradient(loss, [toolbox.tensor(variable)]))
+    assert gradients[0].numpy().tolist() == [1.0, 1.0]
+    optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+    assert value(toolbox, variable) == [0.0, 1.0]
+
+
+def test_unscaling_twice_is_an_error_and_the_next_step_works(toolbox) -> None:
+    optimizer, variable = make(toolbox)
+    gradients = optimizer.unscale(gradients_of(toolbox, optimizer, variable))
+    with pytest.raises(LossScaleProtocolError, match="called twice.*Call it once"):
+        optimizer.unscale(gradients)
+    gradients = optimizer.unscale(gradients_of(toolbox, optimizer, variable))
+    optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+    assert value(toolbox, variable) == [0.0, 1.0]
+
+
+def test_a_loss_never_scaled_warns_once_and_applies_the_gradients_as_they_are(
+    toolbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer, variable = make(toolbox)
+    for _ in range(3):
+        gradients = gradients_of(toolbox, optimizer, variable, scaled=False)
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+    assert value(toolbox, variable) == [-2.0, -1.0]
+    assert sum("scale_loss() never was" in message for message in caplog.messages) == 1
+
+
+def test_strict_makes_it_an_error(toolbox) -> None:
+    optimizer, variable = make(toolbox, strict=True)
+    gradients = gradients_of(toolbox, optimizer, variable, scaled=False)
+    with pytest.raises(LossScaleProtocolError, match=r"scale_loss\(\) never was"):
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+    assert value(toolbox, variable) == [1.0, 2.0]
+
+
+def test_a_forgotten_scale_loss_after_a_good_step_warns_once(
+    toolbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer, variable = make(toolbox)
+    gradients = gradients_of(toolbox, optimizer, variable)
+    for _ in range(3):
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+    assert sum("not called since the last" in message for message in caplog.messages) == 1
+
+
+def test_no_gradient_at_all_is_an_error_that_names_the_variables(toolbox) -> None:
+    optimizer, variable = make(toolbox)
+    optimizer.scale_loss(tf.constant(1.0))
+    with pytest.raises(ValueError, match=r"No variable has a gradient.*None for .*\w"):
+        optimizer.apply_gradients([(None, variable)])
+
+
+def test_an_exception_in_a_step_leaves_the_optimizer_usable(toolbox) -> None:
+    optimizer, variable = make(toolbox)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.unscale(gradients_of(toolbox, optimizer, variable))
+        raise ZeroDivisionError
+    gradients = gradients_of(toolbox, optimizer, variable)
+    optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+    assert value(toolbox, variable) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_step_whose_first_half_is_a_function(toolbox, unscales: bool, caplog) -> None:
+    """From the second step on, Python sees only the eager half."""
+    optimizer, variable = make(toolbox)
+
+    @tf.function
+    def first_half():
+        gradients = gradients_of(toolbox, optimizer, variable)
+        return optimizer.unscale(gradients) if unscales else gradients
+
+    for _ in range(3):
+        optimizer.apply_gradients(zip(first_half(), [variable], strict=True))
+    assert value(toolbox, variable) == [-2.0, -1.0]
+    assert not [message for message in caplog.messages if "scale_loss" in message]
+
+
+def test_each_thread_has_a_step_of_its_own() -> None:
+    protocol = StepProtocol()
+    protocol.loss_scaled(eagerly=True)
+    seen: list[Phase] = []
+    thread = threading.Thread(target=lambda: seen.append(protocol.phase))
+    thread.start()
+    thread.join()
+    assert seen == [Phase.READY]
+    assert protocol.phase is Phase.SCALED
