@@ -113,7 +113,7 @@ class _Chain:
     ) -> node_def_pb2.NodeDef:
         """Appends a node on the device of the fused one; typed attributes come by keyword."""
         part = node_def_pb2.NodeDef(
-            name=f"{self.fused.name}/{PART_PREFIX}{label or op}",
+            name=self._name(label or op),
             op=op,
             input=[*inputs, *(() if self.parts else self._controls)],
             device=self.fused.device,
@@ -139,7 +139,7 @@ class _Chain:
     def add_constant(self, value: float, label: str) -> str:
         """Appends a float32 scalar and returns its name."""
         part = node_def_pb2.NodeDef(
-            name=f"{self.fused.name}/{PART_PREFIX}{label}", op="Const", device=self.fused.device
+            name=self._name(label), op="Const", device=self.fused.device
         )
         part.attr["dtype"].type = types_pb2.DT_FLOAT
         part.attr["value"].tensor.dtype = types_pb2.DT_FLOAT
@@ -147,6 +147,10 @@ class _Chain:
         part.attr["value"].tensor.float_val.append(np.float32(value))
         self.parts.append(part)
         return part.name
+
+    def _name(self, label: str) -> str:
+        # The number keeps names apart when a chain has one step twice.
+        return f"{self.fused.name}/{PART_PREFIX}{len(self.parts)}{label}"
 
     def finish(self) -> FusedGroup:
         """Gives the last part the name of the fused node."""

@@ -141,9 +141,7 @@ def case_dynamic_rnn() -> dict[str, Any]:
         steps = tf.TensorArray(tf.float32, 6).unstack(tf.transpose(x, [1, 0, 2]))
 
         def body(i: Any, c: Any, h: Any, outputs: Any) -> Any:
-            gates = tf.nn.bias_add(
-                tf.matmul(tf.concat([steps.read(i), h], 1), weight), bias
-            )
+            gates = tf.nn.bias_add(tf.matmul(tf.concat([steps.read(i), h], 1), weight), bias)
             new, i_gate, f_gate, o_gate = tf.split(gates, 4, axis=1)
             c = tf.sigmoid(f_gate) * c + tf.sigmoid(i_gate) * tf.tanh(new)
             h = tf.sigmoid(o_gate) * tf.tanh(c)
@@ -276,7 +274,9 @@ def case_many_threads_one_session() -> dict[str, Any]:
         with v1.Session() as session:
             session.run(init)
             threads = [
-                threading.Thread(target=lambda i=i: results.update({i: session.run(outputs[i], feed)}))
+                threading.Thread(
+                    target=lambda i=i: results.update({i: session.run(outputs[i], feed)})
+                )
                 for i in range(len(outputs))
             ]
             for thread in threads:

@@ -277,3 +277,30 @@ BUILDERS: dict[str, Callable[[], Case]] = {
     for name, builder in list(globals().items())
     if name.startswith("build_") and name != "build_loop_string"
 } | {f"loop_{n}": (lambda n=n: build_loop_string(n)) for n in LOOPS}  # type: ignore[misc]
+
+
+def main(dtype: str) -> None:
+    """Runs every case through sessions, with AMP off and on, and reports what ran in what."""
+    import logging
+
+    import session_harness as harness
+
+    v1.disable_v2_behavior()
+    logging.getLogger("tf_amp").setLevel(logging.ERROR)
+    for name, build in BUILDERS.items():
+        with tf.Graph().as_default():
+            case, init = build(), v1.global_variables_initializer()
+            plain_config = harness.plain_config()
+            plain = harness.run_new_session(case.fetches, case.feed, plain_config, init)
+            with harness.amp(dtype):
+                low = harness.run_new_session(case.fetches, case.feed, plain_config, init)
+                usual = harness.run_new_session(case.fetches, case.feed, None, init)
+        harness.report(
+            name,
+            low={node: low.dtype(node) for node in case.low},
+            full={node: low.dtype(node) for node in case.full},
+            casts=[low.casts(d) - plain.casts(d) for d in (dtype, "float32")],
+            expected_casts=case.casts,
+            error=harness.relative_error(plain.values, low.values),
+            usual_error=harness.relative_error(plain.values, usual.values),
+        )

@@ -1,4 +1,4 @@
-"""What TensorFlow's remapper fuses on a CPU, run with AMP off, on, and with a pass that does nothing."""
+"""What the remapper fuses on a CPU: with AMP off, with AMP on, with a pass that does nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def build() -> tuple[dict[str, Any], dict[Any, Any]]:
     volume = v1.placeholder(tf.float32, [2, 4, 4, 4, 3])
     heads = v1.placeholder(tf.float32, [2, 4, 8, 16])
     weight, bias = tf.constant(values(1, 16, 16, scale=0.3)), tf.constant(values(2, 16))
-    kernel, depth = tf.constant(values(3, 3, 3, 4, 8, scale=0.2)), tf.constant(values(4, 3, 3, 4, 2))
+    kernel, depth = (
+        tf.constant(values(3, 3, 3, 4, 8, scale=0.2)),
+        tf.constant(values(4, 3, 3, 4, 2)),
+    )
     cube = tf.constant(values(5, 2, 2, 2, 3, 5))
     dense = tf.nn.bias_add(tf.matmul(x, weight), bias)
     conv = tf.nn.conv2d(image, kernel, 1, "SAME")
