@@ -62,6 +62,9 @@ class Canvas:
                     code = codes[name] = code_of_op.get(name, 0)
                 by_node[number] = code
                 runs_functions[number] = op_type.runs_functions
+        for number in view.joined_calls:  # their functions change with them
+            by_node[number] = by_node[number] or CLEAR
+            runs_functions[number] = False
         # Index -1 (the opaque vertex) falls on the extra entry, which is on no list.
         self.listed = np.where(view.is_float, by_node[owners], 0).astype(np.uint8)
         allowed = np.ones(len(view.nodes) + 1, bool)

@@ -104,9 +104,18 @@ class _Reader:
         number = self._view.index.get(name)
         if number is None:
             raise VerificationError(f"no node makes the tensor {tensor!r}")
+        if number in self._view.aliases:
+            return self._taken_dtype(*self._view.aliases[number])
         if self.op_type(number) is None:
             return None
         return _port_dtypes(self.op_type(number), self.node(number), "out_slots")[port]
+
+    def _taken_dtype(self, number: int, port: int) -> int | None:
+        op_type, node = self.op_type(number), self.node(number)
+        if op_type is None:
+            return None
+        layout = op_type.layout_of(node)
+        return op_type.dtype_of(node, layout.slots[layout.in_slots[port]])
 
 
 def _port_dtypes(

@@ -25,10 +25,19 @@ from graph_passes.op_registry import Layout, OpType, Slot, registered_op_type
 OPAQUE = 0
 """The vertex that stands for every port of a node whose op type is unknown."""
 
+Shape = tuple[int | None, ...]
+"""A static shape; None stands for a dimension that is not known."""
+
+Shapes = Callable[[str], Sequence[Shape | None]]
+"""Gives for a node's name the shapes of its outputs, () for an unknown node."""
+
 FLOAT = types_pb2.DT_FLOAT
 _ARGUMENT = "_Arg"
 _RESULT = "_Retval"
 _NO_LAYOUT = Layout((), (), (), {})
+
+JOINED_ARGUMENT = "_JoinedArgument"
+"""Op of a node that is another name for what a calling node takes at a port (`joining`)."""
 
 
 class InvalidGraphError(ValueError):
@@ -51,6 +60,8 @@ class GraphView:
             node, then by port.
         is_function: whether the graph is the body of a function.
         functions: names of the functions that nodes may call as ops.
+        joined_calls: numbers of the calling nodes whose functions' bodies are in the graph too.
+        aliases: number of a `JOINED_ARGUMENT` -> number and input port of its calling node.
     """
 
     def __init__(
@@ -68,6 +79,8 @@ class GraphView:
         self.layouts: list[Layout] = []
         self.base: list[int] = []
         self._vertex_of_tensor: dict[str, int] = {}
+        self.joined_calls: set[int] = set()
+        self.aliases: dict[int, tuple[int, int]] = {}
         self._index_nodes()
         self._index_edges()
 
@@ -89,7 +102,11 @@ class GraphView:
             base.append(first)
             if op_type is None:
                 self.layouts.append(_NO_LAYOUT)
+                if op == JOINED_ARGUMENT:
+                    tensor[name] = self._add_alias(number, node)
                 continue
+            if op_type.name != op:
+                self.joined_calls.add(number)
             only = op_type.only_attr
             if only:
                 layout = op_type.layout
@@ -107,6 +124,11 @@ class GraphView:
             raise InvalidGraphError("two nodes have the same name")
         self.dtypes = dtypes
         self.vertex_nodes = owners
+
+    def _add_alias(self, number: int, node: node_def_pb2.NodeDef) -> int:
+        call, port = self.index[node.attr["call"].s.decode()], node.attr["port"].i
+        self.aliases[number] = (call, port)
+        return self.base[call] + self.layouts[call].in_slots[port]
 
     def _resolve(self, op: str) -> OpType | None:
         if op in self.functions:
@@ -160,17 +182,25 @@ class GraphView:
         """The node and the output port that a tensor's name stands for.
 
         `name` and `name:2` in a GraphDef; `node:output_arg:1` in a function, where an argument
-        goes by its name alone.
+        goes by its name alone. A joined graph has both.
         """
         name, _, rest = tensor.partition(":")
         if not rest:
             return name, 0
-        if not self.is_function:
+        if rest.isdigit():
             return name, int(rest)
         arg, _, entry = rest.partition(":")
         number = self.index.get(name)
         offset = 0 if number is None else self.layouts[number].output_offsets.get(arg, 0)
         return name, offset + int(entry or 0)
+
+    def shape(self, tensor: str) -> Shape | None:
+        """The static shape of a tensor: None where it is unknown, a None dimension likewise."""
+        if self._shapes is None:
+            return None
+        name, port = self.split(tensor)
+        known = self._shapes(name)
+        return known[port] if port < len(known) else None
 
     def node_of(self, vertex: int) -> node_def_pb2.NodeDef:
         """The node that a vertex belongs to."""
@@ -188,7 +218,7 @@ class GraphView:
 
     def calls_function(self, number: int) -> bool:
         """Whether a node is a call, by an op named after the function."""
-        return self.nodes[number].op in self.functions
+        return self.nodes[number].op in self.functions and number not in self.joined_calls
 
     @functools.cached_property
     def is_float(self) -> np.ndarray:
@@ -301,22 +331,47 @@ def _neighbours(vertices: int, keys: np.ndarray, values: np.ndarray) -> list[Seq
     return table
 
 
-def view_graph(graph_def: graph_pb2.GraphDef) -> GraphView:
+def view_graph(graph_def: graph_pb2.GraphDef, shapes: Shapes | None = None) -> GraphView:
     """Indexes the main graph of a GraphDef.
+
+    Args:
+        graph_def: the graph.
+        shapes: static shapes, where they are known.
 
     Raises:
         InvalidGraphError: an input names no tensor, a name is used twice, or a node has the wrong
             number of inputs.
     """
     functions = {f.signature.name: f.signature for f in graph_def.library.function}
-    return GraphView(list(graph_def.node), functions, is_function=False)
+    return GraphView(list(graph_def.node), functions, is_function=False, shapes=shapes)
+
+
+def view_joined(
+    graph_def: graph_pb2.GraphDef, functions: Mapping[str, op_def_pb2.OpDef]
+) -> GraphView:
+    """Indexes a joined graph.
+
+    Args:
+        graph_def: the graph that `joining.join` made.
+        functions: definitions of functions that are called as ops, and of the joined calls.
+
+    Raises:
+        InvalidGraphError: as `view_graph`.
+    """
+    return GraphView(list(graph_def.node), functions, is_function=False, shapes=shapes)
 
 
 def view_function(
     function_def: function_pb2.FunctionDef,
     functions: Mapping[str, op_def_pb2.OpDef] | None = None,
+    shapes: Shapes | None = None,
 ) -> GraphView:
     """Indexes the body of a function.
+
+    Args:
+        function_def: the function.
+        functions: definitions of the functions that the body calls as ops.
+        shapes: static shapes, where they are known.
 
     Raises:
         InvalidGraphError: as `view_graph`, or an argument stands for several tensors.
@@ -335,4 +390,4 @@ def view_function(
         pseudo.attr["T"].type = arg.type
         pseudo.input.append(function_def.ret[arg.name])
         nodes.append(pseudo)
-    return GraphView(nodes, functions or {}, is_function=True)
+    return GraphView(nodes, functions or {}, is_function=True, shapes=shapes)

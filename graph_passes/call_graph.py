@@ -1,0 +1,240 @@
+"""The tree of calls below a graph: each call that is planned with its caller has bodies of its own.
+
+TensorFlow's own pass sees the calls of a graph inlined and its loops lowered. Here a call keeps its
+function, but every call gets a private copy of the body, so that two callers never have to agree
+on a dtype. Calls that could gain nothing from that are left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
+
+Graph = graph_pb2.GraphDef | function_pb2.FunctionDef
+Library = Callable[[str], function_pb2.FunctionDef | None]
+
+GROWTH = 4
+"""Private copies may make the graph this many times as large; calls beyond that are left alone."""
+
+# Attrs by which TensorFlow replaces one function by another of the same signature, or runs it in
+# a data pipeline.
+_PINNED_SIGNATURE = ("api_implements", "_tf_data_function")
+
+
+@dataclasses.dataclass(frozen=True)
+class CallKind:
+    """How an op calls functions.
+
+    Attributes:
+        functions: the attrs that name the functions, in order.
+        arguments: the `list(type)` attr of what the functions take.
+        results: the `list(type)` attr of what they give.
+        leading: inputs of the op before those that the functions take.
+        predicate: the attr among `functions` whose result is no output of the op.
+    """
+
+    functions: tuple[str, ...]
+    arguments: str = "Tin"
+    results: str = "Tout"
+    leading: int = 0
+    predicate: str = ""
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether the outputs are the inputs of the next round."""
+        return self.arguments == self.results
+
+
+_LOOP = CallKind(("cond", "body"), "T", "T", predicate="cond")
+_BRANCHES = CallKind(("then_branch", "else_branch"), leading=1)
+_CASES = CallKind(("branches",), leading=1)
+_PLAIN = CallKind(("f",))
+
+CALL_KINDS = {
+    "While": _LOOP,
+    "StatelessWhile": _LOOP,
+    "If": _BRANCHES,
+    "StatelessIf": _BRANCHES,
+    "Case": _CASES,
+    "StatelessCase": _CASES,
+    "PartitionedCall": _PLAIN,
+    "StatefulPartitionedCall": _PLAIN,
+}
+"""The ops that call functions with the dtypes of one attr, by op type."""
+
+
+@dataclasses.dataclass(eq=False)
+class Region:
+    """The main graph, or the body of a function as one call has it.
+
+    Attributes:
+        proto: the graph or function.
+        calls: the calls in it that are planned with it, in node order.
+        callee_of: the attr of the calling node that names it and the position within that attr,
+            ("", 0) for the main graph.
+    """
+
+    proto: Graph
+    calls: list[Call] = dataclasses.field(default_factory=list)
+    callee_of: tuple[str, int] = ("", 0)
+
+    @property
+    def nodes(self) -> Sequence[node_def_pb2.NodeDef]:
+        """The nodes of the body."""
+        proto = self.proto
+        return proto.node if isinstance(proto, graph_pb2.GraphDef) else proto.node_def  # type: ignore[return-value]
+
+    def walk(self) -> Iterator[Region]:
+        """This region and all below it, callers first."""
+        pending = [self]
+        while pending:
+            region = pending.pop()
+            yield region
+            pending.extend(callee for call in reversed(region.calls) for callee in call.callees)
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """One calling node.
+
+    Attributes:
+        node: its name.
+        kind: how its op calls functions.
+        callees: the bodies, in the order of `CallKind.functions`.
+    """
+
+    node: str
+    kind: CallKind
+    callees: list[Region]
+
+    def callee(self, attr: str) -> Region:
+        """The body that an attr names."""
+        return next(region for region in self.callees if region.callee_of[0] == attr)
+
+
+def function_names(node: node_def_pb2.NodeDef, kind: CallKind) -> list[tuple[str, int, str]]:
+    """The functions a node calls: (attr, position within the attr, function name)."""
+    found = []
+    for attr in kind.functions:
+        value = node.attr[attr]
+        listed = value.list.func or [value.func]
+        found.extend((attr, position, func.name) for position, func in enumerate(listed))
+    return found
+
+
+def build_call_tree(main: Graph, library: Library, counts_as_work: Callable[[str], bool]) -> Region:
+    """Finds the calls that are worth planning together with their caller.
+
+    A tensor can only stay in low precision across a call where both sides have work for it: the
+    caller has ops of its own to convert, or two calls that have, or the call is a loop, which is
+    its own neighbour. A graph that merely wraps one call gains nothing.
+
+    Args:
+        main: the graph or function at the top.
+        library: gives a function by name, None for an unknown one.
+        counts_as_work: whether an op type is one for whose sake others are converted.
+
+    Returns:
+        The main graph's region. Calls of recursive functions, of functions without fixed dtypes
+        and of those beyond `GROWTH` are not in it.
+    """
+    return _Builder(library, counts_as_work).build(main)
+
+
+class _Builder:
+    def __init__(self, library: Library, counts_as_work: Callable[[str], bool]) -> None:
+        self._library = library
+        self._counts_as_work = counts_as_work
+        self._found: dict[str, function_pb2.FunctionDef | None] = {}
+        self._works: dict[str, bool] = {}
+        self._left = 0
+
+    def build(self, main: Graph) -> Region:
+        region = Region(main)
+        names: set[str] = set()
+        pending = list(self._called_by(region.nodes))
+        while pending:
+            name = pending.pop()
+            function = self._function(name)
+            if name not in names and function is not None:
+                names.add(name)
+                pending.extend(self._called_by(function.node_def))
+        size = len(region.nodes) + sum(len(self._found[name].node_def) for name in names)  # type: ignore[union-attr]
+        self._left = GROWTH * size
+        self._expand(region, ())
+        return region
+
+    def _called_by(self, nodes: Sequence[node_def_pb2.NodeDef]) -> Iterator[str]:
+        for node in nodes:
+            if node.op in CALL_KINDS:
+                yield from (name for _, _, name in function_names(node, CALL_KINDS[node.op]))
+
+    def _function(self, name: str) -> function_pb2.FunctionDef | None:
+        if name not in self._found:
+            self._found[name] = self._library(name)
+        return self._found[name]
+
+    def _has_work(self, name: str) -> bool:
+        """Whether a function, or one that it calls, has an op for whose sake others convert."""
+        if name not in self._works:
+            self._works[name] = False  # what a recursive function finds of itself
+            function = self._function(name)
+            if function is not None:
+                self._works[name] = any(
+                    self._counts_as_work(node.op) for node in function.node_def
+                ) or any(self._has_work(called) for called in self._called_by(function.node_def))
+        return self._works[name]
+
+    def _expand(self, region: Region, above: tuple[str, ...]) -> None:
+        calls = [node for node in region.nodes if node.op in CALL_KINDS]
+        if not calls:
+            return
+        working = [node for node in calls if any(map(self._has_work, self._called_by((node,))))]
+        beside = len(working) > 1 or any(self._counts_as_work(node.op) for node in region.nodes)
+        for node in calls:
+            kind = CALL_KINDS[node.op]
+            if not (beside or (kind.is_loop and node in working)):
+                continue
+            callees = self._callees(node, kind, above)
+            if callees is None:
+                continue
+            call = Call(node.name, kind, callees)
+            region.calls.append(call)
+            for callee in callees:
+                self._expand(callee, (*above, callee.proto.signature.name))  # type: ignore[union-attr]
+
+    def _callees(
+        self, node: node_def_pb2.NodeDef, kind: CallKind, above: tuple[str, ...]
+    ) -> list[Region] | None:
+        taken = list(node.attr[kind.arguments].list.type)
+        given = list(node.attr[kind.results].list.type)
+        if node.attr["Tcond"].type == types_pb2.DT_FLOAT:
+            return None  # whether it is 0 must not depend on the dtype
+        callees = []
+        size = 0
+        for attr, position, name in function_names(node, kind):
+            function = self._function(name)
+            if function is None or name in above or not _is_fixed(function):
+                return None
+            if [arg.type for arg in function.signature.input_arg] != taken:
+                return None
+            if attr != kind.predicate and (
+                [arg.type for arg in function.signature.output_arg] != given
+            ):
+                return None
+            size += len(function.node_def) + len(taken)
+            callees.append(Region(function, callee_of=(attr, position)))
+        if size > self._left:
+            return None
+        self._left -= size
+        return callees
+
+
+def _is_fixed(function: function_pb2.FunctionDef) -> bool:
+    signature = function.signature
+    return not any(attr in function.attr for attr in _PINNED_SIGNATURE) and not any(
+        arg.number_attr or arg.type_list_attr or arg.type_attr
+        for arg in (*signature.input_arg, *signature.output_arg)
+    )
