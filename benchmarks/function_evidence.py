@@ -1,0 +1,95 @@
+"""What the functions of TensorFlow's runtime compute in: evidence that a rewrite took place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
+from tensorflow.python.eager import context as context_lib
+
+MATH_OPS = frozenset(
+    (
+        "MatMul",
+        "BatchMatMul",
+        "BatchMatMulV2",
+        "BatchMatMulV3",
+        "Einsum",
+        "_FusedMatMul",
+        "Conv2D",
+        "Conv2DBackpropInput",
+        "Conv2DBackpropFilter",
+        "Conv3D",
+        "Conv3DBackpropInputV2",
+        "Conv3DBackpropFilterV2",
+        "DepthwiseConv2dNative",
+        "DepthwiseConv2dNativeBackpropInput",
+        "DepthwiseConv2dNativeBackpropFilter",
+    )
+)
+"""Ops whose arithmetic is matrix multiplication or convolution, forward and backward."""
+
+_LOW = {types_pb2.DT_HALF: "float16", types_pb2.DT_BFLOAT16: "bfloat16"}
+
+
+def low_precision_ops() -> dict[str, dict[str, int]]:
+    """Counts matrix multiplications and convolutions in the function that holds most of them.
+
+    Looked at are the functions that no other function calls, each with all that it calls: one of
+    them is the training step. The definitions are those that the runtime executes; what
+    TensorFlow's own graph optimizers or XLA make of them later is not in them.
+
+    Returns:
+        Dtype ("float32", "float16", "bfloat16") -> op -> number of nodes.
+    """
+    functions = _runtime_functions()
+    called = {name for body in functions.values() for name in _callees(body, functions)}
+    best: Counter[tuple[str, str]] = Counter()
+    for root in functions.keys() - called:
+        counts = _count(root, functions)
+        if counts.total() > best.total():
+            best = counts
+    found: dict[str, dict[str, int]] = {}
+    for (dtype, op), count in sorted(best.items()):
+        found.setdefault(dtype, {})[op] = count
+    return found
+
+
+def _runtime_functions() -> dict[str, function_pb2.FunctionDef]:
+    context = context_lib.context()
+    names = context.list_function_names()
+    return {
+        name.decode() if isinstance(name, bytes) else name: context.get_function_def(name)
+        for name in names
+    }
+
+
+def _count(root: str, functions: dict[str, function_pb2.FunctionDef]) -> Counter[tuple[str, str]]:
+    seen, todo = {root}, [root]
+    counts: Counter[tuple[str, str]] = Counter()
+    while todo:
+        body = functions[todo.pop()]
+        for node in body.node_def:
+            if node.op in MATH_OPS:
+                counts[_LOW.get(node.attr["T"].type, "float32"), node.op] += 1
+        new = set(_callees(body, functions)) - seen
+        seen |= new
+        todo.extend(new)
+    return counts
+
+
+def _callees(
+    body: function_pb2.FunctionDef, functions: dict[str, function_pb2.FunctionDef]
+) -> Iterator[str]:
+    for node in body.node_def:
+        yield from (name for name in function_names(node) if name in functions)
+
+
+def function_names(node: node_def_pb2.NodeDef) -> Iterator[str]:
+    """Gives the names of functions that a node may call, its own op type among them."""
+    yield node.op
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func.name
+        elif value.HasField("list"):
+            yield from (func.name for func in value.list.func)

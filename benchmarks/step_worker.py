@@ -1,0 +1,92 @@
+"""One process of `step_time.py`: one workload in one variant, stepping when it is told to."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+from process_memory import peak_resident_mb, reset_peak
+from variants import DTYPES, VARIANTS, amp_status, prepare
+from worker_channel import Message, serve
+
+MODES = ("training", "inference")
+_WARM_UP_STEPS = 3
+
+
+class StepWorker:
+    """Builds a workload on the first request and runs its steps on the others."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._step: Callable[[], Any] | None = None
+
+    def handle(self, request: Message) -> Message:
+        """Answers one request; see `_start`, `_run` and `_finish`."""
+        return {"start": self._start, "run": self._run, "finish": self._finish}[request["do"]](
+            request
+        )
+
+    def _start(self, _: Message) -> Message:
+        """Builds, traces and warms up; answers with the evidence of what runs."""
+        arguments = self._arguments
+        prepare(arguments.variant, arguments.dtype)
+        # TensorFlow may be imported only after the variant is in force.
+        import tensorflow as tf
+        from workloads import WORKLOADS
+
+        started = time.perf_counter()
+        model, (x, y) = WORKLOADS[arguments.workload].compiled(jit_compile=arguments.jit_compile)
+        inputs, labels = tf.constant(x), tf.constant(y)
+        if arguments.mode == "training":
+            self._step = lambda: model.train_on_batch(inputs, labels)
+        else:
+            self._step = lambda: model.predict_on_batch(inputs)
+        self._step()
+        first_step = time.perf_counter() - started
+        for _ in range(_WARM_UP_STEPS - 1):
+            self._step()
+        answer: Message = {"build_and_first_step_s": first_step, "math_ops": _math_ops()}
+        if arguments.variant == "tf_amp":
+            status = amp_status()
+            wanted = "target_dtype nodes_total nodes_converted casts graphs_rewritten graphs_failed"
+            answer["amp"] = {key: status[key] for key in wanted.split()}
+        answer["peak_mb_until_warm"] = peak_resident_mb()
+        reset_peak()
+        return answer
+
+    def _run(self, request: Message) -> Message:
+        """Runs some steps; answers with their seconds and, in training, the last loss."""
+        if self._step is None:
+            raise RuntimeError('Asked to "run" before "start".')
+        seconds, last = [], None
+        for _ in range(request["steps"]):
+            started = time.perf_counter()
+            last = self._step()
+            seconds.append(time.perf_counter() - started)
+        loss = float(last) if self._arguments.mode == "training" else None
+        return {"seconds": seconds, "loss": loss}
+
+    def _finish(self, _: Message) -> Message:
+        return {"peak_mb_steps": peak_resident_mb()}
+
+
+def _math_ops() -> dict[str, dict[str, int]]:
+    from function_evidence import low_precision_ops
+
+    return low_precision_ops()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--variant", choices=VARIANTS, required=True)
+    parser.add_argument("--mode", choices=MODES, required=True)
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--jit-compile", action="store_true")
+    serve(StepWorker(parser.parse_args()).handle)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The six networks whose steps are timed: Keras 3 models with optimizer and synthetic data.
+
+Sizes are chosen so that a float32 training step takes 0.1 to 0.7 s on two cores. Each model ends
+in an activation of dtype float32, as the Keras guide on mixed precision asks for: it costs float32
+nothing and keeps the losses of all variants comparable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+SEED = 0
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One network with what it takes to train it.
+
+    Attributes:
+        model: builds the model, which returns logits; called under the dtype policy in force.
+        optimizer: builds the optimizer.
+        batch: makes one batch (inputs, integer labels) from a random generator.
+    """
+
+    model: Callable[[], keras.Model]
+    optimizer: Callable[[], keras.optimizers.Optimizer]
+    batch: Callable[[np.random.Generator], Batch]
+
+    def compiled(self, *, jit_compile: bool) -> tuple[keras.Model, Batch]:
+        """Returns the model, ready to train, and one batch; the same ones every time."""
+        keras.utils.set_random_seed(SEED)
+        model = self.model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(self.optimizer(), loss, jit_compile=jit_compile)
+        return model, self.batch(np.random.default_rng(SEED))
+
+
+def _images(batch: int, size: int, classes: int) -> Callable[[np.random.Generator], Batch]:
+    def make(rng: np.random.Generator) -> Batch:
+        images = rng.standard_normal((batch, size, size, 3), dtype=np.float32)
+        return images, rng.integers(classes, size=batch, dtype=np.int32)
+
+    return make
+
+
+def _tokens(batch: int, length: int, vocabulary: int) -> Callable[[np.random.Generator], Batch]:
+    def make(rng: np.random.Generator) -> Batch:
+        text = rng.integers(vocabulary, size=(batch, length + 1), dtype=np.int32)
+        return text[:, :-1], text[:, 1:]
+
+    return make
+
+
+def _float32_logits(inputs: Any, outputs: Any) -> keras.Model:
+    return keras.Model(inputs, layers.Activation("linear", dtype="float32")(outputs))
+
+
+def _application(name: str, size: int) -> Callable[[], keras.Model]:
+    def build() -> keras.Model:
+        network = getattr(keras.applications, name)(
+            weights=None, input_shape=(size, size, 3), classes=1000, classifier_activation=None
+        )
+        return _float32_logits(network.input, network.output)
+
+    return build
+
+
+def _unet(size: int = 128, width: int = 16, classes: int = 4, depth: int = 4) -> keras.Model:
+    def block(x: Any, filters: int) -> Any:
+        for _ in range(2):
+            x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+            x = layers.ReLU()(layers.BatchNormalization()(x))
+        return x
+
+    inputs = keras.Input((size, size, 3))
+    x, skips = inputs, []
+    for level in range(depth):
+        x = block(x, width << level)
+        skips.append(x)
+        x = layers.MaxPooling2D()(x)
+    x = block(x, width << depth)
+    for level in reversed(range(depth)):
+        x = layers.Conv2DTranspose(width << level, 2, strides=2)(x)
+        x = block(layers.Concatenate()([skips[level], x]), width << level)
+    return _float32_logits(inputs, layers.Conv2D(classes, 1)(x))
+
+
+def _pixel_labels(batch: int, size: int, classes: int) -> Callable[[np.random.Generator], Batch]:
+    def make(rng: np.random.Generator) -> Batch:
+        images = rng.standard_normal((batch, size, size, 3), dtype=np.float32)
+        return images, rng.integers(classes, size=(batch, size, size), dtype=np.int32)
+
+    return make
+
+
+def _encoder(
+    blocks: int = 4, width: int = 384, heads: int = 6, vocabulary: int = 4000, length: int = 128
+) -> keras.Model:
+    tokens = keras.Input((length,), dtype="int32")
+    x = layers.Embedding(vocabulary, width)(tokens)
+    x = x + layers.Embedding(length, width)(keras.ops.arange(length))
+    x = layers.Dropout(0.1)(layers.LayerNormalization(epsilon=1e-6)(x))
+    for _ in range(blocks):
+        attended = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(x, x)
+        x = layers.LayerNormalization(epsilon=1e-6)(x + attended)
+        hidden = layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(x))
+        x = layers.LayerNormalization(epsilon=1e-6)(x + layers.Dropout(0.1)(hidden))
+    return _float32_logits(tokens, layers.Dense(vocabulary)(x))
+
+
+def _lstm(vocabulary: int = 8000, length: int = 64, width: int = 512) -> keras.Model:
+    tokens = keras.Input((length,), dtype="int32")
+    x = layers.Embedding(vocabulary, width // 2)(tokens)
+    for _ in range(2):
+        x = layers.LSTM(width, return_sequences=True)(x)
+    return _float32_logits(tokens, layers.Dense(vocabulary)(x))
+
+
+def _mlp(features: int = 1024, width: int = 2048, classes: int = 100) -> keras.Model:
+    inputs = keras.Input((features,))
+    x = inputs
+    for _ in range(4):
+        x = layers.Dense(width, activation="relu")(x)
+    return _float32_logits(inputs, layers.Dense(classes)(layers.Dropout(0.2)(x)))
+
+
+def _features(batch: int, features: int, classes: int) -> Callable[[np.random.Generator], Batch]:
+    def make(rng: np.random.Generator) -> Batch:
+        x = rng.standard_normal((batch, features), dtype=np.float32)
+        return x, rng.integers(classes, size=batch, dtype=np.int32)
+
+    return make
+
+
+def _momentum() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.01, momentum=0.9)
+
+
+def _adam() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(1e-3)
+
+
+def _adamw_clipped() -> keras.optimizers.Optimizer:
+    return keras.optimizers.AdamW(1e-4, global_clipnorm=1.0)
+
+
+WORKLOADS = {
+    "resnet50": Workload(_application("ResNet50", 128), _momentum, _images(16, 128, 1000)),
+    "mobilenetv2": Workload(_application("MobileNetV2", 128), _momentum, _images(16, 128, 1000)),
+    "unet": Workload(_unet, _adam, _pixel_labels(8, 128, 4)),
+    "encoder": Workload(_encoder, _adamw_clipped, _tokens(8, 128, 4000)),
+    "lstm": Workload(_lstm, _adam, _tokens(16, 64, 8000)),
+    "mlp": Workload(_mlp, _momentum, _features(512, 1024, 100)),
+}
+"""Name -> workload; the names are those of ``--workloads``."""
