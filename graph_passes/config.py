@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
+from tensorflow.core.framework import types_pb2
+
 TargetDtype = Literal["float16", "bfloat16"]
 Device = Literal["GPU", "CPU"]
 Level = Literal["", "TENSOR_CORES_ONLY", "TREAT_INFER_AS_DENY", "UNSAFE_FORCE_ALL"]
 ListName = Literal["allow", "infer", "clear", "deny"]
 Action = Literal["add", "remove"]
+
+_DATA_TYPES = {"float16": types_pb2.DT_HALF, "bfloat16": types_pb2.DT_BFLOAT16}
 
 
 def _require(name: str, value: object, legal: tuple[object, ...]) -> None:
@@ -92,6 +96,11 @@ class PrecisionConfig:
                 f"Legal: {', '.join(sorted(RULES))}."
             )
 
+    @property
+    def target(self) -> int:
+        """The target dtype as a value of `types_pb2.DataType`."""
+        return _DATA_TYPES[self.target_dtype]
+
     def has_rule(self, name: str) -> bool:
         """Whether the named rule of the default mode is in force."""
         return not self.parity and name not in self.disabled_rules
@@ -101,5 +110,8 @@ RULES: dict[str, str] = {
     "variable-update": "what is assigned to a variable is computed in float32",
     "constant-range": "a constant that float16 cannot hold keeps its consumers in float32",
     "batch-norm": "a batch normalization written in primitives becomes one fused op",
+    "weight-gradient": "the sum over a batch of matrix products becomes one matrix product",
+    "bias-gradient": "the sum of a gradient over all axes but the last becomes BiasAddGrad",
+    "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
 }
 """Rules of the default mode, by the name that switches each off."""

@@ -124,3 +124,9 @@ class KernelSupport:
                 self._dtype if entry == slot.index else dtype for entry, dtype in enumerate(listed)
             )
         return frozenset(listed)
+
+
+@functools.lru_cache(maxsize=None)
+def kernel_support(device: str, dtype: int) -> KernelSupport:
+    """The shared answers for one device type and target dtype."""
+    return KernelSupport(device, dtype)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from graph_passes.application import Applied
 from graph_passes.canvas import ALLOW, CLEAR, DENY, INFER
-from graph_passes.patterns.fused_batch_norm import Fusion
+from graph_passes.patterns.units import Fusion
 from graph_passes.planning import Plan
 from graph_passes.reasons import Reason
 from graph_passes.view import FLOAT
@@ -59,7 +59,7 @@ class Report:
         casts_to_float32: Casts added back to float32.
         weight_casts: those of `casts_to_low` that cast a constant or a variable.
         notes: what the author of list edits should know.
-        fused_units: names of the nodes whose batch normalization one fused op computes now.
+        fused_units: the subgraphs replaced as units: "pattern: node" of each.
         near_misses: subgraphs that look like a pattern, each with what is amiss.
     """
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2, graph_pb2, types_pb2
 
@@ -16,20 +16,18 @@ from graph_passes.calls import reachable_functions
 from graph_passes.canvas import ALLOW, Canvas
 from graph_passes.config import PrecisionConfig
 from graph_passes.constants import deny_out_of_range
-from graph_passes.eligibility import find_ineligible, node_name
-from graph_passes.kernels import KernelSupport
+from graph_passes.eligibility import find_ineligible
+from graph_passes.kernels import kernel_support
 from graph_passes.op_lists import OpLists, load_op_lists
-from graph_passes.patterns.fused_batch_norm import Fusion, fuse_batch_norms, has_fused_kernels
+from graph_passes.patterns.units import Fusion, find_units
 from graph_passes.planning import Plan, make_plan
 from graph_passes.reasons import Reason
 from graph_passes.report import Report
 from graph_passes.variables import protect_variable_updates
 from graph_passes.verification import verify
-from graph_passes.view import GraphView, view_function, view_graph
+from graph_passes.view import GraphView, Shape, Shapes, view_function, view_graph
 
 _LOGGER = logging.getLogger(__name__)
-
-TARGET = {"float16": types_pb2.DT_HALF, "bfloat16": types_pb2.DT_BFLOAT16}
 
 Graph = graph_pb2.GraphDef | function_pb2.FunctionDef
 Library = Callable[[str], function_pb2.FunctionDef | None]
@@ -64,6 +62,7 @@ def rewrite_graph_def(
     config: PrecisionConfig,
     *,
     preserve: Collection[str] = (),
+    shapes: Shapes | None = None,
 ) -> RewriteResult:
     """Rewrites a graph and, each for itself, the functions of its library.
 
@@ -72,12 +71,13 @@ def rewrite_graph_def(
         config: dtype, device, lists and mode.
         preserve: names of the nodes or tensors that are fed, fetched or otherwise to be left as
             they are.
+        shapes: static shapes of the main graph's tensors; some patterns need them as proof.
 
     Returns:
         The result. A graph that cannot be rewritten is given back as it is, with `failure` set;
         nothing is raised for it.
     """
-    main = _rewrite(graph_def, config, preserve, lambda proto: view_graph(proto))
+    main = _rewrite(graph_def, config, preserve, lambda proto, known: view_graph(proto, known), shapes)
     if main.failure is not None:
         return main
     signatures = {f.signature.name: f.signature for f in graph_def.library.function}
@@ -87,7 +87,7 @@ def rewrite_graph_def(
         if function.signature.name not in reachable:
             continue
         result = _rewrite(
-            function, config, (), lambda proto: view_function(proto, signatures)
+            function, config, (), lambda proto, known: view_function(proto, signatures, known)
         )
         if result.failure is not None:
             return dataclasses.replace(result, proto=graph_def)
@@ -109,7 +109,7 @@ def rewrite_function_def(
     config: PrecisionConfig,
     *,
     library: Library = lambda _: None,
-    shapes: object = None,
+    shapes: Shapes | None = None,
 ) -> RewriteResult:
     """Rewrites the body of one function; its signature stays as it is.
 
@@ -118,23 +118,22 @@ def rewrite_function_def(
         config: dtype, device, lists and mode.
         library: gives the definition of a function by name, None for an unknown one; asked for
             ops that are calls by the function's name.
-        shapes: reserved for static shapes of the body's tensors.
+        shapes: static shapes of the body's tensors; some patterns need them as proof.
 
     Returns:
         The result, as `rewrite_graph_def`.
     """
-    del shapes
     called = {node.op for node in function_def.node_def}
     found = {name: library(name) for name in called}
     signatures = {name: body.signature for name, body in found.items() if body is not None}
-    return _rewrite(function_def, config, (), lambda proto: view_function(proto, signatures))
+    return _rewrite(function_def, config, (), lambda proto, known: view_function(proto, signatures, known), shapes)
 
 
 def paint(view: GraphView, config: PrecisionConfig, preserve: Collection[str]) -> Canvas:
     """Colours a graph: all stages, in order."""
     lists = load_op_lists(config)
-    target = TARGET[config.target_dtype]
-    support = _kernel_support(config.device, target)
+    target = config.target
+    support = kernel_support(config.device, target)
     ineligible = find_ineligible(view, preserve, config)
     canvas = Canvas(view, config, lists, support, target, ineligible)
     if not _anything_to_do(canvas, lists):
@@ -165,18 +164,12 @@ def _anything_to_do(canvas: Canvas, lists: OpLists) -> bool:
     return lists.force_all or bool(((canvas.listed == ALLOW) & canvas.eligible).any())
 
 
-_SUPPORT: dict[tuple[str, int], KernelSupport] = {}
-
-
-def _kernel_support(device: str, target: int) -> KernelSupport:
-    return _SUPPORT.setdefault((device, target), KernelSupport(device, target))
-
-
 def _rewrite(
     proto: Graph,
     config: PrecisionConfig,
     preserve: Collection[str],
-    view_of: Callable[[Graph], GraphView],
+    view_of: Callable[[Graph, Shapes | None], GraphView],
+    shapes: Shapes | None = None,
 ) -> RewriteResult:
     total = len(proto.node if isinstance(proto, graph_pb2.GraphDef) else proto.node_def)
     notes = load_op_lists(config).notes
@@ -184,10 +177,11 @@ def _rewrite(
     try:
         with _collector_paused():
             graph = _with_new_batch_norms(proto)
-            view = view_of(graph)
-            fusion = _fuse(graph, view, config, preserve)
+            view = view_of(graph, shapes)
+            fusion = find_units(graph, view, config, preserve)
             if fusion.units:
-                graph, view = fusion.proto, view_of(fusion.proto)
+                graph = fusion.proto
+                view = view_of(graph, _extended(shapes, fusion.shapes))
                 view.require_matching_dtypes()
             plan = make_plan(paint(view, config, preserve))
             if plan.low:
@@ -207,21 +201,8 @@ def _rewrite(
     return RewriteResult(proto=applied.proto, report=report, changed=True)
 
 
-def _fuse(
-    graph: Graph, view: GraphView, config: PrecisionConfig, preserve: Collection[str]
-) -> Fusion:
-    """Batch normalizations as fused ops, where there is something to convert around them."""
-    lists, support = load_op_lists(config), _kernel_support(config.device, TARGET[config.target_dtype])
-    ops = {op_type.name for op_type in view.op_types if op_type is not None}
-    if (
-        not config.has_rule("batch-norm")
-        or "Rsqrt" not in ops
-        or not any(lists.list_of(op) == "allow" for op in ops)
-        or not has_fused_kernels(support)
-    ):
-        return Fusion(graph, (), ())
-    kept = {node_name(reference) for reference in preserve}
-    return fuse_batch_norms(graph, view, kept)  # type: ignore[type-var]
+def _extended(shapes: Shapes | None, added: Mapping[str, Sequence[Shape | None]]) -> Shapes | None:
+    return None if shapes is None else lambda node: added.get(node) or shapes(node)
 
 
 def _report(

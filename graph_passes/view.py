@@ -70,7 +70,9 @@ class GraphView:
         functions: Mapping[str, op_def_pb2.OpDef],
         *,
         is_function: bool,
+        shapes: Shapes | None = None,
     ) -> None:
+        self._shapes = shapes
         self.nodes = nodes
         self.functions = functions
         self.is_function = is_function

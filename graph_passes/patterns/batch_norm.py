@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 
+from graph_passes.patterns.edits import NearMiss
 from graph_passes.patterns.matching import Matcher, NoMatchError
 from graph_passes.view import GraphView
 
@@ -75,19 +76,6 @@ class BatchNorm:
     stored_mean: tuple[str, ...]
     stored_variance: tuple[str, ...]
     gradient: Gradient | None
-
-
-@dataclasses.dataclass(frozen=True)
-class NearMiss:
-    """A subgraph that looks like a pattern but is not one.
-
-    Attributes:
-        node: the node that the search started from.
-        why: what is amiss.
-    """
-
-    node: str
-    why: str
 
 
 def find_batch_norms(

@@ -1,0 +1,111 @@
+"""What patterns want changed in a graph, gathered before anything is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2, types_pb2
+from tensorflow.python.framework import tensor_util
+
+from graph_passes.patterns.surgery import Proto, output_name, replace_tensors
+from graph_passes.view import FLOAT, GraphView, Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class NearMiss:
+    """A subgraph that looks like a pattern but is not one.
+
+    Attributes:
+        node: the node that the search started from.
+        why: what is amiss.
+    """
+
+    node: str
+    why: str
+
+
+class GraphEdits:
+    """New nodes, tensors that come from elsewhere, and nodes with other inputs.
+
+    Attributes:
+        view: the graph that the edits are for.
+        redirect: tensor -> the tensor that its readers shall read instead.
+        inputs: node -> all its new data inputs.
+        new_nodes: nodes to add.
+        shapes: static shapes of the outputs of added nodes.
+        units: "pattern: node" of each subgraph that is replaced.
+        misses: what came close to a pattern.
+    """
+
+    def __init__(self, view: GraphView) -> None:
+        self.view = view
+        self.redirect: dict[str, str] = {}
+        self.inputs: dict[str, Sequence[str]] = {}
+        self.new_nodes: list[node_def_pb2.NodeDef] = []
+        self.shapes: dict[str, tuple[Shape | None, ...]] = {}
+        self.units: list[str] = []
+        self.misses: list[NearMiss] = []
+
+    def add(
+        self,
+        op: str,
+        name: str,
+        inputs: Sequence[str],
+        device: str,
+        dtypes: Mapping[str, int],
+        shapes: Sequence[Shape | None] = (),
+    ) -> node_def_pb2.NodeDef:
+        """Adds a node; `dtypes` gives its type attrs, `shapes` those of its outputs if known."""
+        node = node_def_pb2.NodeDef(name=name, op=op, device=device, input=inputs)
+        for attr, dtype in dtypes.items():
+            node.attr[attr].type = dtype
+        self.new_nodes.append(node)
+        if shapes:
+            self.shapes[name] = tuple(shapes)
+        return node
+
+    def add_constant(self, name: str, value: np.ndarray, device: str, beside: str) -> str:
+        """Adds a constant and returns its tensor.
+
+        A control input from the node that makes the tensor `beside` keeps the constant in the
+        frame of the loop that its reader is in.
+        """
+        maker = self.view.split(beside)[0]
+        controls = () if self._is_argument(maker) else ("^" + maker,)
+        dtype = types_pb2.DT_INT32 if value.dtype == np.int32 else FLOAT
+        node = self.add("Const", name, controls, device, {"dtype": dtype})
+        node.attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(value))
+        return self.output(name, "Const")
+
+    def add_single(
+        self, op: str, name: str, inputs: Sequence[str], device: str, dtypes: Mapping[str, int]
+    ) -> str:
+        """Adds a node with one output and returns its tensor."""
+        self.add(op, name, inputs, device, dtypes)
+        return self.output(name, op)
+
+    def output(self, node: str, op: str, port: int = 0) -> str:
+        """The name of an output, as readers in this graph write it."""
+        return output_name(self.view, node, op, port)
+
+    def apply(self, proto: Proto, preserve: Collection[str]) -> Proto:
+        """A copy of the graph with all edits made."""
+        return replace_tensors(
+            proto,
+            self.view,
+            redirect={tensor: self._final(tensor) for tensor in self.redirect},
+            inputs={n: [self._final(t) for t in tensors] for n, tensors in self.inputs.items()},
+            new_nodes=self.new_nodes,
+            preserve=preserve,
+        )
+
+    def _final(self, tensor: str) -> str:
+        """Follows redirections whose target is redirected as well (two units in a row)."""
+        while tensor in self.redirect:
+            tensor = self.redirect[tensor]
+        return tensor
+
+    def _is_argument(self, name: str) -> bool:
+        return self.view.is_function and self.view.nodes[self.view.index[name]].op == "_Arg"

@@ -1,0 +1,68 @@
+"""All patterns, applied to one graph before it is painted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from graph_passes.config import PrecisionConfig
+from graph_passes.eligibility import node_name
+from graph_passes.kernels import kernel_support
+from graph_passes.op_lists import load_op_lists
+from graph_passes.patterns.edits import GraphEdits, NearMiss
+from graph_passes.patterns.fused_batch_norm import fuse_batch_norms, has_fused_kernels
+from graph_passes.patterns.gradient_sums import merge_weight_gradients, use_bias_gradients
+from graph_passes.patterns.surgery import Proto
+from graph_passes.view import GraphView, Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """The outcome of looking for units.
+
+    Attributes:
+        proto: the new graph, the original where nothing was replaced.
+        units: "pattern: node" of each subgraph that was replaced.
+        misses: what came close.
+        shapes: static shapes of the outputs of new nodes.
+    """
+
+    proto: Proto  # type: ignore[valid-type]
+    units: tuple[str, ...] = ()
+    misses: tuple[NearMiss, ...] = ()
+    shapes: Mapping[str, tuple[Shape | None, ...]] = dataclasses.field(default_factory=dict)
+
+
+def find_units(
+    proto: Proto, view: GraphView, config: PrecisionConfig, preserve: Collection[str]
+) -> Fusion:
+    """Replaces the subgraphs that the patterns in force recognize.
+
+    Nothing is done in a graph without an op of the allow list: there is nothing to gain.
+
+    Args:
+        proto: the GraphDef or FunctionDef; it is not changed.
+        view: its view.
+        config: says which patterns are in force.
+        preserve: names of nodes or tensors that must stay.
+
+    Returns:
+        The new graph, what was replaced, and near misses.
+    """
+    lists = load_op_lists(config)
+    ops = {op_type.name for op_type in view.op_types if op_type is not None}
+    if config.parity or not any(lists.list_of(op) == "allow" for op in ops):
+        return Fusion(proto)
+    kept = {node_name(reference) for reference in preserve}
+    support = kernel_support(config.device, config.target)
+    edits = GraphEdits(view)
+    if config.has_rule("batch-norm") and "Rsqrt" in ops and has_fused_kernels(support):
+        fuse_batch_norms(edits, kept)
+    if config.has_rule("weight-gradient") and "Sum" in ops:
+        merge_weight_gradients(edits, kept)
+    if config.has_rule("bias-gradient") and lists.list_of("BiasAddGrad") == "infer":
+        use_bias_gradients(edits, kept)
+    if not edits.units:
+        return Fusion(proto, misses=tuple(edits.misses))
+    new = edits.apply(proto, kept)
+    return Fusion(new, tuple(edits.units), tuple(edits.misses), edits.shapes)
