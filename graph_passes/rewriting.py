@@ -12,6 +12,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2, types_pb2
 
 from graph_passes import batch_norm, painting, recurrences, tensor_lists
 from graph_passes.application import Applied, apply_plan
+from graph_passes.bounded_rsqrt import release_bounded_rsqrts
 from graph_passes.calls import reachable_functions
 from graph_passes.canvas import ALLOW, Canvas
 from graph_passes.config import PrecisionConfig
@@ -143,6 +144,8 @@ def paint(view: GraphView, config: PrecisionConfig, preserve: Collection[str]) -
     canvas.deny(unsafe, Reason.UNSAFE_CLUSTER)
     if config.has_rule("variable-update"):
         protect_variable_updates(canvas)
+    if config.has_rule("bounded-rsqrt"):
+        release_bounded_rsqrts(canvas)
     out_of_range: list[int] = []
     if config.has_rule("constant-range") and target == types_pb2.DT_HALF:
         out_of_range = deny_out_of_range(canvas)

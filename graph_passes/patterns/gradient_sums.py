@@ -99,7 +99,7 @@ def _merge(edits: GraphEdits, matcher: Matcher, number: int) -> None:
     product = matcher.maker(matcher.tensor(number, 0))
     node = matcher.node(product)
     if not node.attr["adj_x"].b or node.attr["adj_y"].b:
-        raise NoMatchError("the product is not that of a transposed left operand")
+        return  # a sum of other products is none of a weight's gradient
     if matcher.readers(product) != [number]:
         raise NoMatchError("more than the sum reads the products")
     left, right = matcher.inputs(product)
@@ -134,11 +134,11 @@ def _sum_of_bias(edits: GraphEdits, matcher: Matcher, number: int) -> None:
     shape = view.shape(tensor)
     if shape is None or len(shape) < 2:
         return
-    readers = matcher.readers(number)
-    if not readers or any(matcher.op(reader) != "Reshape" for reader in readers):
-        return
     channels = shape[-1]
-    wanted = _target_shape(matcher, number)
+    try:
+        wanted = _target_shape(matcher, number)
+    except NoMatchError:
+        return  # most sums are no gradient of a bias: no near misses
     if channels in (None, 1) or wanted[-1:] != [channels] or set(wanted[:-1]) - {1}:
         return
     if not _reduces(matcher, number, len(shape) - 1, len(shape)):
