@@ -36,7 +36,7 @@ def make_images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     phase = random.uniform(0, 2 * np.pi, (count, 1, 1))
     y, x = np.mgrid[:SIZE, :SIZE]
     stripes = np.sin(0.7 * (x * np.cos(angle) + y * np.sin(angle)) + phase)
-    images = stripes + random.normal(0, 4.0, (count, SIZE, SIZE))
+    images = stripes + random.normal(0, 2.5, (count, SIZE, SIZE))
     return images[..., None].astype("float32"), labels
 
 

@@ -160,7 +160,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         RULES_DISABLE,
         "names",
-        "Rules of the rewrite to switch off by name.",
+        "Rules of the rewrite to switch off by name; `tf-amp env` lists them.",
         default="every rule is on",
     ),
     Variable(

@@ -159,6 +159,7 @@ def test_env_prints_what_is_in_force(run_python: RunPython) -> None:
         f"{REWRITE}_IGNORE_PERFORMANCE": "true",
         f"{REWRITE}_DENYLIST_ADD": "MatMull, Conv2D",
         f"{REWRITE}_LVEL": "x",
+        f"{REWRITE}_RULES_DISABLE": "constant-range",
     }
     told = json.loads(_tf_amp(run_python, "env", "--json", env=env, check=True).stdout)
     assert told["graph_rewrite"] is True
@@ -167,6 +168,9 @@ def test_env_prints_what_is_in_force(run_python: RunPython) -> None:
     assert told["decided_by"]["loss_scaling"] == f"{AMP}_LOSS_SCALING"
     assert told["list_edits"] == ["deny add MatMull", "deny add Conv2D"]
     assert told["variables"][f"{REWRITE}_DENYLIST_ADD"] == "MatMull, Conv2D"
+    rules = {rule.split(" ")[0]: rule.split(" ")[1] for rule in told["rules"]}
+    assert rules["constant-range:"] == "off"
+    assert rules["variable-update:"] == "on"
     notes = "\n".join(told["notes"])
     assert f"did you mean {REWRITE}_LEVEL?" in notes
     assert "MatMul" in notes and "MatMull" in notes

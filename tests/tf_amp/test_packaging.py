@@ -18,6 +18,7 @@ SOURCES = ("tf_amp", "graph_passes", "pyproject.toml", "setup.py", "README.md")
 AUTOLOAD = "tf_amp_autoload.pth"
 AMP = "TF_ENABLE_AUTO_MIXED_PRECISION"
 REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 # A script that knows nothing of tf_amp, but for printing what became of its function.
 SCRIPT = """
@@ -60,29 +61,43 @@ def _copy_sources(target: Path) -> Path:
     return target
 
 
+def _backend(root: Path) -> dict[str, str]:
+    """Where the build backend is: in this environment, or fetched if that one is too old."""
+    try:
+        if int(importlib.metadata.version("setuptools").split(".")[0]) >= 77:
+            return {}
+    except importlib.metadata.PackageNotFoundError:
+        pass  # a virtual environment of Python 3.12 or newer has none
+    target = root / "backend"
+    _must(*PIP, "install", "--quiet", "--target", target, "setuptools>=77", cwd=root)
+    return {"PYTHONPATH": str(target)}
+
+
+def _build(hook: str, sources: Path, **env: str) -> Path:
+    """Calls a hook of the build backend, as pip does, and returns the file it makes."""
+    code = f"from setuptools import build_meta; print(build_meta.{hook}('made'))"
+    done = _must(sys.executable, "-c", code, cwd=sources, **env)
+    return sources / "made" / done.stdout.splitlines()[-1]
+
+
 @pytest.fixture(scope="module", params=["wheel", "editable"])
 def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh virtual environment with the package, sharing only the libraries of this one."""
     root = tmp_path_factory.mktemp(request.param)
     sources = _copy_sources(root / "sources")
+    backend = _backend(root)
+    if request.param == "wheel":
+        # Through a source distribution, so that one that lacks a file fails here.
+        archive = _build("build_sdist", sources, **backend)
+        shutil.unpack_archive(archive, root / "unpacked")
+        wheel = _build("build_wheel", next((root / "unpacked").iterdir()), **backend)
+    else:
+        wheel = _build("build_editable", sources, **backend)
+    assert wheel.name.startswith("tf_amp-") and "-py3-none-" in wheel.name
     fresh = root / "venv"
     venv.create(fresh, with_pip=False, symlinks=True)
-    pip = [sys.executable, "-m", "pip"]
-    options = ["--no-deps", "--disable-pip-version-check"]
-    if int(importlib.metadata.version("setuptools").split(".")[0]) >= 77:
-        options.append("--no-build-isolation")
-    install = [*pip, "--python", fresh / "bin/python", "install", *options]
-    if request.param == "editable":
-        _must(*install, "-e", sources, cwd=root)
-    else:
-        # Through a source distribution, so that one that lacks a file fails here.
-        build = "from setuptools import build_meta; build_meta.build_sdist('dist')"
-        _must(sys.executable, "-c", build, cwd=sources)
-        (archive,) = (sources / "dist").glob("*.tar.gz")
-        _must(*pip, "wheel", *options, "-w", root, archive, cwd=root)
-        (wheel,) = root.glob("*.whl")
-        assert wheel.name.startswith("tf_amp-") and "-py3-none-" in wheel.name
-        _must(*install, wheel, cwd=root)
+    install = ("--python", fresh / "bin/python", "install", "--no-deps", "--no-index", wheel)
+    _must(*PIP, *install, cwd=root)
     # TensorFlow need not be installed a second time: a path, whose own .pth files are not read.
     found = importlib.util.find_spec("tensorflow")
     assert found is not None and found.origin is not None

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
-    from graph_passes import list_notes
+    from graph_passes import RULES, list_notes
     from tf_amp.installation import Installation
 
     plan = Installation(settings, "the environment")
@@ -71,6 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
                 "log_path",
             )
         },
+        "rules": [
+            f"{name}: {'off' if name in settings.disabled_rules else 'on'} ({meaning})"
+            for name, meaning in RULES.items()
+        ],
         "decided_by": dict(settings.decided_by),
         "notes": notes,
     }
