@@ -10,7 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import (
+    function_pb2,
+    graph_pb2,
+    node_def_pb2,
+    op_def_pb2,
+    types_pb2,
+)
 
 Graph = graph_pb2.GraphDef | function_pb2.FunctionDef
 Library = Callable[[str], function_pb2.FunctionDef | None]
@@ -93,6 +99,27 @@ class Region:
             region = pending.pop()
             yield region
             pending.extend(callee for call in reversed(region.calls) for callee in call.callees)
+
+    def with_bodies(self, body_of: Callable[[Region], Graph]) -> Region:
+        """A tree of the same form with other bodies.
+
+        Args:
+            body_of: gives the new body of a region, with the calling nodes under their old names.
+        """
+        calls = [
+            Call(call.node, call.kind, [callee.with_bodies(body_of) for callee in call.callees])
+            for call in self.calls
+        ]
+        return Region(body_of(self), calls, self.callee_of)
+
+    def called_as_ops(self, library: Library) -> dict[str, op_def_pb2.OpDef]:
+        """Signatures of the functions that nodes of this tree call by an op of that name."""
+        found = {}
+        for op in {node.op for region in self.walk() for node in region.nodes}:
+            function = library(op)
+            if function is not None:
+                found[op] = function.signature
+        return found
 
 
 @dataclasses.dataclass(eq=False)

@@ -49,7 +49,6 @@ def join(root: Region) -> Joined:
     _Joiner(joined).add_main(root)
     if isinstance(root.proto, graph_pb2.GraphDef):
         joined.proto.versions.CopyFrom(root.proto.versions)
-        joined.proto.library.CopyFrom(root.proto.library)
         return joined
     ends = (_ARGUMENT, _RESULT)
     return dataclasses.replace(

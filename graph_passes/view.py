@@ -360,7 +360,7 @@ def view_joined(
     Raises:
         InvalidGraphError: as `view_graph`.
     """
-    return GraphView(list(graph_def.node), functions, is_function=False, shapes=shapes)
+    return GraphView(list(graph_def.node), functions, is_function=False)
 
 
 def view_function(
