@@ -109,6 +109,9 @@ class PrecisionConfig:
 RULES: dict[str, str] = {
     "variable-update": "what is assigned to a variable is computed in float32",
     "constant-range": "a constant that float16 cannot hold keeps its consumers in float32",
+    "function-signatures": "functions are planned with their callers and may take and give the "
+    "target dtype",
+    "loop-hoisting": "casts of what a loop does not change move out of the loop",
     "batch-norm": "a batch normalization written in primitives becomes one fused op",
     "weight-gradient": "the sum over a batch of matrix products becomes one matrix product",
     "bias-gradient": "the sum of a gradient over all axes but the last becomes BiasAddGrad",

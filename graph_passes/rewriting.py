@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from tensorflow.core.framework import function_pb2, graph_pb2, types_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2, op_def_pb2, types_pb2
 
 from graph_passes import batch_norm, painting, recurrences, tensor_lists
 from graph_passes.application import Applied, apply_plan
 from graph_passes.bounded_rsqrt import release_bounded_rsqrts
+from graph_passes.call_graph import Graph, Library, Region, build_call_tree
 from graph_passes.calls import reachable_functions
 from graph_passes.canvas import ALLOW, Canvas
 from graph_passes.config import PrecisionConfig
 from graph_passes.constants import deny_out_of_range
 from graph_passes.eligibility import find_ineligible
+from graph_passes.hoisting import hoist_casts
 from graph_passes.kernels import kernel_support
 from graph_passes.op_lists import OpLists, load_op_lists
 from graph_passes.patterns.units import Fusion, find_units
 from graph_passes.planning import Plan, make_plan
 from graph_passes.reasons import Reason
 from graph_passes.report import Report
+from graph_passes.signatures import convert_tree, name_functions
 from graph_passes.variables import protect_variable_updates
 from graph_passes.verification import verify
 from graph_passes.view import GraphView, Shape, Shapes, view_function, view_graph
 
 _LOGGER = logging.getLogger(__name__)
-
-Graph = graph_pb2.GraphDef | function_pb2.FunctionDef
-Library = Callable[[str], function_pb2.FunctionDef | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,8 @@ class RewriteResult:
         changed: whether `proto` differs from the original.
         failure: why the rewrite was given up, None where it was not.
         rejected: the graph that failed a post-condition, for inspection.
+        extra_functions: functions that a rewritten function calls and that its library lacks; each
+            stands behind those it calls itself. A rewritten GraphDef has them in its library.
     """
 
     proto: Graph
@@ -51,11 +54,18 @@ class RewriteResult:
     changed: bool = False
     failure: str | None = None
     rejected: Graph | None = None
+    extra_functions: tuple[function_pb2.FunctionDef, ...] = ()
 
     @property
     def graph_def(self) -> Graph:
         """The same as `proto`."""
         return self.proto
+
+    def copy(self) -> Graph:
+        """A copy of `proto` for others to change."""
+        new = type(self.proto)()
+        new.CopyFrom(self.proto)  # type: ignore[arg-type]
+        return new
 
 
 def rewrite_graph_def(
@@ -78,31 +88,31 @@ def rewrite_graph_def(
         The result. A graph that cannot be rewritten is given back as it is, with `failure` set;
         nothing is raised for it.
     """
-    main = _rewrite(graph_def, config, preserve, lambda proto, known: view_graph(proto, known), shapes)
+    library = {function.signature.name: function for function in graph_def.library.function}
+    main = _rewrite_with_calls(graph_def, config, preserve, library.get, shapes)
     if main.failure is not None:
         return main
-    signatures = {f.signature.name: f.signature for f in graph_def.library.function}
-    reachable = reachable_functions(graph_def)
-    bodies: dict[int, function_pb2.FunctionDef] = {}
+    new = graph_pb2.GraphDef()
+    new.CopyFrom(main.proto)  # type: ignore[arg-type]
+    extra = {function.signature.name: function for function in main.extra_functions}
+    new.library.function.extend(main.extra_functions)
+    changed = main.changed
+    reachable = reachable_functions(new)
     for position, function in enumerate(graph_def.library.function):
         if function.signature.name not in reachable:
             continue
-        result = _rewrite(
-            function, config, (), lambda proto, known: view_function(proto, signatures, known)
-        )
+        result = _rewrite_with_calls(function, config, (), library.get)
         if result.failure is not None:
             return dataclasses.replace(result, proto=graph_def)
         if result.changed:
-            bodies[position] = result.proto  # type: ignore[assignment]
-    if not bodies:
+            changed = True
+            new.library.function[position].CopyFrom(result.proto)  # type: ignore[arg-type]
+            extra.update({added.signature.name: added for added in result.extra_functions})
+    if not changed:
         return main
-    new = main.proto
-    if not main.changed:
-        new = graph_pb2.GraphDef()
-        new.CopyFrom(graph_def)
-    for position, body in bodies.items():
-        new.library.function[position].CopyFrom(body)  # type: ignore[union-attr]
-    return dataclasses.replace(main, proto=new, changed=True)
+    del new.library.function[len(library) :]
+    new.library.function.extend(extra.values())
+    return dataclasses.replace(main, proto=new, changed=True, extra_functions=())
 
 
 def rewrite_function_def(
@@ -124,10 +134,7 @@ def rewrite_function_def(
     Returns:
         The result, as `rewrite_graph_def`.
     """
-    called = {node.op for node in function_def.node_def}
-    found = {name: library(name) for name in called}
-    signatures = {name: body.signature for name, body in found.items() if body is not None}
-    return _rewrite(function_def, config, (), lambda proto, known: view_function(proto, signatures, known), shapes)
+    return _rewrite_with_calls(function_def, config, (), library, shapes)
 
 
 def paint(view: GraphView, config: PrecisionConfig, preserve: Collection[str]) -> Canvas:
@@ -167,11 +174,117 @@ def _anything_to_do(canvas: Canvas, lists: OpLists) -> bool:
     return lists.force_all or bool(((canvas.listed == ALLOW) & canvas.eligible).any())
 
 
+def _rewrite_with_calls(
+    proto: Graph,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    library: Library,
+    shapes: Shapes | None = None,
+) -> RewriteResult:
+    """Rewrites a graph, together with the functions it calls where that is worth it."""
+    if config.has_rule("function-signatures") or config.has_rule("loop-hoisting"):
+        lists = load_op_lists(config)
+        tree = build_call_tree(proto, library, lambda op: lists.list_of(op) == "allow")
+        if tree.calls:
+            try:
+                with _collector_paused():
+                    return _rewrite_tree(tree, config, preserve, library, shapes)
+            except Exception:  # noqa: BLE001  bodies rewritten one by one are right as well
+                _LOGGER.warning(
+                    "The functions that a graph calls are rewritten one by one, because planning "
+                    "them together failed. This is a fault of tf_amp, please report it.",
+                    exc_info=True,
+                )
+    return _rewrite(proto, config, preserve, library, shapes)
+
+
+def _rewrite_tree(
+    tree: Region,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    library: Library,
+    shapes: Shapes | None,
+) -> RewriteResult:
+    """Rewrites a call tree.
+
+    Raises:
+        Exception: something is amiss with the tree or with the outcome.
+    """
+
+    def details(region: Region) -> tuple[Collection[str], Library, Shapes | None]:
+        return (preserve, library, shapes) if region is tree else ((), library, None)
+
+    if config.has_rule("function-signatures"):
+        fusions = {r: _prepare(r.proto, config, *details(r))[1] for r in tree.walk()}
+        converted = convert_tree(
+            tree.with_bodies(lambda region: fusions[region].proto),
+            library,
+            preserve,
+            lambda *joined: _convert(*joined, config),
+        )
+        new, total = converted.root, sum(len(region.nodes) for region in tree.walk())
+        notes = load_op_lists(config).notes
+        report = _report(
+            config, total, notes, converted.plan, converted.applied, fusions[tree]
+        )
+        if new is None:
+            return RewriteResult(proto=tree.proto, report=report)
+    else:
+        results = {r: _rewrite(r.proto, config, *details(r)) for r in tree.walk()}
+        report = results[tree].report
+        new = tree.with_bodies(lambda region: results[region].copy())
+    if config.has_rule("loop-hoisting"):
+        hoist_casts(new, config.target)
+    functions = name_functions(new, library)
+    return RewriteResult(
+        proto=new.proto, report=report, changed=True, extra_functions=functions
+    )
+
+
+def _prepare(
+    proto: Graph,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    library: Library,
+    shapes: Shapes | None,
+) -> tuple[GraphView, Fusion]:
+    """The graph with its units in place, and its view."""
+    called = Region(proto).called_as_ops(library)
+    view_of = functools.partial(_view, functions=called)
+    graph = _with_new_batch_norms(proto)
+    view = view_of(graph, shapes)
+    fusion = find_units(graph, view, config, preserve)
+    if fusion.units:
+        view = view_of(fusion.proto, _extended(shapes, fusion.shapes))
+        view.require_matching_dtypes()
+    return view, fusion
+
+
+def _view(
+    graph: Graph, shapes: Shapes | None, functions: Mapping[str, op_def_pb2.OpDef]
+) -> GraphView:
+    if isinstance(graph, graph_pb2.GraphDef):
+        return view_graph(graph, shapes)
+    return view_function(graph, functions, shapes)
+
+
+def _convert(
+    graph: Graph, view: GraphView, preserve: Collection[str], config: PrecisionConfig
+) -> tuple[Plan, Applied | None]:
+    """Paints the graph and carries the plan out, where there is anything to do."""
+    plan = make_plan(paint(view, config, preserve))
+    if not plan.low:
+        return plan, None
+    applied = apply_plan(plan, graph)
+    verify(plan, applied, graph)
+    return plan, applied
+
+
 def _rewrite(
     proto: Graph,
     config: PrecisionConfig,
     preserve: Collection[str],
-    view_of: Callable[[Graph, Shapes | None], GraphView],
+    library: Library,
     shapes: Shapes | None = None,
 ) -> RewriteResult:
     total = len(proto.node if isinstance(proto, graph_pb2.GraphDef) else proto.node_def)
@@ -179,17 +292,8 @@ def _rewrite(
     applied: Applied | None = None
     try:
         with _collector_paused():
-            graph = _with_new_batch_norms(proto)
-            view = view_of(graph, shapes)
-            fusion = find_units(graph, view, config, preserve)
-            if fusion.units:
-                graph = fusion.proto
-                view = view_of(graph, _extended(shapes, fusion.shapes))
-                view.require_matching_dtypes()
-            plan = make_plan(paint(view, config, preserve))
-            if plan.low:
-                applied = apply_plan(plan, graph)
-                verify(plan, applied, graph)
+            view, fusion = _prepare(proto, config, preserve, library, shapes)
+            plan, applied = _convert(fusion.proto, view, preserve, config)
             report = _report(config, total, notes, plan, applied, fusion)
     except Exception as error:  # noqa: BLE001  the caller's program must run whatever happens here
         _LOGGER.debug("A graph was left as it is.", exc_info=True)
