@@ -49,8 +49,8 @@ def enable_mixed_precision_graph_rewrite(
         The wrapped optimizer, to be used in place of `opt`; None for None.
 
     Raises:
-        ValueError: `opt` has a loss scale already, a Keras mixed-precision policy is active, or
-            `loss_scale` is not a legal value.
+        ValueError: `opt` has a loss scale already or was wrapped before, a Keras mixed-precision
+            policy is active, or `loss_scale` is not a legal value.
         TypeError: `opt` is not an optimizer of a kind that can be wrapped.
         tf_amp.env_config.EnvConfigError: an environment variable has an illegal value.
     """
@@ -58,7 +58,7 @@ def enable_mixed_precision_graph_rewrite(
 
     _refuse_keras_policy()
     if opt is not None:
-        _refuse_double_wrapping(opt)
+        _refuse_optimizer(opt)
     before = installation.current()
     installed = _switch_on(before)
     try:
@@ -80,7 +80,9 @@ def disable_mixed_precision_graph_rewrite() -> None:
     """
     from tf_amp import installation
 
-    if not installation.uninstall():
+    if installation.uninstall():
+        _log.info("AMP off: what is traced from now on stays in float32.")
+    else:
         _log.warning("disable_mixed_precision_graph_rewrite() did nothing: AMP is not on.")
 
 
@@ -212,9 +214,8 @@ def _switch_on(before: Installation | None) -> Installation:
     if traced and installed.config is not None:
         shown = ", ".join(traced[:_NAMES_SHOWN]) + (", ..." if len(traced) > _NAMES_SHOWN else "")
         _log.warning(
-            "AMP was switched on after %d functions had been traced (%s). They stay in float32 "
-            "until they are traced anew; call %s before the first call of a tf.function.",
-            len(traced),
+            "AMP was switched on after functions had been traced: %s. They stay in float32 until "
+            "they are traced anew; call %s before the first call of a tf.function.",
             shown,
             _ENABLE,
         )
@@ -233,14 +234,12 @@ def _wrap(opt: _Optimizer, loss_scale: Any, installed: Installation) -> _Optimiz
     return wrap_optimizer(opt, loss_scale)
 
 
-def _refuse_double_wrapping(opt: object) -> None:
-    from tf_amp.loss_scale import is_wrapped
+def _refuse_optimizer(opt: object) -> None:
+    """Raises if an optimizer cannot be wrapped, before anything is switched on."""
+    from tf_amp.loss_scale.wrapping import find_family, require_not_wrapped
 
-    if is_wrapped(opt):
-        raise ValueError(
-            f"The optimizer has a loss scale already. Received: {opt!r}. A second one would scale "
-            f"the loss twice: call {_ENABLE} with the inner optimizer, once."
-        )
+    find_family(opt)
+    require_not_wrapped(opt)
 
 
 def _refuse_keras_policy() -> None:

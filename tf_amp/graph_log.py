@@ -11,8 +11,9 @@ from tf_amp.tally import NodeCounts
 
 _log = logging.getLogger("tf_amp")
 
-# A function that is retraced again and again must not fill the log.
-_LINES_PER_NAME = 3
+# A function that is retraced again and again must not fill the log; the train functions of all
+# Keras models, on the other hand, have the same name.
+_LINES_PER_NAME = 10
 
 
 class GraphLog:
@@ -52,7 +53,10 @@ class GraphLog:
             )
             if announce:
                 said.append(line)
+            last = announce and len(said) == _LINES_PER_NAME
         _log.log(logging.INFO if announce else logging.DEBUG, "%s", line)
+        if last:
+            _log.info("%r was traced often; more lines about it are logged at DEBUG.", name)
 
     @contextlib.contextmanager
     def one_line(self, name: str) -> Iterator[None]:

@@ -24,13 +24,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tf_amp")
 
+ENVIRONMENT = "environment"
+"""The `source` of an installation that environment variables asked for."""
+
+# What fails once tends to fail for every graph; `status` counts them all.
+_FAILURES_SAID = 3
+
 
 class Installation:
     """AMP as it is switched on. Hosts read the configuration from it and report to it.
 
     Attributes:
         settings: what was asked for.
-        source: who asked: "environment", or the name of the function that was called.
+        source: who asked: `ENVIRONMENT`, or the name of the function that was called.
         target: the dtype and device chosen, and why.
         config: what graphs are rewritten with; None if nothing is rewritten.
         loss_scaling: whether optimizers are wrapped without being asked to one by one.
@@ -44,7 +50,9 @@ class Installation:
         self.source = source
         self.target = choose_target(settings) if settings.graph_rewrite else _NO_REWRITE
         self.config = _precision_config(settings, self.target)
-        self.loss_scaling, self.loss_scaling_reason = _decide_loss_scaling(settings, self.target)
+        self.loss_scaling, self.loss_scaling_reason = _decide_loss_scaling(
+            settings, self.target, source
+        )
         self.refusals: dict[str, str] = {}
         self._tally = Tally()
         self._dumps = Dumps(settings.log_path, self.config) if self.config else None
@@ -83,7 +91,8 @@ class Installation:
         counts = self._tally.add(name, result)
         directory = self._dumps.write(name, result, original) if self._dumps else None
         if result.failure is not None:
-            _log.error(
+            _log.log(
+                logging.ERROR if self._tally.failed <= _FAILURES_SAID else logging.DEBUG,
                 "The rewrite of %r (%s host) was dropped and the graph runs in float32: %s. %s",
                 name,
                 host,
@@ -171,6 +180,11 @@ class Installation:
             )
 
 
+_HOST_NAMES = {
+    "loss scaling": "loss scaling of optimizers that are not passed in",
+    "function": "the functions of TensorFlow 2 (tf.function, Keras, XLA)",
+    "session": "the graphs of tf.compat.v1.Session",
+}
 _NO_REWRITE = Target(None, "CPU", "the graph rewrite was not asked for")
 _lock = threading.RLock()
 _installed: Installation | None = None
@@ -188,7 +202,7 @@ def install(settings: Settings, *, source: str) -> Installation | None:
 
     Args:
         settings: what to switch on.
-        source: who asks, for messages: "environment" or the name of the called function.
+        source: who asks, for messages: `ENVIRONMENT` or the name of the called function.
 
     Returns:
         The installation; None if the settings ask for neither rewrite nor loss scaling.
@@ -207,7 +221,7 @@ def install(settings: Settings, *, source: str) -> Installation | None:
         installation = Installation(settings, source)
         uninstall()
         _installed = installation
-        hooks = [("loss scaling", auto_wrap)] if installation.loss_scaling else []
+        hooks: list[tuple[str, Any]] = [("loss scaling", auto_wrap)]
         if installation.config is not None:
             hooks += [("function", function), ("session", session)]
         for name, host in hooks:
@@ -216,7 +230,7 @@ def install(settings: Settings, *, source: str) -> Installation | None:
                 installation.refusals[name] = refusal
         installation.announce()
         for name, refusal in installation.refusals.items():
-            _log.warning("AMP does not cover the %s host: %s", name, refusal)
+            _log.warning("AMP is on without %s: %s", _HOST_NAMES[name], refusal)
         atexit.register(installation.say_if_nothing_happened)
         return installation
 
@@ -256,10 +270,11 @@ def _precision_config(settings: Settings, target: Target) -> PrecisionConfig | N
         ) from error
 
 
-def _decide_loss_scaling(settings: Settings, target: Target) -> tuple[bool, str]:
-    """Decides whether optimizers are wrapped without being asked, and says why."""
+def _decide_loss_scaling(settings: Settings, target: Target, source: str) -> tuple[bool, str]:
+    """Decides whether optimizers are wrapped without being passed in, and says why."""
     if not settings.loss_scaling:
-        return False, "not asked for"
+        by_call = source != ENVIRONMENT
+        return False, "but for optimizers that are passed in" if by_call else "not asked for"
     if settings.loss_scaling_asked or not settings.graph_rewrite:
         return True, "asked for"
     if target.target_dtype is None:

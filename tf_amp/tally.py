@@ -102,6 +102,11 @@ class Tally:
         """How many graphs were changed."""
         return self._rewritten
 
+    @property
+    def failed(self) -> int:
+        """How many graphs were left alone because something failed."""
+        return self._failed
+
     def why_nothing(self) -> str:
         """Says why no graph was changed, from the largest graph that was looked at."""
         with self._lock:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
-from tensorflow.python.eager.polymorphic_function import atomic_function
+from tensorflow.python.eager.polymorphic_function import atomic_function, attributes
 from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import ops
 from tensorflow.python.saved_model import function_deserialization
@@ -39,8 +39,8 @@ _OLDEST, _NEWEST = (2, 17), (2, 21)
 _PARAMETERS = ("name", "graph", "attrs", "function_type", "overwrite")
 # Checkpoint reading and writing: moves variables to and from files, computes nothing.
 _SKIPPED = ("_traced_save", "_traced_restore")
-# A SavedModel export traces its signatures, but writes their float32 originals.
-_EXPORTED = ("signature_wrapper",)
+# What an export traces of a model: it is written as float32, so a line about it would mislead.
+_EXPORTED = re.compile("signature_wrapper|_wrapped_model|_layer_call_(fn|and_return_)")
 
 
 class FunctionHost:
@@ -143,7 +143,7 @@ class FunctionHost:
             result,
             original=definition,
             parts=self._counts_of_callees(graph) if top_level else (),
-            announce=top_level and not name.startswith(_EXPORTED),
+            announce=top_level and not _EXPORTED.search(name),
         )
 
     def _keep_float32(
@@ -197,13 +197,18 @@ def uninstall() -> None:
 
 
 def traced_function_names() -> list[str]:
-    """Returns the readable names of live functions that were traced so far, tf.data's left out."""
-    context = context_lib.context()
+    """Returns the readable names of live functions that were traced before now.
+
+    Left out are functions of tf.data, and parts of functions such as loop bodies.
+    """
     names = set()
+    context = context_lib.context()
     for scope, name in list(atomic_function.RUNTIME_FUNCTION_REFS):
-        if scope == context.function_scope_id and context.has_function(name):
+        if not name.startswith(b"__inference_") or scope != context.function_scope_id:
+            continue
+        if context.has_function(name):
             definition = context.get_function_def(name)
-            if "_tf_data_function" not in definition.attr:
+            if attributes.TF_DATA_FUNCTION not in definition.attr:
                 names.add(readable_name(name.decode()))
     return sorted(names)
 

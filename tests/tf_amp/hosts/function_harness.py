@@ -1,0 +1,75 @@
+"""What the scripts of the function-host tests share; imported inside their subprocess."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import function_pb2
+from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import atomic_function
+
+from tf_amp import installation
+from tf_amp.env_config import Settings
+from tf_amp.hosts.function import readable_name
+
+COMPUTE = ("MatMul", "BatchMatMulV2", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
+
+
+def report(name: str, **facts: Any) -> None:
+    """Hands the facts of a case to the test process."""
+    print("@@" + json.dumps({"name": name, **facts}), flush=True)
+
+
+def switch_on(**settings: Any) -> installation.Installation:
+    """Installs AMP for bfloat16, whatever this machine is fast at."""
+    chosen = {"target_dtype": "bfloat16", "ignore_performance": True, **settings}
+    installed = installation.install(Settings(graph_rewrite=True, **chosen), source="test")
+    assert installed is not None
+    return installed
+
+
+def weights(seed: int = 0, shape: tuple[int, ...] = (64, 64)) -> Any:
+    """Values that bfloat16 cannot hold exactly."""
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def running(name: bytes | str) -> function_pb2.FunctionDef:
+    """The definition that the runtime has under a name."""
+    return context.context().get_function_def(name)
+
+
+def compute_types(definition: function_pb2.FunctionDef) -> list[int]:
+    """The dtypes of a definition's matrix products and convolutions, without repetition."""
+    return node_types(definition.node_def)
+
+
+def node_types(nodes: Any) -> list[int]:
+    """The same for a list of nodes."""
+    return sorted({node.attr["T"].type for node in nodes if node.op in COMPUTE})
+
+
+def live_functions() -> dict[str, list[int]]:
+    """Readable name -> dtypes of the compute nodes, of every live function that has some."""
+    found: dict[str, set[int]] = {}
+    scope = context.context().function_scope_id
+    for key_scope, name in list(atomic_function.RUNTIME_FUNCTION_REFS):
+        if key_scope == scope and context.context().has_function(name):
+            types = compute_types(running(name))
+            if types:
+                found.setdefault(readable_name(name.decode()), set()).update(types)
+    return {name: sorted(types) for name, types in found.items()}
+
+
+def dots(function: Any, *args: Any) -> list[str]:
+    """The matrix products and convolutions of a jit-compiled function's HLO: result dtypes."""
+    text = function.experimental_get_compiler_ir(*args)(stage="hlo")
+    lines = [line for line in text.splitlines() if " dot(" in line or " convolution(" in line]
+    return sorted({line.split("=")[1].strip().split("[")[0] for line in lines})
+
+
+def max_error(got: Any, wanted: Any) -> float:
+    """The largest difference, as a Python float."""
+    return float(tf.reduce_max(tf.abs(tf.cast(got, tf.float32) - wanted)))

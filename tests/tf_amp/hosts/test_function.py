@@ -1,0 +1,167 @@
+"""Which functions are rewritten, seen on their definitions and on XLA's HLO."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from session_facts import RunPython, facts_of
+
+from tf_amp.hosts import function
+
+FLOAT, BFLOAT16 = 1, 14
+Facts = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def facts(run_python: RunPython) -> Facts:
+    return facts_of(run_python, "function_cases.main()")
+
+
+@pytest.fixture(scope="module")
+def keras(run_python: RunPython) -> Facts:
+    return facts_of(run_python, "function_cases.keras()")
+
+
+@pytest.fixture(scope="module")
+def off(run_python: RunPython) -> Facts:
+    return facts_of(run_python, "function_cases.off_again()")
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["plain", "backward of plain", "while_body", "cond_true", "cond_false"],
+)
+def test_function_runs_in_the_target_dtype(facts: Facts, start: str) -> None:
+    functions = facts["tracing"]["functions"]
+    types = [found for name, found in functions.items() if name.startswith(start)]
+    assert types
+    assert all(found == [BFLOAT16] for found in types)
+
+
+@pytest.mark.parametrize("part", ["while_body", "cond_true", "cond_false"])
+def test_gradient_of_a_loop_or_branch_runs_in_the_target_dtype(facts: Facts, part: str) -> None:
+    functions = facts["tracing"]["functions"]
+    types = [t for name, t in functions.items() if name.startswith(part) and "grad" in name]
+    assert types == [[BFLOAT16]]
+
+
+def test_no_function_computes_in_float32(facts: Facts) -> None:
+    assert set(map(tuple, facts["tracing"]["functions"].values())) == {(BFLOAT16,)}
+
+
+def test_xla_is_given_the_rewritten_function(facts: Facts) -> None:
+    assert facts["tracing"]["hlo"] == ["bf16"]
+
+
+def test_boundaries_stay_float32(facts: Facts) -> None:
+    seen = facts["tracing"]
+    assert seen["outputs"] == [FLOAT]
+    assert seen["gradient_dtypes"] == ["float32"]
+    assert seen["variable_dtype"] == "float32"
+
+
+def test_result_is_close_and_not_exact(facts: Facts) -> None:
+    assert 0.0 < facts["tracing"]["error"] < 0.5
+
+
+def test_function_def_is_what_runs_and_the_graph_is_what_was_traced(facts: Facts) -> None:
+    assert facts["tracing"]["function_def"] == [BFLOAT16]
+    assert facts["tracing"]["traced_graph"] == [FLOAT]
+
+
+def test_v1_graph_copies_the_float32_original(facts: Facts) -> None:
+    assert [FLOAT] in facts["v1_graphs"]["library"]
+    assert [BFLOAT16] not in facts["v1_graphs"]["library"]
+
+
+def test_wrap_function_with_a_branch_runs_rewritten(facts: Facts) -> None:
+    assert 0.0 < facts["v1_graphs"]["wrapped_error"] < 0.5
+
+
+def test_originals_are_forgotten_with_their_function(facts: Facts) -> None:
+    assert facts["removal"] == {"kept": True, "kept_after": False}
+
+
+def test_extra_functions_live_as_long_as_their_caller(facts: Facts) -> None:
+    assert facts["extra_functions"] == {"present": True, "error": 0.0, "present_after": False}
+
+
+def test_tracing_from_many_threads(facts: Facts) -> None:
+    assert facts["threads"] == {"errors": [], "traced": 48, "types": [f"[{BFLOAT16}]"]}
+
+
+def test_nothing_failed(facts: Facts) -> None:
+    assert facts["status"]["failed"] == 0
+    assert facts["status"]["rewritten"] > 50
+
+
+@pytest.mark.parametrize("name", ["keras", "keras_jit", "tf_keras"])
+def test_keras_computes_in_the_target_dtype(keras: Facts, name: str) -> None:
+    seen = keras[name]
+    assert seen["types"] == [BFLOAT16]
+    assert seen["rewritten"] >= 3  # fit, evaluate, predict
+    assert (seen["predicted"], seen["weights"]) == ("float32", ["float32"])
+
+
+def test_functions_traced_after_uninstall_are_byte_identical(off: Facts) -> None:
+    seen = off["off_again"]
+    assert seen["changed"]
+    assert seen["same"]
+    assert seen["hlo"] == [["f32"], ["bf16"], ["f32"]]
+    assert seen["hook_gone"]
+
+
+def test_rewritten_functions_run_in_float32_after_uninstall(off: Facts) -> None:
+    seen = off["off_again"]
+    assert seen["error_on"] > 0.0
+    assert (seen["error_of_older"], seen["error_of_newer"]) == (0.0, 0.0)
+
+
+def test_switching_on_again_gives_the_same_functions(off: Facts) -> None:
+    assert off["on_again"]["same"]
+    assert off["on_again"]["rewritten"] > 0
+
+
+@pytest.mark.parametrize(
+    ("runtime_name", "name"),
+    [
+        ("__inference_train_step_118", "train_step"),
+        ("__inference_step_2_118", "step_2"),
+        ("__forward_f_9", "f"),
+        ("__inference___backward_train_step_90_118", "backward of train_step"),
+        ("while_body_12", "while_body"),
+        ("unusual", "unusual"),
+    ],
+)
+def test_readable_name(runtime_name: str, name: str) -> None:
+    assert function.readable_name(runtime_name) == name
+
+
+def _as_expected(
+    name: Any, graph: Any, attrs: Any, function_type: Any = None, overwrite: bool = False
+) -> None:
+    """Has the parameters of TensorFlow's own function."""
+
+
+@pytest.mark.parametrize("version", ["2.17.0", "2.21.0", "2.21.0-rc1", "2.19.1+cpu"])
+def test_supported_version_is_not_refused(version: str) -> None:
+    assert function._refusal(version, _as_expected) is None
+
+
+@pytest.mark.parametrize("version", ["2.16.2", "2.22.0", "3.0.0", "1.15.5", "2.22.0-dev20260101"])
+def test_unsupported_version_is_refused(version: str) -> None:
+    refusal = function._refusal(version, _as_expected)
+    assert refusal is not None
+    assert version in refusal
+    assert "2.17 to 2.21" in refusal
+
+
+def test_changed_signature_is_refused() -> None:
+    def other(name: Any, graph: Any, options: Any) -> None:
+        """Has parameters that TensorFlow's function does not have."""
+
+    refusal = function._refusal("2.21.0", other)
+    assert refusal is not None
+    assert str(tuple(inspect.signature(other).parameters)) in refusal
