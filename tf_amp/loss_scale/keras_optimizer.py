@@ -163,6 +163,13 @@ class KerasLossScaleOptimizer(
         inner._iterations.assign(inner._iterations // steps * steps)
         inner._backend_reset_gradient_accumulators()
 
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """As for the wrapped optimizer; `fit` calls it at its end."""
+        self.inner_optimizer.finalize_variable_values(var_list)
+        if tf.executing_eagerly():
+            # Where fit ran compiled by XLA, this is when its skipped steps are told.
+            self.manager.check(step=int(self.inner_optimizer._iterations))
+
     def stateless_apply(self, *args: Any, **kwargs: Any) -> Any:
         """Not available with TensorFlow, as for every Keras optimizer."""
         return self.inner_optimizer.stateless_apply(*args, **kwargs)

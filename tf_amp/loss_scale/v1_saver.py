@@ -41,7 +41,7 @@ def make_tolerant_restore(original: Callable[..., Any]) -> Callable[..., Any]:
     def restore(self: Any, sess: Any, save_path: Any) -> Any:
         with sess.graph.as_default():
             state = tf.compat.v1.get_collection(STATE_COLLECTION)
-        if not state or not tf.compat.v1.train.checkpoint_exists(save_path):
+        if not state or not tf.io.gfile.exists(f"{save_path}.index"):
             return original(self, sess, save_path)
         reader = tf.train.load_checkpoint(save_path)
         missing = [v for v in state if not reader.has_tensor(v.op.name)]

@@ -55,7 +55,7 @@ def test_apply_does_not_unscale_again(toolbox, names: str) -> None:
 def test_unscaling_twice_is_an_error_and_the_next_step_works(toolbox) -> None:
     optimizer, variable = make(toolbox)
     gradients = optimizer.unscale(gradients_of(toolbox, optimizer, variable))
-    with pytest.raises(LossScaleProtocolError, match="called twice.*Call it once"):
+    with pytest.raises(LossScaleProtocolError, match=r"called twice.*Call it once"):
         optimizer.unscale(gradients)
     gradients = optimizer.unscale(gradients_of(toolbox, optimizer, variable))
     optimizer.apply_gradients(zip(gradients, [variable], strict=True))

@@ -269,5 +269,5 @@ def test_config_round_trip_through_json(rule: object) -> None:
 
 
 def test_config_without_a_known_class_is_refused() -> None:
-    with pytest.raises(ValueError, match="class_name.*Received: 'Other'"):
+    with pytest.raises(ValueError, match=r"class_name.*Received: 'Other'"):
         from_config({"class_name": "Other"})

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tf_amp.loss_scale import DynamicLossScale, wrap_optimizer
+from tf_amp.loss_scale.tf_keras_optimizer import (
+    LegacyLossScaleOptimizer,
+    TfKerasLossScaleOptimizer,
+)
+
+NAN = float("nan")
+RULE = DynamicLossScale(initial=2.0**10, growth_interval=3)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 8)).astype(np.float32)
+Y = (X @ RNG.normal(size=(8, 1))).astype(np.float32)
+
+SETTINGS = {
+    "sgd": lambda o: o.SGD(0.05, momentum=0.9),
+    "adam": lambda o: o.Adam(0.01),
+    "clipnorm": lambda o: o.SGD(0.5, clipnorm=0.05),
+    "clipvalue": lambda o: o.SGD(0.5, clipvalue=0.01),
+    "global_clipnorm": lambda o: o.SGD(0.5, global_clipnorm=0.05),
+    "schedule": lambda o: o.SGD(tf_keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+}
+NEW_SETTINGS = {
+    "adamw": lambda o: o.AdamW(0.01, weight_decay=0.1),
+    "ema": lambda o: o.SGD(0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3),
+}
+CASES = [
+    *(("new", name) for name in [*SETTINGS, *NEW_SETTINGS]),
+    *(("legacy", name) for name in SETTINGS),
+]
+
+
+def make_optimizer(kind: str, setting: str):
+    module = tf_keras.optimizers if kind == "new" else tf_keras.optimizers.legacy
+    return {**SETTINGS, **NEW_SETTINGS}[setting](module)
+
+
+def fit(optimizer, x=X, **options):
+    tf_keras.utils.set_random_seed(1)
+    model = tf_keras.Sequential(
+        [tf_keras.layers.Input((8,)), tf_keras.layers.Dense(16, "relu"), tf_keras.layers.Dense(1)]
+    )
+    model.compile(optimizer, "mse", **options)
+    history = model.fit(x, Y, batch_size=16, epochs=3, verbose=0, shuffle=False)
+    return model, history.history["loss"]
+
+
+@pytest.mark.parametrize(("kind", "setting"), CASES)
+def test_fit_ends_where_float32_ends(kind: str, setting: str) -> None:
+    plain, plain_losses = fit(make_optimizer(kind, setting))
+    ours, our_losses = fit(wrap_optimizer(make_optimizer(kind, setting), RULE))
+    for a, b in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+    np.testing.assert_allclose(our_losses, plain_losses, rtol=1e-4)
+    assert float(ours.optimizer.loss_scale) > 2.0**10
+
+
+@pytest.mark.parametrize("kind", ["new", "legacy"])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_fit_skips_a_batch_that_is_not_finite(kind: str, jit_compile: bool) -> None:
+    x = X.copy()
+    x[20] = NAN
+    model, _ = fit(wrap_optimizer(make_optimizer(kind, "adam"), RULE), x, jit_compile=jit_compile)
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    assert model.optimizer.manager.state().skipped_steps == 3
+    assert int(model.optimizer.iterations) == 9
+
+
+@pytest.mark.parametrize("kind", ["new", "legacy"])
+def test_compile_does_not_wrap_again_for_mixed_float16(kind: str) -> None:
+    optimizer = wrap_optimizer(make_optimizer(kind, "sgd"))
+    policy = tf_keras.mixed_precision.global_policy()
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(8,))])
+        model.compile(optimizer, "mse")
+    finally:
+        tf_keras.mixed_precision.set_global_policy(policy)
+    assert model.optimizer is optimizer
+    assert isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls"), [("new", TfKerasLossScaleOptimizer), ("legacy", LegacyLossScaleOptimizer)]
+)
+def test_config_round_trip(kind: str, cls: type) -> None:
+    optimizer = wrap_optimizer(make_optimizer(kind, "adam"), RULE)
+    config = json.loads(json.dumps(optimizer.get_config()))
+    again = cls.from_config(config)
+    assert again.get_config() == optimizer.get_config()
+    assert again.manager.rule == RULE
+    assert type(again.inner_optimizer) is type(optimizer.inner_optimizer)
+
+
+@pytest.mark.parametrize("kind", ["new", "legacy"])
+def test_learning_rate_passes_through(kind: str) -> None:
+    inner = make_optimizer(kind, "adam")
+    optimizer = wrap_optimizer(inner)
+    assert float(optimizer.learning_rate) == pytest.approx(0.01)
+    optimizer.learning_rate = 0.25
+    assert float(inner.learning_rate) == float(optimizer.lr) == 0.25
+    model, _ = fit(optimizer)
+    scheduler = tf_keras.callbacks.LearningRateScheduler(lambda epoch: 0.5)
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=[scheduler])
+    assert float(inner.learning_rate) == 0.5
+
+
+@pytest.mark.parametrize("kind", ["new", "legacy"])
+def test_minimize_in_an_eager_loop(kind: str) -> None:
+    variable = tf.Variable(2.0)
+    module = tf_keras.optimizers if kind == "new" else tf_keras.optimizers.legacy
+    optimizer = wrap_optimizer(module.SGD(0.25), RULE)
+    for _ in range(2):
+        optimizer.minimize(lambda: variable**2, [variable])
+    assert float(variable) == 0.5
+
+
+def test_tensorflow_get_gradients_are_unscaled() -> None:
+    """TensorFlow's test of `get_gradients`, in a graph as it needs one."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.Variable(2.0)
+        optimizer = wrap_optimizer(tf_keras.optimizers.legacy.SGD(1.0), 123.0)
+        (gradient,) = optimizer.get_gradients(variable * 10.0, [variable])
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(gradient) == pytest.approx(10.0)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_amp.loss_scale import DynamicLossScale, LossScaleManager, wrap_optimizer
+
+v1 = tf.compat.v1
+INF, NAN = float("inf"), float("nan")
+RULE = DynamicLossScale(initial=4.0, growth_interval=2)
+OPTIMIZERS = {
+    "sgd": lambda: v1.train.GradientDescentOptimizer(0.1),
+    "momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9),
+    "adam": lambda: v1.train.AdamOptimizer(0.1),
+    "rmsprop": lambda: v1.train.RMSPropOptimizer(0.1),
+    "adagrad": lambda: v1.train.AdagradOptimizer(0.1),
+    "ftrl": lambda: v1.train.FtrlOptimizer(0.1),
+}
+
+
+def train(optimizer, xs, *, resource=True):
+    """Minimizes sum(x * v) in a graph of its own; returns what is left at the end."""
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [])
+        variable = v1.get_variable("v", initializer=[1.0, 2.0], use_resource=resource)
+        step = v1.train.get_or_create_global_step()
+        train_op = optimizer.minimize(tf.reduce_sum(variable * x), global_step=step)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for value in xs:
+                session.run(train_op, {x: value})
+            manager = getattr(optimizer, "manager", None)
+            state = manager.state(session) if manager else None
+            return session.run(variable), int(session.run(step)), state, train_op
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_skipped_steps_leave_no_trace(name: str) -> None:
+    ours, step, state, _ = train(
+        wrap_optimizer(OPTIMIZERS[name](), RULE), [1.0, NAN, 2.0, INF, -INF, 0.5]
+    )
+    plain, plain_step, _, _ = train(OPTIMIZERS[name](), [1.0, 2.0, 0.5])
+    np.testing.assert_allclose(ours, plain, rtol=1e-5)
+    assert step == plain_step == 3
+    assert (state.skipped_steps, state.skipped_in_a_row, state.scale) == (3, 0, 1.0)
+
+
+def test_reference_variables_and_old_control_flow(run_python) -> None:
+    """What a script sees that calls disable_v2_behavior()."""
+    done = run_python(
+        """
+        import tensorflow.compat.v1 as tf
+        tf.disable_v2_behavior()
+        from tf_amp.loss_scale import DynamicLossScale, wrap_optimizer
+        x = tf.placeholder(tf.float32, [])
+        v = tf.Variable([1.0, 2.0])
+        assert v.dtype._is_ref_dtype
+        step = tf.train.get_or_create_global_step()
+        optimizer = wrap_optimizer(
+            tf.train.MomentumOptimizer(0.5, 0.9), DynamicLossScale(initial=4.0, growth_interval=2)
+        )
+        op = optimizer.minimize(tf.reduce_sum(v * x), global_step=step)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            scales = []
+            for value in (1.0, float("nan"), 1.0, 1.0):
+                session.run(op, {x: value})
+                scales.append(float(session.run(optimizer.loss_scale)))
+            print(scales, session.run(step), [round(float(x), 3) for x in session.run(v)])
+        """
+    )
+    assert done.stdout.split("\n")[0] == "[4.0, 2.0, 2.0, 4.0] 3 [-1.805, -0.805]"
+
+
+def test_the_train_op_is_an_operation_and_the_only_one_collected() -> None:
+    optimizer = wrap_optimizer(v1.train.AdamOptimizer(), RULE)
+    with tf.Graph().as_default():
+        variable = v1.get_variable("v", initializer=1.0)
+        train_op = optimizer.minimize(variable, name="train_me")
+        assert isinstance(train_op, tf.Operation)
+        assert train_op.name == "train_me"
+        assert v1.get_collection(v1.GraphKeys.TRAIN_OP) == [train_op]
+
+
+def test_whether_a_step_was_applied_can_be_fetched() -> None:
+    optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.1), RULE)
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [])
+        variable = v1.get_variable("v", initializer=1.0)
+        train_op = optimizer.minimize(variable * x)
+        session.run(v1.global_variables_initializer())
+        fetched = [session.run([train_op, optimizer.applied], {x: value})[1] for value in (1, NAN)]
+    assert fetched == [True, False]
+
+
+def test_compute_clip_apply() -> None:
+    """What comes out of compute_gradients is unscaled, so that it can be clipped."""
+    optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(1.0), RULE)
+    with tf.Graph().as_default(), v1.Session() as session:
+        variable = v1.get_variable("v", initializer=[0.0, 0.0])
+        loss = tf.reduce_sum(variable * [30.0, 40.0])
+        pairs = optimizer.compute_gradients(loss)
+        clipped, norm = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 1.0)
+        train_op = optimizer.apply_gradients(zip(clipped, [variable], strict=True))
+        session.run(v1.global_variables_initializer())
+        assert session.run(norm) == pytest.approx(50.0)
+        session.run(train_op)
+        np.testing.assert_allclose(session.run(variable), [-0.6, -0.8], rtol=1e-6)
+
+
+def test_a_gradient_taken_by_hand_of_a_scaled_loss() -> None:
+    optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(1.0), RULE)
+    with tf.Graph().as_default(), v1.Session() as session:
+        variable = v1.get_variable("v", initializer=1.0)
+        gradients = tf.gradients(optimizer.scale_loss(variable * 0.25), [variable])
+        train_op = optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+        session.run(v1.global_variables_initializer())
+        session.run(train_op)
+        assert session.run(variable) == 0.75
+
+
+def test_one_optimizer_in_two_graphs() -> None:
+    """The state is created in the graph that trains, as an Estimator's model_fn needs it."""
+    optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.1), RULE)
+    first = train(optimizer, [NAN, NAN])
+    second = train(optimizer, [1.0, NAN])
+    assert (first[2].scale, first[2].skipped_steps) == (1.0, 2)
+    assert (second[2].scale, second[2].skipped_steps) == (2.0, 1)
+
+
+def test_slots_and_attributes_pass_through() -> None:
+    inner = v1.train.MomentumOptimizer(0.5, 0.9)
+    optimizer = wrap_optimizer(inner, RULE)
+    with tf.Graph().as_default():
+        variable = v1.get_variable("v", initializer=1.0)
+        optimizer.minimize(variable)
+        assert optimizer.get_slot_names() == ["momentum"]
+        assert optimizer.get_slot(variable, "momentum") is inner.get_slot(variable, "momentum")
+        names = {v.op.name for v in optimizer.variables()}
+        assert {"v/Momentum", "loss_scale/scale"} <= names
+    assert optimizer._learning_rate == 0.5
+    assert optimizer.get_name() == "Momentum"
+    with pytest.raises(AttributeError):
+        _ = optimizer.nothing_of_this_name
+
+
+def test_reading_the_state_of_a_graph_needs_its_session() -> None:
+    manager = LossScaleManager(RULE)
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=r"state\(session\)"):
+        manager.state()
+
+
+def test_variable_names_do_not_depend_on_the_name_scope() -> None:
+    with tf.Graph().as_default(), v1.name_scope("somewhere"):
+        names = [v.op.name for v in LossScaleManager(RULE).variables]
+    assert names == [
+        f"loss_scale/{field}"
+        for field in ("scale", "good_steps", "skipped_steps", "skipped_in_a_row")
+    ]
