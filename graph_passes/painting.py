@@ -158,7 +158,7 @@ def match_existing_casts(canvas: Canvas) -> None:
             continue
         first = view.base[number]
         made = first + view.layouts[number].out_slots[0]
-        if not view.is_float[made] or not (canvas.eligible[made] or canvas.config.parity):
+        if not view.is_float[made] or not canvas.eligible[made]:
             continue
         readers = view.readers(made)
         if readers and all(canvas.low[reader] for reader in readers):
