@@ -114,6 +114,7 @@ class SessionConfigHook:
             before = float32_sessions_exist()
             original(session, target, graph, hook.config_for(config))
             if hook.active:
+                hook.say_where_graphs_are_built(target)
                 # TensorFlow notes a session without its own mixed precision; this one has ours.
                 mixed_precision_global_state.set_non_mixed_precision_session_created(before)
 
@@ -148,6 +149,15 @@ class SessionConfigHook:
                 "decide about the same graph a second time.",
             )
         return adjusted(config, self._device)
+
+    def say_where_graphs_are_built(self, target: str | None) -> None:
+        """Says, for a session of a server, in which process its graphs are rewritten."""
+        if target:
+            self._say_once(
+                logging.INFO,
+                f"The session of {target} has its graphs optimized by the process of that "
+                "server: AMP must be on there, as it is here.",
+            )
 
     def _say_once(self, level: int, text: str) -> None:
         if text not in self._said:

@@ -144,6 +144,16 @@ def case_upstream_option() -> dict[str, Any]:
     }
 
 
+def case_server_target() -> dict[str, Any]:
+    """Who optimizes the graphs of a server's session, said once for each server."""
+    server = v1.train.Server.create_local_server()
+    with harness.amp(), lines_of(logging.INFO) as said, tf.Graph().as_default():
+        for _ in range(2):
+            v1.Session(server.target).close()
+        v1.Session().close()
+    return {"said": [line for line in said if "server" in line], "target": server.target}
+
+
 def case_gpu_layout() -> dict[str, Any]:
     rewrite = v1.ConfigProto().graph_options.rewrite_options
     return {

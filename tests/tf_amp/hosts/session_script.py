@@ -18,9 +18,7 @@ def train(optimizer, steps=12):
     net = tf.reshape(net, [-1, 8 * 8 * 8])
     weight = tf.get_variable("weight", [512, 4], initializer=tf.glorot_uniform_initializer(2))
     logits = tf.matmul(net, weight)
-    loss = tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
-    )
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
     step = tf.train.get_or_create_global_step()
     train_op = optimizer.minimize(loss, global_step=step)
     metadata = tf.RunMetadata()

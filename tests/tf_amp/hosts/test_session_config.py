@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from session_facts import RunPython, facts_of
 
-CASES = ("obstacles", "upstream_option", "gpu_layout", "wrapped_by_others")
+CASES = ("obstacles", "upstream_option", "server_target", "gpu_layout", "wrapped_by_others")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,11 @@ def test_upstream_mixed_precision_is_off_in_a_copy_of_the_config(facts: Any) -> 
     assert found["after"] == found["on"]
     (line,) = found["said"]
     assert line.count("auto_mixed_precision_onednn_bfloat16") == 1
+
+
+def test_session_of_a_server_names_the_process_that_counts(facts: Any) -> None:
+    (line,) = facts["server_target"]["said"]
+    assert facts["server_target"]["target"] in line
 
 
 def test_layout_optimizer_is_off_on_a_gpu_alone(facts: Any) -> None:
