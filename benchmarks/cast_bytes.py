@@ -19,14 +19,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from oracle_environment import DTYPES, oracle_environment
 from results import RESULTS, geometric_mean, print_table, write_json
-from variants import environment
 from worker_channel import Message, Worker, serve
 
-# What imports TensorFlow is imported by the worker's functions: for one of the two dtypes the
-# oracle needs its environment set first.
-DTYPES = ("float16", "bfloat16")
-_SIMULATE_GPU = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_SIMULATE_GPU"
+# What imports TensorFlow is imported by the functions that the workers run: the oracle needs its
+# environment set first.
 
 
 @dataclasses.dataclass
@@ -208,10 +206,7 @@ def _math_share(cost: Message) -> float:
 
 
 def _measure_all(dtype: str, names: list[str], options: argparse.Namespace) -> dict[str, Message]:
-    env = environment("float32")
-    if dtype == "float16":
-        env |= {_SIMULATE_GPU: "1", "CUDA_VISIBLE_DEVICES": ""}
-    worker = Worker([__file__, str(options.corpus), "--worker", dtype], env)
+    worker = Worker([__file__, str(options.corpus), "--worker", dtype], oracle_environment(dtype))
     found = {}
     try:
         for name in names:

@@ -1,0 +1,244 @@
+"""How the time and memory of the pass grow with the graph, beside TensorFlow's own pass in C++.
+
+    python benchmarks/pass_growth.py                      synthetic graphs up to a million nodes
+    python benchmarks/pass_growth.py --corpus DIRECTORY   the graphs NAME.pb of a corpus
+    python benchmarks/pass_growth.py --profile            where the time goes
+
+Each graph has a process of its own, in which the two passes take turns, after one run each that is
+not counted. Both start from a graph in memory and give one back. The time of the C++ pass is what
+TensorFlow's log says it took, without what surrounds it in a call from Python ("whole call").
+Peak memory is what a run of ours adds to a process that holds the input, as a multiple of the
+graph's serialized size; the result is part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from oracle_environment import DTYPES, oracle_environment
+from process_memory import peak_resident_mb, reset_peak, resident_mb
+from results import RESULTS, geometric_mean, print_table, spread, write_json
+from variants import environment
+from worker_channel import Message, Worker, WorkerError, serve
+
+_SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+_PROFILED_FUNCTIONS = 25
+_WARM_UP_NODES = 500
+
+
+def measure(request: Message, dtype: str) -> Message:
+    """Measures one graph, in a worker.
+
+    Args:
+        request: `nodes`, the size of a synthetic graph, or `file`, a MetaGraphDef; `repeats`, and
+            `oracle_up_to`, the number of nodes above which the oracle is left out.
+        dtype: the target dtype.
+
+    Returns:
+        Seconds of every counted run ("ours_s", "oracle_s"; "oracle_call_s" with all that surrounds
+        the C++ pass), sizes and the peak.
+    """
+    import oracle
+
+    from graph_passes import PrecisionConfig, rewrite_graph_def
+
+    config = PrecisionConfig(target_dtype=dtype, device=oracle.DEVICES[dtype])
+    meta_graph = _graph(request)
+    preserve = oracle.fetches(meta_graph)
+    graph = meta_graph.graph_def
+    small = _graph({"nodes": _WARM_UP_NODES}).graph_def
+    # Lists and the op registry are read once a process, whatever the graph.
+    rewrite_graph_def(small, config)
+    nodes = len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
+    answer: Message = {"nodes": nodes, "serialized_mb": graph.ByteSize() / 1e6}
+
+    before = resident_mb()
+    reset_peak()
+    result = rewrite_graph_def(graph, config, preserve=preserve)
+    answer["peak_added_mb"] = peak_resident_mb() - before
+    answer["summary"] = result.report.summary()
+    if result.failure is not None:
+        raise RuntimeError(f"The pass gave the graph up: {result.failure}")
+    del result
+    with_oracle = nodes <= request["oracle_up_to"]
+    if with_oracle:
+        oracle.run_oracle(meta_graph, dtype)
+    answer |= {"ours_s": [], "oracle_s": [], "oracle_call_s": []}
+    for _ in range(request["repeats"]):
+        started = time.perf_counter()
+        result = rewrite_graph_def(graph, config, preserve=preserve)
+        answer["ours_s"].append(time.perf_counter() - started)
+        del result
+        if with_oracle:
+            started = time.perf_counter()
+            answer["oracle_s"].append(oracle.timed_oracle(meta_graph, dtype))
+            answer["oracle_call_s"].append(time.perf_counter() - started)
+    return answer
+
+
+def profile(nodes: int, dtype: str) -> None:
+    """Prints which modules and functions of the pass the time goes to."""
+    import oracle
+
+    from graph_passes import PrecisionConfig, rewrite_graph_def
+
+    config = PrecisionConfig(target_dtype=dtype, device=oracle.DEVICES[dtype])
+    meta_graph = _graph({"nodes": nodes})
+    preserve = oracle.fetches(meta_graph)
+    rewrite_graph_def(_graph({"nodes": _WARM_UP_NODES}).graph_def, config)
+    started = time.perf_counter()
+    rewrite_graph_def(meta_graph.graph_def, config, preserve=preserve)
+    plain = time.perf_counter() - started
+    profiler = cProfile.Profile()
+    profiler.runcall(rewrite_graph_def, meta_graph.graph_def, config, preserve=preserve)
+    stats = pstats.Stats(profiler)
+    # (file, line, function) -> (calls without recursion, calls, own seconds, seconds, callers)
+    entries: dict[tuple[str, int, str], tuple[Any, ...]] = stats.stats  # type: ignore[attr-defined]
+    total = sum(entry[2] for entry in entries.values())
+    print(
+        f"{nodes} nodes, {dtype}: {plain:.2f} s, {total:.2f} s while profiled (the profiler costs "
+        "time at every Python call, so shares lean towards small functions)\n"
+    )
+    modules: Counter[str] = Counter()
+    for (file, _, _), entry in entries.items():
+        modules[_module(file)] += entry[2]
+    print_table(
+        ["module", "own s", "share"],
+        [[name, f"{s:.3f}", f"{s / total:.0%}"] for name, s in modules.most_common(15)],
+    )
+    print()
+    slowest = sorted(entries.items(), key=lambda item: -item[1][2])[:_PROFILED_FUNCTIONS]
+    print_table(
+        ["function", "calls", "own s", "with callees s", "share"],
+        [
+            [
+                f"{_module(file)}:{line} {name}",
+                entry[1],
+                f"{entry[2]:.3f}",
+                f"{entry[3]:.3f}",
+                f"{entry[2] / total:.0%}",
+            ]
+            for (file, line, name), entry in slowest
+        ],
+    )
+
+
+def _module(file: str) -> str:
+    path = Path(file)
+    return f"{path.parent.name}/{path.stem}" if path.suffix == ".py" else "built-in"
+
+
+def _graph(request: Message) -> Any:
+    import oracle
+    from synthetic_graphs import layered_graph
+
+    if "file" in request:
+        path = Path(request["file"])
+        return oracle.read_graph(path.parent, path.stem)
+    return oracle.with_fetches(*layered_graph(request["nodes"]))
+
+
+def _measure_all(
+    requests: dict[str, Message], dtype: str, options: argparse.Namespace
+) -> dict[str, Message]:
+    found = {}
+    for name, request in requests.items():
+        print(f"\r\033[K{dtype}: {name}", end="", file=sys.stderr, flush=True)
+        worker = Worker([__file__, "--worker", dtype], oracle_environment(dtype))
+        try:
+            found[name] = worker.ask(
+                **request, repeats=options.repeats, oracle_up_to=options.oracle_up_to
+            )
+        except WorkerError as error:
+            # One of the passes failed, ours or the oracle's; the other graphs go on.
+            print(f"\r\033[K{name}: {error}", file=sys.stderr)
+            found[name] = {"error": str(error)}
+        finally:
+            worker.close()
+    print("\r\033[K", end="", file=sys.stderr, flush=True)
+    return found
+
+
+def _row(name: str, found: Message) -> list[object]:
+    if "error" in found:
+        return [name, "failed", *[None] * 8]
+    ours = found["ours"] = spread(found.pop("ours_s"))
+    seconds, calls = found.pop("oracle_s"), found.pop("oracle_call_s")
+    theirs = found["oracle"] = spread(seconds) if seconds else None
+    found["oracle_call"] = spread(calls) if calls else None
+    found["ratio"] = ours["median"] / theirs["median"] if theirs else None
+    found["peak_over_serialized"] = found["peak_added_mb"] / found["serialized_mb"]
+    return [
+        name,
+        found["nodes"],
+        *(f"{ours[key]:.4f}" for key in ("median", "min", "max")),
+        f"{ours['median'] / found['nodes'] * 1e6:.2f}",
+        f"{theirs['median']:.4f}" if theirs else None,
+        f"{found['ratio']:.2f}" if theirs else None,
+        f"{found['oracle_call']['median']:.2f}" if calls else None,
+        f"{found['peak_added_mb']:.0f} ({found['peak_over_serialized']:.1f}x)",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", nargs="+", type=int, default=_SIZES, metavar="NODES")
+    parser.add_argument("--corpus", type=Path, help="measure the graphs of this directory instead")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=("float16",))
+    parser.add_argument("--repeats", type=int, default=7, help="counted runs (7)")
+    parser.add_argument(
+        "--oracle-up-to", type=int, default=120_000, metavar="NODES", help="120000 by default"
+    )
+    parser.add_argument("--profile", action="store_true", help="where the time goes, at 100,000")
+    parser.add_argument("--json", type=Path, default=RESULTS / "pass_growth.json")
+    parser.add_argument("--profile-here", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=DTYPES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        serve(lambda request: measure(request, options.worker))
+        return
+    if options.repeats < 1:
+        parser.error(f"--repeats must be at least 1; received {options.repeats}")
+    if options.profile:
+        size = 100_000 if options.sizes is _SIZES else options.sizes[0]
+        arguments = [__file__, "--profile-here", str(size), "--dtypes", options.dtypes[0]]
+        env = environment("float32")
+        sys.exit(subprocess.run([sys.executable, *arguments], env=env, check=False).returncode)
+    if options.profile_here:
+        profile(options.profile_here, options.dtypes[0])
+        return
+    if options.corpus:
+        files = sorted(options.corpus.glob("*.pb"))
+        requests: dict[str, Message] = {path.stem: {"file": str(path.resolve())} for path in files}
+    else:
+        requests = {str(size): {"nodes": size} for size in options.sizes}
+    if not requests:
+        parser.error(f"there is no NAME.pb in {str(options.corpus)!r}")
+
+    headers = ["graph", "nodes", "median s", "min", "max", "us per node", "C++ s", "ratio"]
+    headers += ["whole call", "peak MB (of serialized)"]
+    payload: dict[str, Any] = {}
+    for dtype in options.dtypes:
+        found = _measure_all(requests, dtype, options)
+        print(f"\n{dtype}")
+        print_table(headers, [_row(name, entry) for name, entry in found.items()])
+        ratios = [entry["ratio"] for entry in found.values() if entry.get("ratio")]
+        mean = geometric_mean(ratios)
+        if mean is not None:
+            print(f"{dtype}: geometric mean {mean:.2f} of the C++ pass's time")
+        payload[dtype] = {"graphs": found, "geometric_mean_ratio": mean}
+    write_json(options.json, payload)
+
+
+if __name__ == "__main__":
+    main()

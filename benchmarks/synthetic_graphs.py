@@ -1,0 +1,92 @@
+"""Graphs of any size, for measuring how the pass grows."""
+
+from __future__ import annotations
+
+import numpy as np
+from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
+from tensorflow.python.framework import tensor_util
+
+_SIZE = 64
+# A block in this place of every so many has a softmax-like part, which must stay in float32.
+_DENIED_EVERY = 4
+
+
+def layered_graph(nodes: int) -> tuple[graph_pb2.GraphDef, list[str]]:
+    """Builds a deep residual network with a float32 part in every fourth block.
+
+    Each block is MatMul, BiasAdd, Relu, Mul and a residual AddV2 with variables of its own and
+    their handles; every fourth one goes on with Exp, Sum and RealDiv.
+
+    Args:
+        nodes: about how many; the last block is finished.
+
+    Returns:
+        The graph and the name of its last node, which is to be fetched.
+    """
+    graph = graph_pb2.GraphDef()
+    x = _node(graph, "Placeholder", "x", dtype=types_pb2.DT_FLOAT).name
+    graph.node[0].attr["shape"].shape.dim.add().size = _SIZE
+    graph.node[0].attr["shape"].shape.dim.add().size = _SIZE
+    half = _constant(graph, "half", np.float32(0.5))
+    axis = _constant(graph, "axis", np.int32(1))
+    number = 0
+    while len(graph.node) < nodes:
+        scope = f"network_1/residual_block_{number}_1/dense_1"
+        x = _block(graph, scope, x, half)
+        if number % _DENIED_EVERY == _DENIED_EVERY - 1:
+            x = _normalization(graph, scope, x, axis)
+        number += 1
+    return graph, [x]
+
+
+def _block(graph: graph_pb2.GraphDef, name: str, x: str, half: str) -> str:
+    kernel = _variable(graph, f"{name}/kernel", (_SIZE, _SIZE))
+    bias = _variable(graph, f"{name}/bias", (_SIZE,))
+    y = _float(graph, "MatMul", f"{name}/MatMul", x, kernel)
+    graph.node[-1].attr["transpose_a"].b = False
+    graph.node[-1].attr["transpose_b"].b = False
+    y = _float(graph, "BiasAdd", f"{name}/BiasAdd", y, bias)
+    graph.node[-1].attr["data_format"].s = b"NHWC"
+    y = _float(graph, "Relu", f"{name}/Relu", y)
+    y = _float(graph, "Mul", f"{name}/Mul", y, half)
+    return _float(graph, "AddV2", f"{name}/AddV2", x, y)
+
+
+def _normalization(graph: graph_pb2.GraphDef, name: str, x: str, axis: str) -> str:
+    y = _float(graph, "Exp", f"{name}/Exp", x)
+    total = _float(graph, "Sum", f"{name}/Sum", y, axis)
+    graph.node[-1].attr["Tidx"].type = types_pb2.DT_INT32
+    graph.node[-1].attr["keep_dims"].b = True
+    return _float(graph, "RealDiv", f"{name}/RealDiv", y, total)
+
+
+def _variable(graph: graph_pb2.GraphDef, name: str, shape: tuple[int, ...]) -> str:
+    handle = _node(graph, "VarHandleOp", name, dtype=types_pb2.DT_FLOAT)
+    # What tracing writes too; without it the nodes would be lighter than those of real graphs.
+    handle.attr["shared_name"].s = name.encode()
+    handle.attr["debug_name"].s = f"{name}/".encode()
+    handle.attr["container"].s = b""
+    handle.attr["allowed_devices"].list.SetInParent()
+    for size in shape:
+        handle.attr["shape"].shape.dim.add().size = size
+    return _node(graph, "ReadVariableOp", f"{name}/Read", name, dtype=types_pb2.DT_FLOAT).name
+
+
+def _constant(graph: graph_pb2.GraphDef, name: str, value: np.generic) -> str:
+    tensor = tensor_util.make_tensor_proto(value)
+    _node(graph, "Const", name, dtype=tensor.dtype).attr["value"].tensor.CopyFrom(tensor)
+    return name
+
+
+def _float(graph: graph_pb2.GraphDef, op: str, name: str, *inputs: str) -> str:
+    return _node(graph, op, name, *inputs, T=types_pb2.DT_FLOAT).name
+
+
+def _node(
+    graph: graph_pb2.GraphDef, op: str, name: str, *inputs: str, **types: int
+) -> node_def_pb2.NodeDef:
+    node = graph.node.add(op=op, name=name)
+    node.input.extend(inputs)
+    for attr, dtype in types.items():
+        node.attr[attr].type = dtype
+    return node
