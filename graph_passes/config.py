@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from tensorflow.core.framework import types_pb2
+
+if TYPE_CHECKING:
+    from graph_passes.costs import CostTable
 
 TargetDtype = Literal["float16", "bfloat16"]
 Device = Literal["GPU", "CPU"]
@@ -64,6 +67,10 @@ class PrecisionConfig:
             "TREAT_INFER_AS_DENY", or "UNSAFE_FORCE_ALL" (float16 on a GPU only).
         list_edits: changes of the lists, applied in order.
         disabled_rules: names of rules and patterns (see `graph_passes.RULES`) to leave out.
+        cost_table: what kernels and Casts cost on the device; what is slower in the target dtype
+            stays float32. None leaves cost out of account.
+        fused: whether the graph is for a compiler that fuses element-wise ops (XLA), so that only
+            matrix products and convolutions have a price of their own.
 
     Raises:
         ValueError: a value is not one of the legal ones, or they do not go together.
@@ -75,6 +82,8 @@ class PrecisionConfig:
     level: Level = ""
     list_edits: tuple[ListEdit, ...] = ()
     disabled_rules: frozenset[str] = frozenset()
+    cost_table: CostTable | None = None
+    fused: bool = False
 
     def __post_init__(self) -> None:
         _require("target_dtype", self.target_dtype, get_args(TargetDtype))
@@ -88,6 +97,16 @@ class PrecisionConfig:
                 "`level='UNSAFE_FORCE_ALL'` exists for float16 on a GPU only. Received: "
                 f"target_dtype={self.target_dtype!r}, device={self.device!r}. "
                 "Leave the level empty, or choose float16 on a GPU."
+            )
+        table = self.cost_table
+        if table is not None and (table.target_dtype, table.device) != (
+            self.target_dtype,
+            self.device,
+        ):
+            raise ValueError(
+                f"`cost_table` is for {table.target_dtype} on {table.device}, and the graph is to "
+                f"be rewritten for {self.target_dtype} on {self.device}. Choose another table or "
+                "None."
             )
         unknown = sorted(self.disabled_rules - RULES.keys())
         if unknown:
@@ -116,5 +135,6 @@ RULES: dict[str, str] = {
     "weight-gradient": "the sum over a batch of matrix products becomes one matrix product",
     "bias-gradient": "the sum of a gradient over all axes but the last becomes BiasAddGrad",
     "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
+    "cost": "what is slower in the target dtype on this device stays float32",
 }
 """Rules of the default mode, by the name that switches each off."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2, graph_pb2, op_def_pb2, types_pb2
 
-from graph_passes import batch_norm, painting, recurrences, tensor_lists
+from graph_passes import batch_norm, cost_rule, painting, recurrences, tensor_lists
 from graph_passes.application import Applied, apply_plan
 from graph_passes.bounded_rsqrt import release_bounded_rsqrts
 from graph_passes.call_graph import Graph, Library, Region, build_call_tree
@@ -166,6 +166,8 @@ def paint(view: GraphView, config: PrecisionConfig, preserve: Collection[str]) -
     painting.erase_unsupported(canvas)
     tensor_lists.match_cluster_colours(canvas, clusters)
     recurrences.match_loop_edges(canvas)
+    if config.has_rule("cost"):
+        cost_rule.keep_fast_ones(canvas, clusters)
     painting.match_existing_casts(canvas)
     return canvas
 

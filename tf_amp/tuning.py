@@ -1,0 +1,241 @@
+"""Measures what kernels and Casts cost on this machine, for `graph_passes.costs`.
+
+Each op runs several times within one function, one run after the other, in float32 and in the
+target dtype in turns. The least time of a few rounds counts: whatever else the machine does can
+only add to it (the reasoning of Python's `timeit`). Starting an op is part of its time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graph_passes.config import Device, TargetDtype
+from graph_passes.costs import CostTable, Curve, OpCost
+from tf_amp import installation
+from tf_amp.tuning_probes import ELEMENTS, Case, Full, Low, Probe, probes
+
+ROUNDS = 7
+"""How often each function is timed, at least."""
+_TURN_S = 0.006
+_MOST_COPIES = 32
+_Timed = tuple[Callable[..., Any], Sequence[Any], int]
+"""A function, its arguments, and how often it runs the op."""
+
+
+def measure_table(
+    device_class: str,
+    device: Device,
+    target_dtype: TargetDtype,
+    *,
+    only: Sequence[str] | None = None,
+    rounds: int = ROUNDS,
+    on_probe: Callable[[str], None] = lambda _: None,
+) -> CostTable:
+    """Measures a table, in about a minute.
+
+    Args:
+        device_class: the name of the class of device that the table is for.
+        device: the device type whose first device is measured.
+        target_dtype: the dtype measured beside float32.
+        only: keys of the rows to measure, as in the table; all by default.
+        rounds: how often each op is timed; more help on a machine that others use as well.
+        on_probe: called with a row's key before it is measured, and with "casts" at the end.
+
+    Returns:
+        The table. Ops without a kernel for the dtype and device have no row.
+
+    Raises:
+        RuntimeError: AMP is on in this process, which would change what is measured.
+    """
+    if installation.current() is not None:
+        raise RuntimeError(
+            "Costs cannot be measured while AMP is on in the same process. Run `tf-amp tune`, or "
+            "call tf_amp.disable_mixed_precision_graph_rewrite() first."
+        )
+    timer = _Timer(device, tf.as_dtype(target_dtype), rounds)
+    rows = []
+    with _without_graph_optimizers():
+        for probe in chosen_probes(only):
+            on_probe(probe.key)
+            cost = timer.row(probe)
+            if cost is not None:
+                rows.append((probe.key, cost))
+        on_probe("casts")
+        to_low, to_float32 = timer.casts()
+    return CostTable(
+        device_class=device_class,
+        device=device,
+        target_dtype=target_dtype,
+        measured_on=f"{_processor(device)}, TensorFlow {tf.__version__}",
+        to_low=to_low,
+        to_float32=to_float32,
+        rows=tuple(sorted(rows, key=lambda row: row[0])),
+    )
+
+
+def chosen_probes(only: Sequence[str] | None = None) -> list[Probe]:
+    """Returns the probes of the rows named, all by default, in the order of measuring."""
+    return [probe for probe in probes() if only is None or probe.key in only]
+
+
+class _Timer:
+    """Times ops on one device, in float32 and in the target dtype."""
+
+    def __init__(self, device: Device, target: tf.DType, rounds: int) -> None:
+        self._device = f"/{device}:0"
+        self._target = target
+        self._rounds = rounds
+        self._random = np.random.default_rng(0)
+
+    def row(self, probe: Probe) -> OpCost | None:
+        """The times of one op; None where a dtype has no kernel."""
+        measured = []
+        for case in probe.cases:
+            try:
+                measured.append(self._case(probe.op, case))
+            except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError, TypeError):
+                # No kernel, or a dtype that the op definition excludes: TensorFlow raises either.
+                return None
+        sizes = tuple(case.size for case in probe.cases)
+        full, low = zip(*measured, strict=True)
+        return OpCost(measure=probe.measure, float32=Curve(sizes, full), low=Curve(sizes, low))
+
+    def casts(self) -> tuple[Curve, Curve]:
+        """The times of Casts to the target dtype and back, by elements."""
+        measured = []
+        for size in ELEMENTS:
+            pairs = ((tf.float32, self._target), (self._target, tf.float32))
+            measured.append(
+                self._fastest(
+                    [
+                        (lambda x, to=to: tf.raw_ops.Cast(x=x, DstT=to), [self._tensor((size,), of)])
+                        for of, to in pairs
+                    ]
+                )
+            )
+        to_low, to_float32 = zip(*measured, strict=True)
+        return Curve(ELEMENTS, to_low), Curve(ELEMENTS, to_float32)
+
+    def _case(self, op: str, case: Case) -> tuple[float, float]:
+        calls = []
+        for dtype in (tf.float32, self._target):
+            tensors: list[Any] = []
+            template = {
+                name: self._place(value, dtype, tensors) for name, value in case.arguments.items()
+            }
+            calls.append((_raw_call(op, template), tensors))
+        return self._fastest(calls)
+
+    def _fastest(self, calls: Sequence[tuple[Callable[..., Any], list[Any]]]) -> tuple[float, ...]:
+        """The time of one run of each of the calls."""
+        timed = []
+        for call, tensors in calls:
+            once = self._repeated(call, tensors, 1)
+            copies = max(1, min(_MOST_COPIES, round(_TURN_S / _run(once))))
+            timed.append(once if copies == 1 else self._repeated(call, tensors, copies))
+        taken = [[_run(one) for one in timed] for _ in range(self._rounds)]
+        return tuple(
+            min(seconds) / copies
+            for seconds, (_, _, copies) in zip(zip(*taken, strict=True), timed, strict=True)
+        )
+
+    def _place(self, value: Any, dtype: tf.DType, tensors: list[Any]) -> Any:
+        """Makes the tensors of an argument; gives their positions in their stead."""
+        if isinstance(value, Low | Full):
+            tensors.append(self._tensor(value.shape, dtype if isinstance(value, Low) else tf.float32))
+            return _Position(len(tensors) - 1)
+        if isinstance(value, list):
+            return [self._place(entry, dtype, tensors) for entry in value]
+        return value
+
+    def _tensor(self, shape: tuple[int, ...], dtype: tf.DType) -> tf.Tensor:
+        # Positive and around 1: no op meets a domain error, and no value is subnormal.
+        values = self._random.uniform(0.5, 1.5, shape).astype(np.float32)
+        with tf.device(self._device):
+            return tf.cast(tf.identity(values), dtype)
+
+    def _repeated(self, call: Callable[..., Any], tensors: list[Any], copies: int) -> _Timed:
+        def repeat(*inputs: Any) -> Any:
+            with tf.device(self._device):
+                result, before = inputs[0], []
+                for _ in range(copies):
+                    # One copy after the other, as in the path through a network.
+                    with tf.control_dependencies(before):
+                        result = call(*inputs)
+                    before = [result]
+                with tf.control_dependencies(before):
+                    # A number that reaches the host ends the wait for a GPU as well.
+                    return tf.constant(0) if "CPU" in self._device else tf.reshape(result, [-1])[:1]
+
+        function = tf.function(repeat, autograph=False).get_concrete_function(*tensors)
+        timed = (function, tensors, copies)
+        _run(timed)
+        return timed
+
+
+@dataclasses.dataclass(frozen=True)
+class _Position:
+    """Stands for a tensor in a template of arguments."""
+
+    index: int
+
+
+def _raw_call(op: str, template: dict[str, Any]) -> Callable[..., Any]:
+    raw_op = getattr(tf.raw_ops, op)
+
+    def fill(value: Any, inputs: Sequence[Any]) -> Any:
+        if isinstance(value, _Position):
+            return inputs[value.index]
+        if isinstance(value, list):
+            return [fill(entry, inputs) for entry in value]
+        return value
+
+    def call(*inputs: Any) -> Any:
+        made = raw_op(**{name: fill(value, inputs) for name, value in template.items()})
+        return made if isinstance(made, tf.Tensor) else made[0]
+
+    return call
+
+
+def _run(timed: _Timed) -> float:
+    function, tensors, _ = timed
+    started = time.perf_counter()
+    function(*tensors).numpy()
+    return time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def _without_graph_optimizers() -> Iterator[None]:
+    """Keeps TensorFlow from folding and merging what is measured."""
+    name = "disable_meta_optimizer"
+    before = tf.config.optimizer.get_experimental_options().get(name, False)
+    tf.config.optimizer.set_experimental_options({name: True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({name: before})
+
+
+def _processor(device: Device) -> str:
+    """The name of what was measured, for people."""
+    if device == "GPU":
+        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+        return str(details.get("device_name", "GPU"))
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    # A model name is free text and goes into a quoted string.
+    name = (names or [platform.machine()])[0].replace('"', "").replace("\\", "")
+    return f"{name}, {os.cpu_count()} cores"

@@ -1,0 +1,233 @@
+"""What `tf_amp.tuning` measures: op types, each with shapes from small to large."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from graph_passes.costs import BROADCAST, POINTWISE, STRIDED, Measure
+
+
+class Low(NamedTuple):
+    """A tensor of random numbers in the dtype that is measured."""
+
+    shape: tuple[int, ...]
+
+
+class Full(NamedTuple):
+    """A tensor of random numbers that is float32 whatever is measured."""
+
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op with inputs of one size.
+
+    Attributes:
+        size: elements of the largest tensor, or floating-point operations.
+        arguments: argument name of the raw op -> a `Low`, a `Full`, a list of them, or a value.
+    """
+
+    size: int
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One row of a cost table.
+
+    Attributes:
+        op: the op type.
+        variant: the variant of it, "" for none.
+        measure: what the sizes of the cases count.
+        cases: in ascending order of size.
+    """
+
+    op: str
+    variant: str
+    measure: Measure
+    cases: tuple[Case, ...]
+
+    @property
+    def key(self) -> str:
+        """The row's key in the table."""
+        return f"{self.op}/{self.variant}" if self.variant else self.op
+
+
+ELEMENTS = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
+"""Sizes of element-wise ops: from what a cache holds to four times what a core's cache holds."""
+
+_CHANNELS = 64
+_BATCH = 16
+
+_UNARY = (
+    "Abs Cos Elu Erf Erfc Exp Floor Log Log1p Neg Reciprocal Relu Relu6 Rsqrt Selu Sigmoid Sign "
+    "Sin Softplus Softsign Sqrt Square Tanh Softmax LogSoftmax L2Loss OnesLike ZerosLike LeakyRelu"
+).split()
+_UNARY_NAMES = {
+    "features": "Elu Relu Relu6 Selu Softplus Softsign LeakyRelu",
+    "logits": "Softmax LogSoftmax",
+    "t": "L2Loss",
+}
+_BINARY = "AddV2 DivNoNan Maximum Minimum Mul RealDiv SquaredDifference Sub".split()
+_GRADIENTS = {
+    ("gradients", "features"): "LeakyReluGrad Relu6Grad ReluGrad SoftplusGrad SoftsignGrad",
+    ("gradients", "outputs"): "EluGrad SeluGrad",
+    ("y", "dy"): "ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad",
+}
+
+
+def probes() -> tuple[Probe, ...]:
+    """Returns everything that is measured, in a fixed order."""
+    return (*_element_wise(), *_moves_and_sums(), *_images(), *_products(), *_convolutions())
+
+
+def _matrix(size: int) -> tuple[int, int]:
+    return size // _CHANNELS, _CHANNELS
+
+
+def _by_elements(op: str, make: Any, variant: str = "") -> Probe:
+    """A probe whose arguments a function makes from the number of elements."""
+    return Probe(op, variant, "elements", tuple(Case(size, make(size)) for size in ELEMENTS))
+
+
+def _element_wise() -> Iterator[Probe]:
+    names = {op: name for name, ops in _UNARY_NAMES.items() for op in ops.split()}
+    for op in _UNARY:
+        yield _by_elements(op, lambda n, name=names.get(op, "x"): {name: Low(_matrix(n))})
+    for op in _BINARY:
+        yield _by_elements(op, lambda n: {"x": Low(_matrix(n)), "y": Low(_matrix(n))})
+        yield _by_elements(op, lambda n: {"x": Low(_matrix(n)), "y": Low((_CHANNELS,))}, BROADCAST)
+    for pair, ops in _GRADIENTS.items():
+        for op in ops.split():
+            yield _by_elements(op, lambda n, pair=pair: {name: Low(_matrix(n)) for name in pair})
+    yield _by_elements("AddN", lambda n: {"inputs": [Low(_matrix(n))] * 3})
+    yield _by_elements("BiasAdd", lambda n: {"value": Low(_matrix(n)), "bias": Low((_CHANNELS,))})
+    yield _by_elements(
+        "SelectV2",
+        lambda n: {"condition": [True, False] * (_CHANNELS // 2), "t": Low(_matrix(n)),
+                   "e": Low(_matrix(n))},
+    )
+
+
+def _moves_and_sums() -> Iterator[Probe]:
+    yield _by_elements("BiasAddGrad", lambda n: {"out_backprop": Low(_matrix(n))})
+    for op in ("Sum", "Mean", "Max"):
+        yield _by_elements(op, lambda n: {"input": Low(_matrix(n)), "axis": 1})
+    yield _by_elements(
+        "Transpose", lambda n: {"x": Low((8, n // (8 * _CHANNELS), _CHANNELS)), "perm": [0, 2, 1]}
+    )
+    yield _by_elements(
+        "ConcatV2", lambda n: {"values": [Low(_matrix(n // 2))] * 2, "axis": 1}
+    )
+    yield _by_elements("Split", lambda n: {"axis": 1, "value": Low(_matrix(n)), "num_split": 4})
+    yield _by_elements("Pack", lambda n: {"values": [Low(_matrix(n // 4))] * 4, "axis": 1})
+    yield _by_elements(
+        "Pad", lambda n: {"input": Low(_matrix(n)), "paddings": [[1, 1], [0, 0]]}
+    )
+    yield _by_elements(
+        "Slice",
+        lambda n: {"input": Low(_matrix(n)), "begin": [0, 0], "size": [-1, _CHANNELS // 2]},
+    )
+    yield _by_elements(
+        "StridedSlice",
+        lambda n: {"input": Low(_matrix(n)), "begin": [0, 0], "end": [n // _CHANNELS, _CHANNELS // 2],
+                   "strides": [1, 1]},
+    )
+    yield _by_elements(
+        "GatherV2",
+        lambda n: {"params": Low(_matrix(n)), "indices": list(range(0, n // _CHANNELS, 2)), "axis": 0},
+    )
+    yield _by_elements("Tile", lambda n: {"input": Low(_matrix(n // 4)), "multiples": [4, 1]})
+    yield _by_elements(
+        "BroadcastTo", lambda n: {"input": Low((_CHANNELS,)), "shape": list(_matrix(n))}
+    )
+
+
+def _image(size: int, scale: int = 1) -> tuple[int, int, int, int]:
+    side = math.isqrt(size // (_BATCH * _CHANNELS))
+    return _BATCH, side // scale, side // scale, _CHANNELS
+
+
+def _images() -> Iterator[Probe]:
+    window = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
+    yield _by_elements("MaxPool", lambda n: {"input": Low(_image(n)), **window})
+    yield _by_elements("AvgPool", lambda n: {"value": Low(_image(n)), **window})
+    yield _by_elements(
+        "MaxPoolGrad",
+        lambda n: {"orig_input": Low(_image(n)), "orig_output": Low(_image(n, 2)),
+                   "grad": Low(_image(n, 2)), **window},
+    )
+    yield _by_elements(
+        "AvgPoolGrad",
+        lambda n: {"orig_input_shape": list(_image(n)), "grad": Low(_image(n, 2)), **window},
+    )
+    channels, empty = Full((_CHANNELS,)), Full((0,))
+    yield _by_elements(
+        "FusedBatchNormV3",
+        lambda n: {"x": Low(_image(n)), "scale": channels, "offset": channels, "mean": empty,
+                   "variance": empty},
+    )
+    yield _by_elements(
+        "FusedBatchNormGradV3",
+        lambda n: {"y_backprop": Low(_image(n)), "x": Low(_image(n)), "scale": channels,
+                   "reserve_space_1": channels, "reserve_space_2": channels,
+                   "reserve_space_3": empty},
+    )
+    yield _by_elements(
+        "ResizeNearestNeighbor",
+        lambda n: {"images": Low(_image(n, 2)), "size": list(_image(n)[1:3])},
+    )
+
+
+def _products() -> Iterator[Probe]:
+    sizes = ((16, 64, 64), (32, 256, 256), (128, 512, 512), (512, 1024, 1024))
+    yield Probe("MatMul", "", "flops", tuple(
+        Case(2 * m * k * n, {"a": Low((m, k)), "b": Low((k, n))}) for m, k, n in sizes
+    ))
+    stacks = ((16, 16, 16, 16), (48, 32, 64, 32), (48, 128, 64, 128), (48, 256, 64, 256))
+    for op in ("BatchMatMulV2", "BatchMatMul"):
+        yield Probe(op, "", "flops", tuple(
+            Case(2 * b * m * k * n, {"x": Low((b, m, k)), "y": Low((b, k, n))})
+            for b, m, k, n in stacks
+        ))
+
+
+def _convolutions() -> Iterator[Probe]:
+    dense = ((4, 32), (8, 64), (16, 128), (32, 128))
+    pointwise = ((4, 64), (8, 128), (16, 256), (32, 256))
+    yield from _convolution("Conv2D", 3, 1, "", dense)
+    yield from _convolution("Conv2D", 1, 1, POINTWISE, pointwise)
+    yield from _convolution("Conv2D", 3, 2, STRIDED, dense)
+    depthwise = ((4, 128), (8, 256), (16, 256), (64, 96))
+    yield from _convolution("DepthwiseConv2dNative", 3, 1, "", depthwise)
+    yield from _convolution("DepthwiseConv2dNative", 3, 2, STRIDED, depthwise)
+
+
+def _convolution(
+    op: str, kernel: int, stride: int, variant: str, sizes: tuple[tuple[int, int], ...]
+) -> Iterator[Probe]:
+    """The three ops of a convolution, for (side of the image, channels) pairs."""
+    attrs = {"strides": [1, stride, stride, 1], "padding": "SAME"}
+    forward, to_input, to_filter = [], [], []
+    for side, channels in sizes:
+        each = 1 if op.startswith("Depthwise") else channels
+        x = (_BATCH, side, side, channels)
+        y = (_BATCH, side // stride, side // stride, channels)
+        weights = (kernel, kernel, channels, each)
+        flops = 2 * math.prod(y) * kernel * kernel * each
+        forward.append(Case(flops, {"input": Low(x), "filter": Low(weights), **attrs}))
+        to_input.append(
+            Case(flops, {"input_sizes": list(x), "filter": Low(weights), "out_backprop": Low(y),
+                         **attrs})
+        )
+        to_filter.append(
+            Case(flops, {"input": Low(x), "filter_sizes": list(weights), "out_backprop": Low(y),
+                         **attrs})
+        )
+    yield Probe(op, variant, "flops", tuple(forward))
+    yield Probe(f"{op}BackpropInput", variant, "flops", tuple(to_input))
+    yield Probe(f"{op}BackpropFilter", variant, "flops", tuple(to_filter))
