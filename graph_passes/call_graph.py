@@ -145,6 +145,8 @@ def function_names(node: node_def_pb2.NodeDef, kind: CallKind) -> list[tuple[str
     """The functions a node calls: (attr, position within the attr, function name)."""
     found = []
     for attr in kind.functions:
+        if attr not in node.attr:  # to read it would add it
+            continue
         value = node.attr[attr]
         listed = value.list.func or [value.func]
         found.extend((attr, position, func.name) for position, func in enumerate(listed))
@@ -235,9 +237,11 @@ class _Builder:
     def _callees(
         self, node: node_def_pb2.NodeDef, kind: CallKind, above: tuple[str, ...]
     ) -> list[Region] | None:
+        if any(attr not in node.attr for attr in (*kind.functions, kind.arguments, kind.results)):
+            return None
         taken = list(node.attr[kind.arguments].list.type)
         given = list(node.attr[kind.results].list.type)
-        if node.attr["Tcond"].type == types_pb2.DT_FLOAT:
+        if "Tcond" in node.attr and node.attr["Tcond"].type == types_pb2.DT_FLOAT:
             return None  # whether it is 0 must not depend on the dtype
         callees = []
         size = 0

@@ -261,6 +261,5 @@ class _CallerEditor:
         dtypes = loop.attr["T"].list.type
         loop.input.insert(len(dtypes), tensor)
         dtypes.append(self._target)
-        shapes = loop.attr["output_shapes"].list.shape
-        if len(shapes):
-            shapes.add().unknown_rank = True
+        if "output_shapes" in loop.attr and loop.attr["output_shapes"].list.shape:
+            loop.attr["output_shapes"].list.shape.add(unknown_rank=True)
