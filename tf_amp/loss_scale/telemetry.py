@@ -58,5 +58,9 @@ def write_summary(variables: Mapping[str, tf.Variable], step: int) -> None:
         variables: The state variables by field name.
         step: The step to file the values under.
     """
+    # `tf.summary.scalar` needs the package tensorboard, which TensorFlow no longer brings along.
+    metadata = tf.compat.v1.SummaryMetadata()
+    metadata.plugin_data.plugin_name = "scalars"
+    metadata.data_class = 1  # DATA_CLASS_SCALAR of tensorflow/core/framework/summary.proto
     for field, tag in TAGS.items():
-        tf.summary.scalar(tag, tf.cast(variables[field], tf.float32), step=step)
+        tf.summary.write(tag, tf.cast(variables[field], tf.float32), step, metadata)
