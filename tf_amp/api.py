@@ -95,7 +95,8 @@ def status() -> dict[str, Any]:
         - enabled: whether AMP is on; why: who switched it on, or why it is off.
         - decided_by: setting -> the variable or call that decided it; defaults are not in it.
         - graph_rewrite: whether graphs are rewritten; target_dtype, device, reason: for what,
-          and why that was chosen, or what the hardware lacks; level, list_edits, log_path.
+          and why that was chosen, or what the hardware lacks; level, list_edits, log_path;
+          cost_table: which measured costs count, or why none do.
         - hosts: host -> "hooked", or why it could not hook this TensorFlow.
         - graphs_seen, graphs_rewritten, graphs_failed: functions and session graphs.
         - nodes_total, nodes_converted, casts: over all rewritten graphs.
@@ -116,6 +117,7 @@ def status() -> dict[str, Any]:
         "device": None,
         "reason": "AMP is off",
         "level": "",
+        "cost_table": "AMP is off",
         "list_edits": [],
         "loss_scaling": False,
         "loss_scaling_reason": "AMP is off",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tf_amp.env_variables import (
+    COST_TABLE,
     DTYPE,
     ENABLE,
     ENABLE_GRAPH_REWRITE,
@@ -56,6 +57,7 @@ class Settings:
         ignore_performance: Whether to rewrite on hardware without fast units too.
         log_path: Directory for dumps, or None.
         disabled_rules: Names of rules that are switched off.
+        cost_table: ``auto``, ``off`` or the path of a file.
         decided_by: Setting -> the variable that decided it; a default is not listed.
         notes: Variables that look like a misspelt name of this table, one sentence each.
     """
@@ -69,6 +71,7 @@ class Settings:
     ignore_performance: bool = False
     log_path: str | None = None
     disabled_rules: frozenset[str] = frozenset()
+    cost_table: str = "auto"
     decided_by: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -197,6 +200,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         ignore_performance=choose("ignore_performance", False, IGNORE_PERFORMANCE),
         log_path=choose("log_path", None, LOG_PATH),
         disabled_rules=frozenset(disabled_rules),
+        cost_table=choose("cost_table", "auto", COST_TABLE),
         decided_by=decided_by,
         notes=_misspelt(environ),
     )

@@ -22,6 +22,7 @@ REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 DTYPE = f"{REWRITE}_DTYPE"
 LEVEL = f"{REWRITE}_LEVEL"
 RULES_DISABLE = f"{REWRITE}_RULES_DISABLE"
+COST_TABLE = f"{REWRITE}_COST_TABLE"
 IGNORE_PERFORMANCE = f"{REWRITE}_IGNORE_PERFORMANCE"
 LOG_PATH = f"{REWRITE}_LOG_PATH"
 
@@ -44,16 +45,17 @@ class Variable:
         name: The variable's name.
         kind: How its value is read. ``boolean``: 0, 1, true or false in any case. ``choice``: one
             of `choices` in any case. ``names``: names separated by commas, blanks around them
-            ignored. ``path``: a directory.
+            ignored. ``path``: a directory. ``choice or file``: one of `choices` in any case, else
+            a file.
         meaning: What it does, one or two sentences.
         default: What holds while it is unset, as text.
-        choices: The legal values of a ``choice``.
+        choices: The legal values of a ``choice``, the legal words of a ``choice or file``.
         legacy: Older names that are read as well, after `name`.
         edits: For an edit of an op list: the list and the action.
     """
 
     name: str
-    kind: Literal["boolean", "choice", "names", "path"]
+    kind: Literal["boolean", "choice", "names", "path", "choice or file"]
     meaning: str
     default: str = ""
     choices: tuple[str, ...] = ()
@@ -67,6 +69,8 @@ class Variable:
             return "0, 1, true, false (any case)"
         if self.kind == "choice":
             return f"{', '.join(self.choices)} (any case)"
+        if self.kind == "choice or file":
+            return f"{', '.join(self.choices)} (any case), or the path of a file"
         if self.kind == "names":
             what = "op types (case-sensitive)" if self.edits else "rule names"
             return f"{what} separated by commas"
@@ -87,7 +91,7 @@ class Variable:
         """
         if self.kind == "boolean" and value.lower() in _BOOLEANS:
             return _BOOLEANS[value.lower()]
-        if self.kind == "choice":
+        if self.kind in ("choice", "choice or file"):
             for choice in self.choices:
                 if choice.lower() == value.lower():
                     return choice
@@ -95,7 +99,7 @@ class Variable:
             names = tuple(dict.fromkeys(n for n in map(str.strip, value.split(",")) if n))
             if all(map(_NAME.fullmatch, names)):
                 return names
-        if self.kind == "path":
+        if self.kind in ("path", "choice or file"):
             return value
         raise EnvConfigError(
             f"{name} has the value {value!r}, which is not legal. Legal values: {self.legal}. "
@@ -162,6 +166,16 @@ VARIABLES: tuple[Variable, ...] = (
         "names",
         "Rules of the rewrite to switch off by name; `tf-amp env` lists them.",
         default="every rule is on",
+    ),
+    Variable(
+        COST_TABLE,
+        "choice or file",
+        "The measured costs by which an op stays float32 where it, or the casts around it, would "
+        "make the step slower on this device. `auto`: what `tf-amp tune` measured on this "
+        "machine, else the table shipped for this class of device, else none. `off`: none. "
+        "Otherwise the table in that file.",
+        default="auto",
+        choices=("auto", "off"),
     ),
     Variable(
         IGNORE_PERFORMANCE,

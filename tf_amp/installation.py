@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from graph_passes import PrecisionConfig, list_notes
+from tf_amp.cost_tables import TableChoice, choose_table
 from tf_amp.env_config import EnvConfigError, Settings
 from tf_amp.graph_log import GraphLog
 from tf_amp.hardware import Target, choose_target
@@ -38,6 +39,7 @@ class Installation:
         settings: what was asked for.
         source: who asked: `ENVIRONMENT`, or the name of the function that was called.
         target: the dtype and device chosen, and why.
+        costs: the cost table in force, and where it comes from.
         config: what graphs are rewritten with; None if nothing is rewritten.
         loss_scaling: whether optimizers are wrapped without being asked to one by one.
         loss_scaling_reason: why it is on or off.
@@ -49,7 +51,8 @@ class Installation:
         self.settings = settings
         self.source = source
         self.target = choose_target(settings) if settings.graph_rewrite else _NO_REWRITE
-        self.config = _precision_config(settings, self.target)
+        self.costs = choose_table(settings, self.target)
+        self.config = _precision_config(settings, self.target, self.costs)
         self.loss_scaling, self.loss_scaling_reason = _decide_loss_scaling(
             settings, self.target, source
         )
@@ -134,6 +137,7 @@ class Installation:
             "device": self.target.device,
             "reason": self.target.reason,
             "level": settings.level,
+            "cost_table": self.costs.reason,
             "list_edits": [
                 f"{edit.list_name} {edit.action} {edit.op}" for edit in settings.list_edits
             ],
@@ -252,7 +256,9 @@ def uninstall() -> bool:
         return True
 
 
-def _precision_config(settings: Settings, target: Target) -> PrecisionConfig | None:
+def _precision_config(
+    settings: Settings, target: Target, costs: TableChoice
+) -> PrecisionConfig | None:
     if target.target_dtype is None:
         return None
     try:
@@ -262,6 +268,7 @@ def _precision_config(settings: Settings, target: Target) -> PrecisionConfig | N
             level=cast("Level", settings.level),
             list_edits=settings.list_edits,
             disabled_rules=settings.disabled_rules,
+            cost_table=costs.table,
         )
     except ValueError as error:
         variables = ", ".join(sorted(set(settings.decided_by.values())))

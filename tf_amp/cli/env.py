@@ -65,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "device",
                 "reason",
                 "level",
+                "cost_table",
                 "list_edits",
                 "loss_scaling",
                 "loss_scaling_reason",

@@ -1,0 +1,123 @@
+"""Which cost table holds on this machine: the user's own, the shipped one, or none."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tf_amp.env_config import EnvConfigError, Settings
+from tf_amp.env_variables import COST_TABLE
+from tf_amp.hardware import CPU_FLAGS, Target, probe_cpu_flags, probe_gpu_capabilities
+
+if TYPE_CHECKING:
+    from graph_passes.costs import CostTable
+
+_log = logging.getLogger("tf_amp")
+
+
+@dataclass(frozen=True)
+class TableChoice:
+    """The table in force.
+
+    Attributes:
+        table: The table, None where cost is left out of account.
+        reason: Where it comes from, or why there is none.
+    """
+
+    table: CostTable | None
+    reason: str
+
+
+def device_class(
+    target: Target,
+    *,
+    gpu_capabilities: Sequence[tuple[int, int] | None] | None = None,
+    cpu_flags: Collection[str] | None = None,
+) -> str:
+    """Names the class of device that a cost table is for.
+
+    Args:
+        target: The device type and dtype.
+        gpu_capabilities: Compute capability of each GPU; None probes the machine.
+        cpu_flags: CPU flags as /proc/cpuinfo spells them; None probes the machine.
+
+    Returns:
+        "cpu-" and the best unit for the dtype ("cpu-avx512_bf16"), "cpu-plain" without one;
+        "gpu-" and the lowest compute capability ("gpu-9.0"), "gpu-unknown" where none is told.
+    """
+    if target.device == "GPU":
+        found = probe_gpu_capabilities() if gpu_capabilities is None else gpu_capabilities
+        known = [capability for capability in found if capability is not None]
+        return f"gpu-{'.'.join(map(str, min(known)))}" if known else "gpu-unknown"
+    flags = probe_cpu_flags() if cpu_flags is None else cpu_flags
+    # The later a unit stands in the row, the faster it is.
+    units = [unit for unit in CPU_FLAGS.get(str(target.target_dtype), ()) if unit in flags]
+    return f"cpu-{units[-1]}" if units else "cpu-plain"
+
+
+def cached_table_path(
+    name: str, target_dtype: str, environ: Mapping[str, str] = os.environ
+) -> Path:
+    """Returns where `tf-amp tune` keeps the table of this machine.
+
+    Args:
+        name: The class of device.
+        target_dtype: "float16" or "bfloat16".
+        environ: Of these, ``XDG_CACHE_HOME`` counts, and ``HOME`` if it is not set.
+
+    Returns:
+        A file below ``$XDG_CACHE_HOME/tf-amp`` or ``~/.cache/tf-amp``; it need not exist.
+    """
+    from graph_passes.costs import table_name
+
+    home = environ.get("XDG_CACHE_HOME", "").strip()
+    base = Path(home) if home else Path(environ.get("HOME") or Path.home()) / ".cache"
+    return base / "tf-amp" / "cost_tables" / table_name(name, target_dtype)
+
+
+def choose_table(
+    settings: Settings, target: Target, environ: Mapping[str, str] = os.environ
+) -> TableChoice:
+    """Chooses the table for what graphs are rewritten for.
+
+    Args:
+        settings: Of these, `cost_table` counts.
+        target: The device type and dtype.
+        environ: Says where the user's cache is; see `cached_table_path`.
+
+    Returns:
+        The choice. A cached table that cannot be read is a warning, and the shipped one holds.
+
+    Raises:
+        EnvConfigError: The settings name a file that cannot be read or is no cost table.
+    """
+    from graph_passes.costs import CostTableError, load_table, shipped_table
+
+    if target.target_dtype is None:
+        return TableChoice(None, "nothing is rewritten")
+    if settings.cost_table == "off":
+        return TableChoice(None, "switched off")
+    if settings.cost_table != "auto":
+        path = Path(settings.cost_table).expanduser()
+        try:
+            return TableChoice(load_table(path), str(path))
+        except CostTableError as error:
+            raise EnvConfigError(
+                f"{settings.decided_by.get('cost_table', COST_TABLE)} names a file that cannot be "
+                f"used. {error} Or set it to auto or off."
+            ) from error
+    name = device_class(target)
+    cached = cached_table_path(name, target.target_dtype, environ)
+    if cached.is_file():
+        try:
+            return TableChoice(load_table(cached), f"measured by `tf-amp tune`: {cached}")
+        except CostTableError as error:
+            _log.warning("%s Until then the shipped table holds, if there is one.", error)
+    table = shipped_table(name, target.target_dtype)
+    if table is None:
+        return TableChoice(None, f"none is shipped for {name}; `tf-amp tune` measures one")
+    return TableChoice(table, f"shipped for {name}")
