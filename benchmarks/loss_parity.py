@@ -135,14 +135,14 @@ def main() -> None:
                 rows.append(
                     [task, dtype, key, interval, f"{verdict['mean']:.4f}", difference, within]
                 )
-    headers = ["task", "dtype", "figure", "three float32 seeds", "mean", "largest difference, "]
+    headers = ["task", "dtype", "figure", "float32 seeds", "mean", "largest difference, "]
     headers[-1] += "same seed"
     print_table([*headers, "within"], rows)
     for task in options.tasks:
         for dtype in options.dtypes:
             run = curves[task][dtype][-1]
             print(f"{task} {dtype}: math ops by FunctionDef {run['math_ops']}")
-            if run["amp"]["loss_scale"]:
+            if run["amp"]["loss_scaling"]:
                 print(f"{task} {dtype}: loss scale {run['amp']['loss_scale']}")
     figure = write_figure(
         options.json.with_suffix(""),

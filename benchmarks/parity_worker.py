@@ -19,6 +19,9 @@ def train(request: Message, variant: str) -> Message:
 
     Returns:
         The loss of every step, the accuracy on held-out data, and the evidence of what ran.
+
+    Raises:
+        RuntimeError: AMP says that optimizers are given a loss scale, and this one has none.
     """
     from function_evidence import low_precision_ops
 
@@ -41,6 +44,11 @@ def train(request: Message, variant: str) -> Message:
         status = amp_status()
         wanted = "target_dtype nodes_converted casts graphs_rewritten graphs_failed loss_scaling"
         answer["amp"] = {key: status[key] for key in (*wanted.split(), "loss_scale")}
+        if status["loss_scaling"] and not status["loss_scale"].get("managers"):
+            raise RuntimeError(
+                f"Loss scaling is on ({status['loss_scaling_reason']}), but the optimizer "
+                f"{task.model.optimizer!r} was trained without a loss scale."
+            )
     return answer
 
 

@@ -70,7 +70,6 @@ def prepare(variant: str, dtype: str = "bfloat16") -> None:
         from tf_amp import autoload
 
         autoload.activate()
-    import keras
     import tensorflow as tf
 
     if variant == "tf_amp":
@@ -83,6 +82,8 @@ def prepare(variant: str, dtype: str = "bfloat16") -> None:
     elif variant == "upstream":
         tf.config.optimizer.set_experimental_options({_UPSTREAM_OPTIONS[dtype]: True})
     elif variant == "keras_policy":
+        import keras
+
         keras.config.set_dtype_policy(f"mixed_{dtype}")
 
 
