@@ -204,7 +204,7 @@ class _Sizes:
         """The variant of its op that a node is."""
         node = self._view.nodes[number]
         if node.op in _CONVOLUTIONS:
-            if max(node.attr["strides"].list.i, default=1) > 1:
+            if "strides" in node.attr and max(node.attr["strides"].list.i, default=1) > 1:
                 return STRIDED
             weights = self._filter(number)
             return POINTWISE if weights is not None and weights[:2] == (1, 1) else ""
@@ -237,7 +237,8 @@ class _Sizes:
         if left is None or len(left) < 2 or made is None:
             return None
         attr = self._view.nodes[number].attr
-        transposed = attr["transpose_a"].b or attr["adj_x"].b
+        # Asking a protobuf map for a key that it lacks would add the key.
+        transposed = any(name in attr and attr[name].b for name in ("transpose_a", "adj_x"))
         summed = left[-2] if transposed else left[-1]
         return 2 * made * (summed or UNKNOWN_DIMENSION)
 
