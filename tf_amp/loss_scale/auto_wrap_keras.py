@@ -80,7 +80,7 @@ def _make_compile(original: Callable[..., Any], library_class: type) -> Callable
     return compile
 
 
-def _wrap_model_optimizer(model: Any, asked_for: Any, library_class: type) -> None:
+def _wrap_model_optimizer(model: Any, asked_for: Any, library_class: Any) -> None:
     """Replaces the optimizer of a model that was just compiled.
 
     After `compile` and not before: the optimizer that Keras writes into the compile config of a

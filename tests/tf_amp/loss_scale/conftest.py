@@ -42,8 +42,10 @@ class Toolbox:
 
     def variable(self, value: Any) -> Any:
         value = np.asarray(value, np.float32)
-        return keras.Variable(value, name="w") if self.family == "keras" else tf.Variable(
-            value, name="w"
+        return (
+            keras.Variable(value, name="w")
+            if self.family == "keras"
+            else tf.Variable(value, name="w")
         )
 
     def tensor(self, variable: Any) -> tf.Variable:

@@ -68,9 +68,7 @@ def test_object_checkpoint_round_trip(toolbox, tmp_path: Path, restored: str) ->
 
 
 @pytest.mark.parametrize("direction", ["float32_to_amp", "amp_to_float32"])
-def test_object_checkpoint_between_float32_and_amp(
-    toolbox, tmp_path: Path, direction: str
-) -> None:
+def test_object_checkpoint_between_float32_and_amp(toolbox, tmp_path: Path, direction: str) -> None:
     to_amp = direction == "float32_to_amp"
     first = Training(toolbox, scaled=not to_amp)
     for x in (1.0, 0.5):
@@ -191,41 +189,55 @@ def test_weights_file_between_float32_and_amp(tmp_path: Path, direction: str) ->
 
 def test_keras_file_between_float32_and_amp_by_environment(tmp_path: Path, run_python) -> None:
     """What `compile` wraps by itself is saved as a plain model, and loads where tf_amp is not."""
-    script = """
+    common = """
         import sys, types
         import numpy as np
         import tensorflow as tf, keras
-        scaled, source, target = sys.argv[1] == "amp", sys.argv[2], sys.argv[3]
-        if scaled:
-            from tf_amp.loss_scale import auto_wrap
-            auto_wrap.install(types.SimpleNamespace(loss_scaling=True))
-        keras.utils.set_random_seed(0)
         x = np.linspace(-1, 1, 128, dtype=np.float32).reshape(32, 4)
-        if source == "new":
-            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
-            model.compile(keras.optimizers.Adam(0.01), "mse")
-        else:
-            model = keras.models.load_model(source)
-        assert ("tf_amp" in sys.modules) == scaled
-        assert hasattr(model.optimizer, "manager") == scaled
-        model.fit(x, x[:, :3], batch_size=8, verbose=0, shuffle=False)
-        model.save(target)
-        print(int(model.optimizer.iterations), [w.tolist() for w in model.get_weights()])
+
+        def go_on(source, target=None):
+            if source is None:
+                keras.utils.set_random_seed(0)
+                model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
+                model.compile(keras.optimizers.Adam(0.01), "mse")
+            else:
+                model = keras.models.load_model(f"{sys.argv[1]}/{source}.keras")
+            model.fit(x, x[:, :3], batch_size=8, verbose=0, shuffle=False)
+            if target:
+                model.save(f"{sys.argv[1]}/{target}.keras")
+            print("RESULT", hasattr(model.optimizer, "manager"),
+                  int(model.optimizer.iterations), [w.tolist() for w in model.get_weights()])
     """
-
-    def run(kind: str, source: str, target: str) -> str:
-        return run_python(
-            script, args=(kind, str(tmp_path / source) if source != "new" else source,
-                          str(tmp_path / target))
-        ).stdout
-
-    run("plain", "new", "plain.keras")
-    run("amp", "new", "amp.keras")
-    reference = run("plain", "plain.keras", "unused.keras")
-    assert reference.startswith("8 ")
-    assert run("amp", "plain.keras", "unused.keras") == reference
-    assert run("plain", "amp.keras", "unused.keras") == reference
-    assert run("amp", "amp.keras", "unused.keras") == reference
+    with_tf_amp = run_python(
+        common
+        + """
+        from tf_amp.loss_scale import auto_wrap
+        go_on(None, "plain")
+        go_on("plain")
+        auto_wrap.install(types.SimpleNamespace(loss_scaling=True))
+        go_on(None, "amp")
+        go_on("plain")
+        go_on("amp")
+        """,
+        args=(str(tmp_path),),
+    )
+    without = run_python(
+        common + 'go_on("amp"); print("tf_amp" in sys.modules)'.join(["\n        ", "\n"]),
+        args=(str(tmp_path),),
+    )
+    lines = [x.split(" ", 3) for x in with_tf_amp.stdout.split("\n") if x.startswith("RESULT")]
+    assert [(wrapped, steps) for _, wrapped, steps, _ in lines] == [
+        ("False", "4"),
+        ("False", "8"),
+        ("True", "4"),
+        ("True", "8"),
+        ("True", "8"),
+    ]
+    reference = lines[1][3]
+    assert [weights for *_, weights in lines[3:]] == [reference] * 2
+    elsewhere, imported, *_ = without.stdout.split("\n")
+    assert elsewhere == f"RESULT False 8 {reference}"
+    assert imported == "False"
 
 
 # --- v1 Saver ---------------------------------------------------------------------------------
@@ -252,9 +264,7 @@ class SaverTraining:
 
     def save(self, directory: Path) -> str:
         with self.graph.as_default():
-            return self.saver.save(
-                self.session, str(directory / "ckpt"), write_meta_graph=False
-            )
+            return self.saver.save(self.session, str(directory / "ckpt"), write_meta_graph=False)
 
     def step(self, x: float) -> None:
         self.session.run(self.train_op, {self.x: x})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -18,7 +20,7 @@ def network(sizes: list[int], seed: int) -> list[keras.Variable]:
     rng = np.random.default_rng(seed)
     return [
         keras.Variable(rng.normal(size=shape).astype(np.float32) / shape[0] ** 0.5)
-        for shape in zip(sizes, sizes[1:], strict=False)
+        for shape in itertools.pairwise(sizes)
     ]
 
 
@@ -56,9 +58,7 @@ def train(dtype: tf.DType, rule) -> tuple[list[np.ndarray], list[float], list]:
         gradients = tape.gradient(scaled, [kernel.value for kernel in critic])
         of_critic.apply(gradients, critic)
         with tf.GradientTape() as tape:
-            generator_loss = -tf.reduce_mean(
-                run(critic, run(generator, noise, dtype), dtype)
-            )
+            generator_loss = -tf.reduce_mean(run(critic, run(generator, noise, dtype), dtype))
             scaled = of_generator.scale_loss(generator_loss)
         gradients = tape.gradient(scaled, [kernel.value for kernel in generator])
         of_generator.apply(gradients, generator)

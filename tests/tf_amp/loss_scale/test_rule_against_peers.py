@@ -46,9 +46,7 @@ def run_in_graph(finite: np.ndarray, reset, step, read) -> np.ndarray:
                     one_step, sequence, fn_output_signature=tf.float32, parallel_iterations=1
                 )
 
-        return tf.map_fn(
-            one_sequence, flags, fn_output_signature=tf.float32, parallel_iterations=1
-        )
+        return tf.map_fn(one_sequence, flags, fn_output_signature=tf.float32, parallel_iterations=1)
 
     return run(tf.constant(finite)).numpy()
 

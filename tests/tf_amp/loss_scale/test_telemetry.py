@@ -82,9 +82,7 @@ def test_counting_needs_no_tensorflow(run_python) -> None:
         print(ls.counters(), ls.DynamicLossScale().initial_scale, "tensorflow" in sys.modules)
         """
     )
-    assert done.stdout == (
-        "{'managers': 0, 'skipped_steps': 0, 'loss_scales': []} 32768.0 False\n"
-    )
+    assert done.stdout == ("{'managers': 0, 'skipped_steps': 0, 'loss_scales': []} 32768.0 False\n")
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras])
@@ -99,7 +97,12 @@ def test_callback_logs_the_scale(library, jit_compile: bool) -> None:
     x = np.ones((8, 2), np.float32)
     x[0] = NAN
     history = model.fit(
-        x, x[:, :1], batch_size=2, epochs=2, verbose=0, shuffle=False,
+        x,
+        x[:, :1],
+        batch_size=2,
+        epochs=2,
+        verbose=0,
+        shuffle=False,
         callbacks=[loss_scale_callback(model)],
     ).history
     assert history["loss_scale"] == [4.0, 2.0]
@@ -115,7 +118,10 @@ def test_callback_carries_out_at_floor_under_xla() -> None:
     counting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: batches.append(b))
     with pytest.raises(LossScaleAtFloorError, match=r"8 steps in a row.*kernel has NaN"):
         model.fit(
-            x, x[:, :1], batch_size=2, verbose=0,
+            x,
+            x[:, :1],
+            batch_size=2,
+            verbose=0,
             callbacks=[counting, loss_scale_callback(model, every=4)],
         )
     assert len(batches) == 8

@@ -1,0 +1,351 @@
+"""An unchanged script gets a loss scale by environment. All of it runs in subprocesses."""
+
+from __future__ import annotations
+
+import pytest
+
+LOSS_SCALING = {"TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING": "1"}
+# What the .pth file of an installed tf_amp does at the start of Python.
+START = """
+import sys, logging
+import tf_amp.autoload
+tf_amp.autoload.activate()
+"""
+KERAS_SCRIPT = """
+import numpy as np
+import tensorflow as tf
+import {library} as keras
+keras.utils.set_random_seed(0)
+rng = np.random.default_rng(0)
+x = rng.normal(size=(64, 4)).astype("float32")
+y = x[:, :2] * 3
+def build():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8, "relu"),
+                              keras.layers.Dense(2)])
+    return model
+model = build()
+model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+loss = model.fit(x, y, batch_size=16, epochs=3, verbose=0, shuffle=False).history
+"""
+REPORT = """
+optimizer = model.optimizer
+print(type(optimizer).__module__.split(".")[0], sorted(loss), round(loss["loss"][-1], 5))
+"""
+
+
+def run(run_python, script: str, env: dict[str, str]):
+    return run_python(START + script, env=env)
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_compile_and_fit(run_python, library: str) -> None:
+    script = KERAS_SCRIPT.format(library=library) + REPORT
+    off = run(run_python, script, {})
+    on = run(
+        run_python,
+        script
+        + """
+state = optimizer.manager.state()
+print(state.scale, state.good_steps, state.skipped_steps)
+import tf_amp
+print(tf_amp.status()["loss_scale"]["managers"])
+
+# A second compile with the same optimizer keeps its scale.
+inner = optimizer.inner_optimizer
+model.compile(inner, "mse")
+print("same wrapper", model.optimizer is optimizer)
+
+# One that the user wrapped, with either library, is left alone.
+from tf_amp.loss_scale import wrap_optimizer
+mine = wrap_optimizer(keras.optimizers.SGD())
+model.compile(mine, "mse")
+theirs = (keras.optimizers if hasattr(keras.optimizers, "LossScaleOptimizer")
+          else keras.mixed_precision).LossScaleOptimizer(keras.optimizers.SGD())
+print("mine", model.optimizer is mine)
+model.compile(theirs, "mse")
+print("theirs", model.optimizer is theirs)
+
+# A mixed_float16 policy: one of the two scales, and the user is told which.
+half = build()
+setattr(half, "dtype_policy" if hasattr(half, "dtype_policy") and not hasattr(half, "_dtype_policy")
+        else "_dtype_policy",
+        (getattr(keras, "DTypePolicy", None) or keras.mixed_precision.Policy)("mixed_float16"))
+half.compile(keras.optimizers.SGD(), "mse")
+print("policy", type(half.optimizer).__module__.split(".")[0], hasattr(half.optimizer, "manager"),
+      hasattr(half.optimizer.inner_optimizer, "inner_optimizer"))
+
+# A NaN batch is skipped; the model stays finite.
+bad = x.copy(); bad[3] = np.nan
+model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
+model.fit(bad, y, batch_size=16, verbose=0, shuffle=False)
+print("skipped", model.optimizer.manager.state().skipped_steps,
+      all(np.isfinite(w).all() for w in model.get_weights()))
+
+import tf_amp.loss_scale.auto_wrap as auto_wrap
+auto_wrap.uninstall()
+model.compile(keras.optimizers.SGD(), "mse")
+print("off", hasattr(model.optimizer, "manager"))
+""",
+        LOSS_SCALING,
+    )
+    first, *lines = on.stdout.strip().split("\n")
+    module, logged = off.stdout.strip().split(" ", 1)
+    assert module == library
+    # The same losses and log keys, from a wrapped optimizer.
+    assert first == f"tf_amp {logged}"
+    assert lines == [
+        "32768.0 12 0",
+        "1",
+        "same wrapper True",
+        "mine True",
+        "theirs True",
+        "policy tf_amp True False",
+        "skipped 1 True",
+        "off False",
+    ]
+    assert "the optimizer Adam of compile() is wrapped" in on.stderr
+    assert "The policy mixed_float16 asks for loss scaling: tf_amp's optimizer does it" in on.stderr
+    assert "it scales the loss, and tf_amp leaves it alone" in on.stderr
+
+
+REWRITE = {
+    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
+}
+DTYPE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE"
+ENVIRONMENTS = [
+    ({"TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING": "0"}, False),
+    (LOSS_SCALING, True),
+    ({**REWRITE, DTYPE: "bfloat16"}, False),
+    ({**REWRITE, **LOSS_SCALING, DTYPE: "bfloat16"}, True),
+    ({**REWRITE, DTYPE: "float16"}, True),
+]
+
+
+def test_which_variables_wrap(run_python) -> None:
+    """Off for bfloat16 unless asked for."""
+    done = run_python(
+        f"""
+        import tensorflow as tf, keras
+        from tf_amp import installation
+        from tf_amp.env_config import read_settings
+        for env in {[env for env, _ in ENVIRONMENTS]!r}:
+            installation.install(read_settings(env), source="environment")
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+            model.compile("adam", "mse")
+            print("RESULT", hasattr(model.optimizer, "manager"))
+            installation.uninstall()
+        """
+    )
+    assert rows(done.stdout) == [f"RESULT {wrapped}" for _, wrapped in ENVIRONMENTS]
+
+
+V1_SCRIPT = """
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+class Decayed(tf.train.GradientDescentOptimizer):
+    "A class with an apply_gradients of its own, as BERT's optimizer."
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        updates = [v.assign_sub(0.1 * (g + 0.01 * v)) for g, v in grads_and_vars]
+        if global_step is not None:
+            updates.append(global_step.assign_add(1))
+        return tf.group(*updates, name=name)
+
+def train(make, loop):
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [])
+        v = tf.get_variable("v", initializer=[1.0, 2.0])
+        step = tf.train.get_or_create_global_step()
+        op = loop(make(), tf.reduce_sum(v * x), v, step)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for value in XS:
+                session.run(op, {x: value})
+            scale = [w for w in tf.global_variables() if w.op.name.endswith("/scale")]
+            return (session.run(v).round(4).tolist(), int(session.run(step)),
+                    [float(s) for s in session.run(scale)])
+def by_minimize(optimizer, loss, v, step):
+    return optimizer.minimize(loss, global_step=step)
+def by_pair(optimizer, loss, v, step):
+    pairs = optimizer.compute_gradients(loss)
+    clipped, _ = tf.clip_by_global_norm([g for g, _ in pairs], 0.5)
+    return optimizer.apply_gradients(zip(clipped, [v]), global_step=step)
+def by_hand(optimizer, loss, v, step):
+    return optimizer.apply_gradients(zip(tf.gradients(loss, [v]), [v]), global_step=step)
+adam = lambda: tf.train.AdamOptimizer(0.1)
+for name, make in (("adam", adam), ("decayed", lambda: Decayed(0.1))):
+    for loop in (by_minimize, by_pair):
+        print("RESULT", name, loop.__name__, train(make, loop))
+"""
+
+
+def rows(stdout: str) -> list[str]:
+    return [line for line in stdout.split("\n") if line.startswith("RESULT")]
+
+
+def test_v1_minimize_and_gradient_pairs(run_python) -> None:
+    on = run(run_python, V1_SCRIPT.replace("XS", "(1.0, float('nan'), 2.0, 0.5)"), LOSS_SCALING)
+    off = run(run_python, V1_SCRIPT.replace("XS", "(1.0, 2.0, 0.5)"), {})
+    ours, theirs = rows(on.stdout), rows(off.stdout)
+    assert len(ours) == len(theirs) == 4
+    for a, b in zip(ours, theirs, strict=True):
+        # Weights and global_step are those of float32 without the NaN; the scale fell once.
+        assert a == b.replace("[])", "[16384.0])")
+    assert "the optimizer AdamOptimizer is wrapped" in on.stderr
+
+
+def test_v1_optimizers_made_of_optimizers_scale_once(run_python) -> None:
+    done = run(
+        run_python,
+        """
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+class Averaging(tf.train.Optimizer):
+    "Hands everything to another optimizer, as MovingAverageOptimizer and Horovod's do."
+    def __init__(self, optimizer):
+        super().__init__(False, "Averaging")
+        self._optimizer = optimizer
+    def compute_gradients(self, *args, **kwargs):
+        return self._optimizer.compute_gradients(*args, **kwargs)
+    def apply_gradients(self, *args, **kwargs):
+        return self._optimizer.apply_gradients(*args, **kwargs)
+seen = []
+@tf.custom_gradient
+def spy(y):
+    def grad(upstream):
+        seen.append(upstream)
+        return upstream
+    return tf.identity(y), grad
+from tf_amp.loss_scale import wrap_optimizer
+for by_hand in (False, True):
+    with tf.Graph().as_default(), tf.Session() as session:
+        v = tf.get_variable("v", initializer=1.0)
+        optimizer = Averaging(tf.train.GradientDescentOptimizer(0.25))
+        if by_hand:
+            optimizer = wrap_optimizer(optimizer, 64.0)
+        op = optimizer.minimize(spy(v * 1.0))
+        session.run(tf.global_variables_initializer())
+        upstream = float(session.run(seen[-1]))
+        session.run(op)
+        scales = [w.op.name for w in tf.global_variables() if w.op.name.endswith("/scale")]
+        print("RESULT", upstream, float(session.run(v)), scales)
+""",
+        LOSS_SCALING,
+    )
+    assert rows(done.stdout) == [
+        "RESULT 32768.0 0.75 ['loss_scale/scale']",
+        "RESULT 64.0 0.75 ['loss_scale/scale']",
+    ]
+
+
+def test_v1_saver_restores_a_float32_checkpoint(run_python, tmp_path) -> None:
+    """One script, run in turn without and with loss scaling, each time going on from its file."""
+    done = run_python(
+        """
+        import sys, types
+        import tensorflow.compat.v1 as tf
+        tf.disable_eager_execution()
+        from tf_amp.loss_scale import auto_wrap
+        path = sys.argv[1] + "/ckpt"
+        for scaled in (False, True, False, True):
+            if scaled:
+                auto_wrap.install(types.SimpleNamespace(loss_scaling=True))
+            with tf.Graph().as_default():
+                v = tf.get_variable("v", initializer=1.0)
+                op = tf.train.AdamOptimizer(0.25).minimize(v)
+                saver = tf.train.Saver()
+                with tf.Session() as session:
+                    session.run(tf.global_variables_initializer())
+                    if tf.io.gfile.exists(path + ".index"):
+                        saver.restore(session, path)
+                    session.run(op)
+                    saver.save(session, path)
+                    print("RESULT", round(float(session.run(v)), 4), len(tf.global_variables()))
+            auto_wrap.uninstall()
+        """,
+        args=(str(tmp_path),),
+    )
+    assert rows(done.stdout) == ["RESULT 0.75 5", "RESULT 0.5 9", "RESULT 0.25 5", "RESULT 0.0 9"]
+
+
+def test_custom_loops_are_told_once(run_python) -> None:
+    done = run(
+        run_python,
+        """
+import tensorflow as tf, keras, tf_keras
+v, k = tf.Variable(1.0), keras.Variable(1.0)
+for _ in range(3):
+    for optimizer, variable in (
+        (keras.optimizers.SGD(0.1), k),
+        (tf_keras.optimizers.SGD(0.1), v),
+        (tf_keras.optimizers.legacy.SGD(0.1), v),
+        (tf.compat.v1.train.GradientDescentOptimizer(0.1), v),
+    ):
+        optimizer.apply_gradients([(tf.constant(1.0), variable)])
+# None of these is a loop that needs to be told.
+from tf_amp.loss_scale import wrap_optimizer
+for optimizer in (
+    wrap_optimizer(keras.optimizers.Adam(0.1)),
+    keras.optimizers.LossScaleOptimizer(keras.optimizers.Adagrad(0.1)),
+):
+    optimizer.apply([optimizer.scale_loss(tf.constant(1.0))], [k])
+print("RESULT", round(float(v), 4), round(float(k), 1))
+""",
+        LOSS_SCALING,
+    )
+    told = [line for line in done.stderr.split("\n") if "A custom training loop" in line]
+    # Once for each library, whichever of its optimizers it was.
+    assert len(told) == 3
+    assert all("wrap_optimizer(optimizer)" in line for line in told)
+    assert "RESULT 0.1 " in done.stdout
+
+
+def test_hooks_come_off_and_go_on_again(run_python) -> None:
+    done = run_python(
+        """
+        import types
+        import tensorflow as tf, keras, tf_keras
+        from tf_amp.loss_scale import auto_wrap
+        owners = [
+            (keras.Model, "compile"), (keras.Model, "fit"), (keras.optimizers.Optimizer, "apply"),
+            (keras.optimizers.LossScaleOptimizer, "__init__"),
+            (tf_keras.Model, "compile"), (tf_keras.Model, "fit"),
+            (tf_keras.optimizers.Optimizer, "apply_gradients"),
+            (tf_keras.optimizers.legacy.Optimizer, "apply_gradients"),
+            (tf.compat.v1.train.Optimizer, "compute_gradients"),
+            (tf.compat.v1.train.Optimizer, "apply_gradients"),
+            (tf.compat.v1.train.Saver, "restore"),
+        ]
+        now = lambda: [getattr(cls, name) for cls, name in owners]
+        originals = now()
+        for wanted in (True, False, True):
+            state = types.SimpleNamespace(loss_scaling=wanted)
+            assert auto_wrap.install(state) is None
+            hooked = now()
+            auto_wrap.install(state)
+            assert now() == hooked
+            changed = [name for (cls, name), a, b in zip(owners, originals, hooked) if a is not b]
+            assert len(changed) == (len(owners) if wanted else 2), changed
+            auto_wrap.uninstall()
+            auto_wrap.uninstall()
+            assert now() == originals
+        print("fine")
+        """
+    )
+    assert done.stdout == "fine\n"
+
+
+def test_a_library_that_is_not_as_expected_is_named(run_python) -> None:
+    done = run_python(
+        """
+        import types
+        import tensorflow as tf, keras
+        class Model: pass
+        keras.Model = Model
+        from tf_amp.loss_scale import auto_wrap
+        print(auto_wrap.install(types.SimpleNamespace(loss_scaling=True)))
+        """
+    )
+    assert "cannot hook Keras" in done.stdout
+    assert "not as expected" in done.stderr
