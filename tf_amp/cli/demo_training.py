@@ -1,7 +1,7 @@
 """One training of ``tf-amp demo``: a plain Keras program, which switches nothing on by itself.
 
-``python -m tf_amp.cli.demo_training SEED EPOCHS`` prints one JSON object per line: one an epoch,
-and one at the end with the accuracy, the step times and what `tf_amp.status` says.
+``python -m tf_amp.cli.demo_training SEED EPOCHS WIDTH`` prints one JSON object per line: one an
+epoch, and one at the end with the accuracy, the step times and what `tf_amp.status` says.
 """
 
 from __future__ import annotations
@@ -37,13 +37,17 @@ def load_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return images[:split], labels[:split], images[split:], labels[split:]
 
 
-def build_model() -> Any:
-    """Builds a compiled Keras CNN with batch normalization: 16x16x1 images to 10 classes."""
+def build_model(width: int) -> Any:
+    """Builds a compiled Keras CNN with batch normalization: 16x16x1 images to 10 classes.
+
+    Args:
+        width: Filters of the first convolutions; the later ones have twice as many.
+    """
     import keras
     from keras import layers
 
     model = keras.Sequential([keras.Input((IMAGE, IMAGE, 1))])
-    for filters in (64, 128, 128):
+    for filters in (width, 2 * width, 2 * width):
         model.add(layers.Conv2D(filters, 3, padding="same", use_bias=False))
         model.add(layers.BatchNormalization(momentum=0.9))
         model.add(layers.ReLU())
@@ -60,12 +64,13 @@ def build_model() -> Any:
     return model
 
 
-def train(seed: int, epochs: int) -> None:
+def train(seed: int, epochs: int, width: int) -> None:
     """Trains once and prints the JSON lines.
 
     Args:
         seed: Of the weights and of the order of the images.
         epochs: How often all images are seen.
+        width: Filters of the first convolutions.
     """
     import keras
     import tensorflow as tf
@@ -96,7 +101,7 @@ def train(seed: int, epochs: int) -> None:
     # Whole batches only: a last smaller one would be traced once more.
     batches = tf.data.Dataset.from_tensor_slices((x_train, y_train))
     batches = batches.shuffle(len(x_train), seed=seed).batch(BATCH, drop_remainder=True)
-    model = build_model()
+    model = build_model(width)
     progress = Progress()
     model.fit(batches, epochs=epochs, shuffle=False, verbose=0, callbacks=[progress])
     _, accuracy = model.evaluate(x_test, y_test, batch_size=BATCH, verbose=0)
@@ -109,4 +114,4 @@ def train(seed: int, epochs: int) -> None:
 
 
 if __name__ == "__main__":
-    train(seed=int(sys.argv[1]), epochs=int(sys.argv[2]))
+    train(*map(int, sys.argv[1:4]))
