@@ -15,119 +15,212 @@ from hypothesis import strategies as st
 from tensorflow.core.framework import graph_pb2
 
 # In a step {o} is the name it makes; {a} {b} {c} are float tensors, {n} is an int32 tensor of
-# shape [4], {l} the handle of a tensor list. What others may read: {o}, unless a second part says.
-STEPS: Mapping[str, tuple[str, ...]] = {
-    "allow": (
-        "{o} = MatMul({a}, {b})",
-        "{o} = BatchMatMulV2({a}, {b}, adj_x=True)",
-        "{o} = Einsum({a}, {b}, equation='ij,jk->ik')",
-        "{o}r = Reshape({a}, [1, 4, 4, 1])\n{o}w = Reshape({b}, [2, 2, 2, 2])\n"
-        "{o}k = StridedSlice({o}w, [0, 0, 0, 0], [2, 2, 1, 1], [1, 1, 1, 1])\n"
-        "{o}c = Conv2D({o}r, {o}k, strides=[1, 1, 1, 1], padding='SAME')\n"
-        "{o} = Reshape({o}c, [4, 4])",
-    ),
-    "infer": (
-        "{o} = AddV2({a}, {b})",
-        "{o} = Mul({a}, {b})",
-        "{o} = Sub({a}, {b})",
-        "{o} = AddN({a}, {b}, {c})",
-        "{o} = Tanh({a})",
-        "{o} = Sigmoid({a})",
-        "{o} = Softmax({a})",
-        "{o} = Sqrt({a})",
-        "{o} = RealDiv({a}, {b})",
-        "{o} = Square({a})",
-    ),
-    "clear": (
-        "{o} = Relu({a})",
-        "{o} = Identity({a})",
-        "{o} = StopGradient({a})",
-        "{o} = Maximum({a}, {b})",
-        "{o} = Transpose({a}, [1, 0])",
-        "{o}t = IdentityN({a}, {n}, {b})\n{o} = AddV2({o}t[0], {o}t[2])",
-        "{o}t = Split(0, {a}, num_split=2)\n{o} = ConcatV2({o}t[1], {o}t[0], 0)",
-        "{o}t = Pack({a}, {b})\n{o}u = Unpack({o}t, num=2)\n{o} = Maximum({o}u[0], {o}u[1])",
-        "{o}g = Greater({a}, {b})\n{o} = SelectV2({o}g, {b}, {a})",
-        "{o} = GatherV2({a}, {n}, 0)",
-        "{o}s = ShapeN({a}, {b})\n{o} = Reshape({a}, {o}s[1])",
-        "{o}s = Shape({a})\n{o} = Fill({o}s, 0.5)",
-    ),
-    "deny": (
-        "{o} = Exp({a})",
-        "{o} = Pow({a}, {b})",
-        "{o} = SparseMatMul({a}, {b})",
-        "{o}m = Mean({a}, 0, keep_dims=True)\n{o} = Sub({a}, {o}m)",
-        "{o}m = Sum({a}, 1, keep_dims=True)\n{o} = Mul({a}, {o}m)",
-        "{o}x = SoftmaxCrossEntropyWithLogits({a}, {b})\n{o} = Mul({o}x[1], {a})",
-    ),
-    "unlisted": (
-        "{o} = Sin({a})",
-        "{o} = Xdivy({a}, {b})",
-        "{o} = Cumsum({a}, 0)",
-        "{o} = Roll({a}, 1, 0)",
-    ),
-    "source": (
-        "{o} = Const(0.25, [4, 4])",
-        "{o} = RandomUniform([4, 4], dtype=float32)",
-        "{o}b = Greater({a}, {b})\n{o} = Cast({o}b, DstT=float32)",
-        "{o}i = Cast({a}, DstT=int32)\n{o} = Cast({o}i, DstT=float32)",
-        "{o}h = Cast({a}, DstT=half)\n{o}m = MatMul({o}h, {o}h)\n{o} = Cast({o}m, DstT=float32)",
-        "{o}h = Cast({a}, DstT=bfloat16)\n{o} = Cast({o}h, DstT=float32)",
-        "{o}d = Cast({a}, DstT=double)\n{o}e = MatMul({o}d, {o}d)\n{o} = Cast({o}e, DstT=float32)",
-    ),
-    "variable": (
-        "{o}v = VarHandleOp(dtype=float32, shape=[4, 4])\n"
-        "{o}i = AssignVariableOp({o}v, {a})\n"
-        "{o} = ReadVariableOp({o}v, dtype=float32, after=[{o}i])",
-        "{o}v = VariableV2(dtype=float32, shape=[4, 4])\n{o}w = Assign({o}v, {a})\n"
-        "{o} = Identity({o}w)",
-        "{o}v = VarHandleOp(dtype=float32, shape=[4, 4])\n{o}i = AssignVariableOp({o}v, {a})\n"
-        "{o}r = ReadVariableOp({o}v, dtype=float32, after=[{o}i])\n"
-        "{o}n = Sub({o}r, {b})\n{o}s = AssignVariableOp({o}v, {o}n)\n"
-        "{o} = ReadVariableOp({o}v, dtype=float32, after=[{o}s])",
-    ),
-    "branch": (
-        "{o}p = Const(True)\n{o}s = Switch({a}, {o}p)\n{o}t = Relu({o}s[0])\n"
-        "{o}f = MatMul({o}s[1], {o}s[1])\n{o} = Merge({o}t, {o}f)",
-        "{o}p = Const(False)\n{o}s = Switch({a}, {o}p)\n{o}t = Exp({o}s[0])\n"
-        "{o}f = Identity({o}s[1])\n{o} = Merge({o}t, {o}f)",
-    ),
-    "loop": (
-        "{o}i = Const(0)\n{o}ie = Enter({o}i, frame_name='{o}')\n"
-        "{o}e = Enter({a}, frame_name='{o}')\n"
-        "{o}c = Enter({b}, frame_name='{o}', is_constant=True)\n"
-        "{o}im = Merge({o}ie, {o}in)\n{o}m = Merge({o}e, {o}n)\n{o}lim = Const(2, after=[{o}im])\n"
-        "{o}less = Less({o}im, {o}lim)\n{o}go = LoopCond({o}less)\n"
-        "{o}is = Switch({o}im, {o}go)\n{o}s = Switch({o}m, {o}go)\n"
-        "{o}one = Const(1, after=[{o}is])\n{o}ia = AddV2({o}is[1], {o}one)\n"
-        "{o}in = NextIteration({o}ia)\n{o}x = {body}\n{o}n = NextIteration({o}x)\n"
-        "{o} = Exit({o}s[0])",
-    ),
-    "list": (
-        "{o}l = EmptyTensorList([4, 4], 8, element_dtype=float32)\n"
-        "{o}p = TensorListPushBack({o}l, {a})\n{o}q = TensorListPushBack({o}p, {b})\n"
-        "{o}r = TensorListPopBack({o}q, [4, 4], element_dtype=float32)\n{o} = Identity({o}r[1])",
-        "{o}p = TensorListPushBack({l}, {a})\n"
-        "{o}r = TensorListPopBack({o}p, [4, 4], element_dtype=float32)\n{o} = Relu({o}r[1])",
-        "{o}l = TensorListFromTensor({a}, [4])\n"
-        "{o} = TensorListStack({o}l, [4], element_dtype=float32)",
-    ),
+# shape [4], {l} the handle of a tensor list. A blank line parts two steps.
+_BLOCKS = {
+    "allow": """
+{o} = MatMul({a}, {b})
+
+{o} = BatchMatMulV2({a}, {b}, adj_x=True)
+
+{o} = Einsum({a}, {b}, equation="ij,jk->ik")
+
+{o}r = Reshape({a}, [1, 4, 4, 1])
+{o}w = Reshape({b}, [2, 2, 2, 2])
+{o}k = StridedSlice({o}w, [0, 0, 0, 0], [2, 2, 1, 1], [1, 1, 1, 1])
+{o}c = Conv2D({o}r, {o}k, strides=[1, 1, 1, 1], padding="SAME")
+{o} = Reshape({o}c, [4, 4])
+""",
+    "infer": """
+{o} = AddV2({a}, {b})
+
+{o} = Mul({a}, {b})
+
+{o} = Sub({a}, {b})
+
+{o} = AddN({a}, {b}, {c})
+
+{o} = Tanh({a})
+
+{o} = Sigmoid({a})
+
+{o} = Softmax({a})
+
+{o} = Sqrt({a})
+
+{o} = RealDiv({a}, {b})
+
+{o} = Square({a})
+""",
+    "clear": """
+{o} = Relu({a})
+
+{o} = Identity({a})
+
+{o} = StopGradient({a})
+
+{o} = Maximum({a}, {b})
+
+{o} = Transpose({a}, [1, 0])
+
+{o}t = IdentityN({a}, {n}, {b})
+{o} = AddV2({o}t[0], {o}t[2])
+
+{o}t = Split(0, {a}, num_split=2)
+{o} = ConcatV2({o}t[1], {o}t[0], 0)
+
+{o}t = Pack({a}, {b})
+{o}u = Unpack({o}t, num=2)
+{o} = Maximum({o}u[0], {o}u[1])
+
+{o}g = Greater({a}, {b})
+{o} = SelectV2({o}g, {b}, {a})
+
+{o} = GatherV2({a}, {n}, 0)
+
+{o}s = ShapeN({a}, {b})
+{o} = Reshape({a}, {o}s[1])
+
+{o}s = Shape({a})
+{o} = Fill({o}s, 0.5)
+""",
+    "deny": """
+{o} = Exp({a})
+
+{o} = Pow({a}, {b})
+
+{o} = SparseMatMul({a}, {b})
+
+{o}m = Mean({a}, 0, keep_dims=True)
+{o} = Sub({a}, {o}m)
+
+{o}m = Sum({a}, 1, keep_dims=True)
+{o} = Mul({a}, {o}m)
+
+{o}x = SoftmaxCrossEntropyWithLogits({a}, {b})
+{o} = Mul({o}x[1], {a})
+""",
+    "unlisted": """
+{o} = Sin({a})
+
+{o} = Xdivy({a}, {b})
+
+{o} = Cumsum({a}, 0)
+
+{o} = Roll({a}, 1, 0)
+""",
+    "source": """
+{o} = Const(0.25, [4, 4])
+
+{o} = RandomUniform([4, 4], dtype=float32)
+
+{o}b = Greater({a}, {b})
+{o} = Cast({o}b, DstT=float32)
+
+{o}i = Cast({a}, DstT=int32)
+{o} = Cast({o}i, DstT=float32)
+
+{o}h = Cast({a}, DstT=half)
+{o}m = MatMul({o}h, {o}h)
+{o} = Cast({o}m, DstT=float32)
+
+{o}h = Cast({a}, DstT=bfloat16)
+{o} = Cast({o}h, DstT=float32)
+
+{o}d = Cast({a}, DstT=double)
+{o}e = MatMul({o}d, {o}d)
+{o} = Cast({o}e, DstT=float32)
+""",
+    "variable": """
+{o}v = VarHandleOp(dtype=float32, shape=[4, 4])
+{o}i = AssignVariableOp({o}v, {a})
+{o} = ReadVariableOp({o}v, dtype=float32, after=[{o}i])
+
+{o}v = VariableV2(dtype=float32, shape=[4, 4])
+{o}w = Assign({o}v, {a})
+{o} = Identity({o}w)
+
+{o}v = VarHandleOp(dtype=float32, shape=[4, 4])
+{o}i = AssignVariableOp({o}v, {a})
+{o}r = ReadVariableOp({o}v, dtype=float32, after=[{o}i])
+{o}n = Sub({o}r, {b})
+{o}s = AssignVariableOp({o}v, {o}n)
+{o} = ReadVariableOp({o}v, dtype=float32, after=[{o}s])
+""",
+    "branch": """
+{o}p = Const(True)
+{o}s = Switch({a}, {o}p)
+{o}t = Relu({o}s[0])
+{o}f = MatMul({o}s[1], {o}s[1])
+{o} = Merge({o}t, {o}f)
+
+{o}p = Const(False)
+{o}s = Switch({a}, {o}p)
+{o}t = Exp({o}s[0])
+{o}f = Identity({o}s[1])
+{o} = Merge({o}t, {o}f)
+""",
+    "loop": """
+{o}i = Const(0)
+{o}ie = Enter({o}i, frame_name="{o}")
+{o}e = Enter({a}, frame_name="{o}")
+{o}c = Enter({b}, frame_name="{o}", is_constant=True)
+{o}im = Merge({o}ie, {o}in)
+{o}m = Merge({o}e, {o}n)
+{o}lim = Const(2, after=[{o}im])
+{o}less = Less({o}im, {o}lim)
+{o}go = LoopCond({o}less)
+{o}is = Switch({o}im, {o}go)
+{o}s = Switch({o}m, {o}go)
+{o}one = Const(1, after=[{o}is])
+{o}ia = AddV2({o}is[1], {o}one)
+{o}in = NextIteration({o}ia)
+{o}x = {body}
+{o}n = NextIteration({o}x)
+{o} = Exit({o}s[0])
+""",
+    "list": """
+{o}l = EmptyTensorList([4, 4], 8, element_dtype=float32)
+{o}p = TensorListPushBack({o}l, {a})
+{o}q = TensorListPushBack({o}p, {b})
+{o}r = TensorListPopBack({o}q, [4, 4], element_dtype=float32)
+{o} = Identity({o}r[1])
+
+{o}p = TensorListPushBack({l}, {a})
+{o}r = TensorListPopBack({o}p, [4, 4], element_dtype=float32)
+{o} = Relu({o}r[1])
+
+{o}l = TensorListFromTensor({a}, [4])
+{o} = TensorListStack({o}l, [4], element_dtype=float32)
+""",
 }
-BODIES = (
-    "MatMul({o}s[1], {o}c)",
-    "AddV2({o}s[1], {o}c)",
-    "Relu({o}s[1])",
-    "Exp({o}s[1])",
-)
-SMOOTH = (
-    "{o} = MatMul({a}, {b})",
-    "{o} = Tanh({a})",
-    "{o} = Sigmoid({a})",
-    "{o} = Relu({a})",
-    "{o} = AddV2({a}, {b})",
-    "{o} = Softmax({a})",
-    "{o}m = Mean({a}, 0, keep_dims=True)\n{o} = Sub({a}, {o}m)",
-    "{o}t = Split(0, {a}, num_split=2)\n{o} = ConcatV2({o}t[1], {o}t[0], 0)",
+STEPS: Mapping[str, tuple[str, ...]] = {
+    kind: tuple(block.strip().split("\n\n")) for kind, block in _BLOCKS.items()
+}
+"""The steps of each kind, by the list that their last op is on or by what they are about."""
+
+BODIES = ("MatMul({o}s[1], {o}c)", "AddV2({o}s[1], {o}c)", "Relu({o}s[1])", "Exp({o}s[1])")
+"""What a loop does in each turn."""
+
+SMOOTH = tuple(
+    """
+{o} = MatMul({a}, {b})
+
+{o} = Tanh({a})
+
+{o} = Sigmoid({a})
+
+{o} = Relu({a})
+
+{o} = AddV2({a}, {b})
+
+{o} = Softmax({a})
+
+{o}m = Mean({a}, 0, keep_dims=True)
+{o} = Sub({a}, {o}m)
+
+{o}t = Split(0, {a}, num_split=2)
+{o} = ConcatV2({o}t[1], {o}t[0], 0)
+""".strip().split("\n\n")
 )
 """Steps that hardly enlarge a rounding error, for tests of values."""
 
