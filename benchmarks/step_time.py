@@ -217,7 +217,9 @@ def main() -> None:
     summary = _summary(results)
     for name, means in summary.items():
         known = {key: value for key, value in means.items() if value is not None}
-        print(f"geometric mean, {name}: ", ", ".join(f"{k} {v:.2f}x" for k, v in known.items()))
+        if known:
+            figures = ", ".join(f"{key} {value:.2f}x" for key, value in known.items())
+            print(f"geometric mean, {name}: {figures}")
     write_json(
         options.json, {"dtype": options.dtype, "results": results, "geometric_means": summary}
     )
