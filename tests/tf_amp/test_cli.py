@@ -141,7 +141,7 @@ def test_run_puts_a_real_script_into_mixed_precision(run_python: RunPython, tmp_
         "@tf.function\n"
         "def product(x):\n"
         "    return tf.matmul(x, x)\n"
-        "traced = product.get_concrete_function(tf.TensorSpec([8, 8]))\n"
+        "traced = product.get_concrete_function(tf.TensorSpec([1024, 1024]))\n"
         "from tensorflow.python.eager import context\n"
         "nodes = context.context().get_function_def(traced.name).node_def\n"
         "print({tf.dtypes.as_dtype(n.attr['T'].type).name for n in nodes if n.op == 'MatMul'})\n"
