@@ -294,4 +294,3 @@ def _loop_groups(view: GraphView) -> list[list[int]]:
             back = view.base[number] + view.layouts[number].out_slots[0]
             groups.append([back, *view.readers(back)])
     return groups
-

@@ -113,9 +113,7 @@ class OpCost:
             size: what to take for a size that is not known.
             margin: how many times faster the dtype must be.
         """
-        ratios = [
-            f / t for f, t in zip(self.float32.seconds, self.low.seconds, strict=True)
-        ]
+        ratios = [f / t for f, t in zip(self.float32.seconds, self.low.seconds, strict=True)]
         clear = min(ratios) >= margin or max(ratios) <= 1 / margin
         return self.gain(size) if clear else 0.0
 
@@ -213,9 +211,7 @@ def parse_table(text: str, name: str) -> CostTable:
             measured_on=_text(data, "measured_on"),
             to_low=_curve(data, "casts", "to_low_us"),
             to_float32=_curve(data, "casts", "to_float32_us"),
-            rows=tuple(
-                (key, _op_cost(data["ops"], key)) for key in sorted(_section(data, "ops"))
-            ),
+            rows=tuple((key, _op_cost(data["ops"], key)) for key in sorted(_section(data, "ops"))),
         )
     except ValueError as error:
         raise CostTableError(f"The cost table {name!r} cannot be used: {error}. {_REMEDY}") from (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import platform
 import time
@@ -55,6 +56,7 @@ def measure_table(
         The table. Ops without a kernel for the dtype and device have no row.
 
     Raises:
+        ValueError: `only` names a row that does not exist.
         RuntimeError: AMP is on in this process, which would change what is measured.
     """
     if installation.current() is not None:
@@ -84,8 +86,21 @@ def measure_table(
 
 
 def chosen_probes(only: Sequence[str] | None = None) -> list[Probe]:
-    """Returns the probes of the rows named, all by default, in the order of measuring."""
-    return [probe for probe in probes() if only is None or probe.key in only]
+    """Returns what is measured, in that order.
+
+    Args:
+        only: keys of rows; all by default.
+
+    Raises:
+        ValueError: a key is not that of a row.
+    """
+    known = {probe.key: probe for probe in probes()}
+    unknown = [key for key in only or () if key not in known]
+    if unknown:
+        raise ValueError(
+            f"There is no row {unknown[0]!r} to measure. Legal: {', '.join(sorted(known))}."
+        )
+    return [probe for key, probe in known.items() if only is None or key in only]
 
 
 class _Timer:
@@ -99,13 +114,11 @@ class _Timer:
 
     def row(self, probe: Probe) -> OpCost | None:
         """The times of one op; None where a dtype has no kernel."""
-        measured = []
-        for case in probe.cases:
-            try:
-                measured.append(self._case(probe.op, case))
-            except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError, TypeError):
-                # No kernel, or a dtype that the op definition excludes: TensorFlow raises either.
-                return None
+        try:
+            measured = [self._case(probe.op, case) for case in probe.cases]
+        except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError, TypeError):
+            # No kernel, or a dtype that the op definition excludes: TensorFlow raises any of them.
+            return None
         sizes = tuple(case.size for case in probe.cases)
         full, low = zip(*measured, strict=True)
         return OpCost(measure=probe.measure, float32=Curve(sizes, full), low=Curve(sizes, low))
@@ -114,19 +127,15 @@ class _Timer:
         """The times of Casts to the target dtype and back, by elements."""
         measured = []
         for size in ELEMENTS:
-            pairs = ((tf.float32, self._target), (self._target, tf.float32))
-            measured.append(
-                self._fastest(
-                    [
-                        (lambda x, to=to: tf.raw_ops.Cast(x=x, DstT=to), [self._tensor((size,), of)])
-                        for of, to in pairs
-                    ]
-                )
-            )
+            calls = []
+            for of, to in ((tf.float32, self._target), (self._target, tf.float32)):
+                cast = functools.partial(_cast, to=to)
+                calls.append((cast, [self._tensor((size,), of)]))
+            measured.append(self._fastest(calls))
         to_low, to_float32 = zip(*measured, strict=True)
         return Curve(ELEMENTS, to_low), Curve(ELEMENTS, to_float32)
 
-    def _case(self, op: str, case: Case) -> tuple[float, float]:
+    def _case(self, op: str, case: Case) -> tuple[float, ...]:
         calls = []
         for dtype in (tf.float32, self._target):
             tensors: list[Any] = []
@@ -152,7 +161,8 @@ class _Timer:
     def _place(self, value: Any, dtype: tf.DType, tensors: list[Any]) -> Any:
         """Makes the tensors of an argument; gives their positions in their stead."""
         if isinstance(value, Low | Full):
-            tensors.append(self._tensor(value.shape, dtype if isinstance(value, Low) else tf.float32))
+            chosen = dtype if isinstance(value, Low) else tf.float32
+            tensors.append(self._tensor(value.shape, chosen))
             return _Position(len(tensors) - 1)
         if isinstance(value, list):
             return [self._place(entry, dtype, tensors) for entry in value]
@@ -167,7 +177,8 @@ class _Timer:
     def _repeated(self, call: Callable[..., Any], tensors: list[Any], copies: int) -> _Timed:
         def repeat(*inputs: Any) -> Any:
             with tf.device(self._device):
-                result, before = inputs[0], []
+                result: Any = None
+                before: list[tf.Tensor] = []
                 for _ in range(copies):
                     # One copy after the other, as in the path through a network.
                     with tf.control_dependencies(before):
@@ -188,6 +199,10 @@ class _Position:
     """Stands for a tensor in a template of arguments."""
 
     index: int
+
+
+def _cast(x: tf.Tensor, to: tf.DType) -> tf.Tensor:
+    return tf.raw_ops.Cast(x=x, DstT=to)
 
 
 def _raw_call(op: str, template: dict[str, Any]) -> Callable[..., Any]:
@@ -229,7 +244,8 @@ def _without_graph_optimizers() -> Iterator[None]:
 def _processor(device: Device) -> str:
     """The name of what was measured, for people."""
     if device == "GPU":
-        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+        first = tf.config.list_physical_devices("GPU")[0]
+        details = tf.config.experimental.get_device_details(first)
         return str(details.get("device_name", "GPU"))
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

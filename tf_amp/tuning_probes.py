@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,20 +63,17 @@ ELEMENTS = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 _CHANNELS = 64
 _BATCH = 16
 
-_UNARY = (
-    "Abs Cos Elu Erf Erfc Exp Floor Log Log1p Neg Reciprocal Relu Relu6 Rsqrt Selu Sigmoid Sign "
-    "Sin Softplus Softsign Sqrt Square Tanh Softmax LogSoftmax L2Loss OnesLike ZerosLike LeakyRelu"
-).split()
-_UNARY_NAMES = {
-    "features": "Elu Relu Relu6 Selu Softplus Softsign LeakyRelu",
-    "logits": "Softmax LogSoftmax",
-    "t": "L2Loss",
-}
-_BINARY = "AddV2 DivNoNan Maximum Minimum Mul RealDiv SquaredDifference Sub".split()
-_GRADIENTS = {
+# The arguments, all of one shape -> the ops that have them.
+_SAME_SHAPE = {
+    ("x",): "Abs Cos Erf Erfc Exp Floor Log Log1p Neg OnesLike Reciprocal Rsqrt Sigmoid Sign Sin "
+    "Sqrt Square Tanh ZerosLike",
+    ("features",): "Elu LeakyRelu Relu Relu6 Selu Softplus Softsign",
+    ("logits",): "LogSoftmax Softmax",
+    ("t",): "L2Loss",
     ("gradients", "features"): "LeakyReluGrad Relu6Grad ReluGrad SoftplusGrad SoftsignGrad",
     ("gradients", "outputs"): "EluGrad SeluGrad",
     ("y", "dy"): "ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad",
+    ("x", "y"): "AddV2 DivNoNan Maximum Minimum Mul RealDiv SquaredDifference Sub",
 }
 
 
@@ -89,27 +86,28 @@ def _matrix(size: int) -> tuple[int, int]:
     return size // _CHANNELS, _CHANNELS
 
 
-def _by_elements(op: str, make: Any, variant: str = "") -> Probe:
+def _by_elements(op: str, make: Callable[[int], dict[str, Any]], variant: str = "") -> Probe:
     """A probe whose arguments a function makes from the number of elements."""
     return Probe(op, variant, "elements", tuple(Case(size, make(size)) for size in ELEMENTS))
 
 
 def _element_wise() -> Iterator[Probe]:
-    names = {op: name for name, ops in _UNARY_NAMES.items() for op in ops.split()}
-    for op in _UNARY:
-        yield _by_elements(op, lambda n, name=names.get(op, "x"): {name: Low(_matrix(n))})
-    for op in _BINARY:
-        yield _by_elements(op, lambda n: {"x": Low(_matrix(n)), "y": Low(_matrix(n))})
-        yield _by_elements(op, lambda n: {"x": Low(_matrix(n)), "y": Low((_CHANNELS,))}, BROADCAST)
-    for pair, ops in _GRADIENTS.items():
+    for names, ops in _SAME_SHAPE.items():
         for op in ops.split():
-            yield _by_elements(op, lambda n, pair=pair: {name: Low(_matrix(n)) for name in pair})
+            yield _by_elements(op, lambda n, names=names: dict.fromkeys(names, Low(_matrix(n))))
+            if names == ("x", "y"):
+                yield _by_elements(
+                    op, lambda n: {"x": Low(_matrix(n)), "y": Low((_CHANNELS,))}, BROADCAST
+                )
     yield _by_elements("AddN", lambda n: {"inputs": [Low(_matrix(n))] * 3})
     yield _by_elements("BiasAdd", lambda n: {"value": Low(_matrix(n)), "bias": Low((_CHANNELS,))})
     yield _by_elements(
         "SelectV2",
-        lambda n: {"condition": [True, False] * (_CHANNELS // 2), "t": Low(_matrix(n)),
-                   "e": Low(_matrix(n))},
+        lambda n: {
+            "condition": [True, False] * (_CHANNELS // 2),
+            "t": Low(_matrix(n)),
+            "e": Low(_matrix(n)),
+        },
     )
 
 
@@ -120,26 +118,30 @@ def _moves_and_sums() -> Iterator[Probe]:
     yield _by_elements(
         "Transpose", lambda n: {"x": Low((8, n // (8 * _CHANNELS), _CHANNELS)), "perm": [0, 2, 1]}
     )
-    yield _by_elements(
-        "ConcatV2", lambda n: {"values": [Low(_matrix(n // 2))] * 2, "axis": 1}
-    )
+    yield _by_elements("ConcatV2", lambda n: {"values": [Low(_matrix(n // 2))] * 2, "axis": 1})
     yield _by_elements("Split", lambda n: {"axis": 1, "value": Low(_matrix(n)), "num_split": 4})
     yield _by_elements("Pack", lambda n: {"values": [Low(_matrix(n // 4))] * 4, "axis": 1})
-    yield _by_elements(
-        "Pad", lambda n: {"input": Low(_matrix(n)), "paddings": [[1, 1], [0, 0]]}
-    )
+    yield _by_elements("Pad", lambda n: {"input": Low(_matrix(n)), "paddings": [[1, 1], [0, 0]]})
     yield _by_elements(
         "Slice",
         lambda n: {"input": Low(_matrix(n)), "begin": [0, 0], "size": [-1, _CHANNELS // 2]},
     )
     yield _by_elements(
         "StridedSlice",
-        lambda n: {"input": Low(_matrix(n)), "begin": [0, 0], "end": [n // _CHANNELS, _CHANNELS // 2],
-                   "strides": [1, 1]},
+        lambda n: {
+            "input": Low(_matrix(n)),
+            "begin": [0, 0],
+            "end": [n // _CHANNELS, _CHANNELS // 2],
+            "strides": [1, 1],
+        },
     )
     yield _by_elements(
         "GatherV2",
-        lambda n: {"params": Low(_matrix(n)), "indices": list(range(0, n // _CHANNELS, 2)), "axis": 0},
+        lambda n: {
+            "params": Low(_matrix(n)),
+            "indices": list(range(0, n // _CHANNELS, 2)),
+            "axis": 0,
+        },
     )
     yield _by_elements("Tile", lambda n: {"input": Low(_matrix(n // 4)), "multiples": [4, 1]})
     yield _by_elements(
@@ -158,8 +160,12 @@ def _images() -> Iterator[Probe]:
     yield _by_elements("AvgPool", lambda n: {"value": Low(_image(n)), **window})
     yield _by_elements(
         "MaxPoolGrad",
-        lambda n: {"orig_input": Low(_image(n)), "orig_output": Low(_image(n, 2)),
-                   "grad": Low(_image(n, 2)), **window},
+        lambda n: {
+            "orig_input": Low(_image(n)),
+            "orig_output": Low(_image(n, 2)),
+            "grad": Low(_image(n, 2)),
+            **window,
+        },
     )
     yield _by_elements(
         "AvgPoolGrad",
@@ -168,14 +174,24 @@ def _images() -> Iterator[Probe]:
     channels, empty = Full((_CHANNELS,)), Full((0,))
     yield _by_elements(
         "FusedBatchNormV3",
-        lambda n: {"x": Low(_image(n)), "scale": channels, "offset": channels, "mean": empty,
-                   "variance": empty},
+        lambda n: {
+            "x": Low(_image(n)),
+            "scale": channels,
+            "offset": channels,
+            "mean": empty,
+            "variance": empty,
+        },
     )
     yield _by_elements(
         "FusedBatchNormGradV3",
-        lambda n: {"y_backprop": Low(_image(n)), "x": Low(_image(n)), "scale": channels,
-                   "reserve_space_1": channels, "reserve_space_2": channels,
-                   "reserve_space_3": empty},
+        lambda n: {
+            "y_backprop": Low(_image(n)),
+            "x": Low(_image(n)),
+            "scale": channels,
+            "reserve_space_1": channels,
+            "reserve_space_2": channels,
+            "reserve_space_3": empty,
+        },
     )
     yield _by_elements(
         "ResizeNearestNeighbor",
@@ -185,15 +201,23 @@ def _images() -> Iterator[Probe]:
 
 def _products() -> Iterator[Probe]:
     sizes = ((16, 64, 64), (32, 256, 256), (128, 512, 512), (512, 1024, 1024))
-    yield Probe("MatMul", "", "flops", tuple(
-        Case(2 * m * k * n, {"a": Low((m, k)), "b": Low((k, n))}) for m, k, n in sizes
-    ))
+    yield Probe(
+        "MatMul",
+        "",
+        "flops",
+        tuple(Case(2 * m * k * n, {"a": Low((m, k)), "b": Low((k, n))}) for m, k, n in sizes),
+    )
     stacks = ((16, 16, 16, 16), (48, 32, 64, 32), (48, 128, 64, 128), (48, 256, 64, 256))
     for op in ("BatchMatMulV2", "BatchMatMul"):
-        yield Probe(op, "", "flops", tuple(
-            Case(2 * b * m * k * n, {"x": Low((b, m, k)), "y": Low((b, k, n))})
-            for b, m, k, n in stacks
-        ))
+        yield Probe(
+            op,
+            "",
+            "flops",
+            tuple(
+                Case(2 * b * m * k * n, {"x": Low((b, m, k)), "y": Low((b, k, n))})
+                for b, m, k, n in stacks
+            ),
+        )
 
 
 def _convolutions() -> Iterator[Probe]:
@@ -221,12 +245,16 @@ def _convolution(
         flops = 2 * math.prod(y) * kernel * kernel * each
         forward.append(Case(flops, {"input": Low(x), "filter": Low(weights), **attrs}))
         to_input.append(
-            Case(flops, {"input_sizes": list(x), "filter": Low(weights), "out_backprop": Low(y),
-                         **attrs})
+            Case(
+                flops,
+                {"input_sizes": list(x), "filter": Low(weights), "out_backprop": Low(y), **attrs},
+            )
         )
         to_filter.append(
-            Case(flops, {"input": Low(x), "filter_sizes": list(weights), "out_backprop": Low(y),
-                         **attrs})
+            Case(
+                flops,
+                {"input": Low(x), "filter_sizes": list(weights), "out_backprop": Low(y), **attrs},
+            )
         )
     yield Probe(op, variant, "flops", tuple(forward))
     yield Probe(f"{op}BackpropInput", variant, "flops", tuple(to_input))

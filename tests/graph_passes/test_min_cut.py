@@ -1,0 +1,105 @@
+"""The cheapest colouring, against trying all of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graph_passes import min_cut
+from graph_passes.min_cut import FLOAT32, LOW, Link, cheapest_colours, total_cost
+
+Problem = tuple[list[int], list[Link]]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    count = draw(st.integers(1, 6))
+    gains = [0, 0, *draw(st.lists(st.integers(-6, 6), min_size=count, max_size=count))]
+    variables = st.integers(0, count + 1)
+    links = []
+    for _ in range(draw(st.integers(0, 8))):
+        producer = draw(variables)
+        readers = tuple(sorted(draw(st.sets(variables, min_size=1, max_size=4)) - {producer}))
+        if readers:
+            links.append(Link(producer, readers, draw(st.integers(0, 5)), draw(st.integers(0, 5))))
+    return gains, links
+
+
+def _best(gains: list[int], links: list[Link]) -> list[int]:
+    """The cheapest colouring, of several the one with most variables low, by trying all."""
+    all_of_them = (
+        [FLOAT32, LOW, *rest]
+        for rest in itertools.product((FLOAT32, LOW), repeat=len(gains) - 2)
+    )
+    return min(all_of_them, key=lambda colours: (total_cost(gains, links, colours), -sum(colours)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_the_colouring_is_the_best_one(problem: Problem) -> None:
+    gains, links = problem
+    assert cheapest_colours(gains, links) == _best(gains, links)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems())
+def test_the_flow_alone_finds_the_same(problem: Problem) -> None:
+    gains, links = problem
+    colours = [FLOAT32, LOW, *[-1] * (len(gains) - 2)]
+    assert min_cut._cut(gains, links, colours)
+    assert colours == _best(gains, links)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.randoms())
+def test_the_order_of_variables_and_links_does_not_matter(
+    problem: Problem, random_: random.Random
+) -> None:
+    gains, links = problem
+    order = list(range(2, len(gains)))
+    random_.shuffle(order)
+    new = {0: 0, 1: 1, **{old: place + 2 for place, old in enumerate(order)}}
+    shuffled = [
+        Link(new[k.producer], tuple(new[r] for r in k.readers), k.to_low, k.to_float32)
+        for k in links
+    ]
+    random_.shuffle(shuffled)
+    moved = cheapest_colours([0, 0, *(gains[old] for old in order)], shuffled)
+    plain = cheapest_colours(gains, links)
+    assert moved is not None
+    assert plain is not None
+    assert [moved[new[variable]] for variable in range(len(gains))] == plain
+
+
+def test_readers_share_one_cast() -> None:
+    # Three readers lose 2 each by being float32; one Cast of 5 pays for all of them.
+    gains = [0, 0, 2, 2, 2]
+    assert cheapest_colours(gains, [Link(0, (2, 3, 4), 5, 5)]) == [0, 1, 1, 1, 1]
+    apart = [Link(0, (reader,), 5, 5) for reader in (2, 3, 4)]
+    assert cheapest_colours(gains, apart) == [0, 1, 0, 0, 0]
+
+
+def test_a_chain_goes_as_a_whole_where_no_single_member_would() -> None:
+    # Each of the middle three loses 3; taking out one costs two Casts of 4, all three as well.
+    gains = [0, 0, -3, -3, -3]
+    chain = [Link(1, (2,), 4, 4), Link(2, (3,), 4, 4), Link(3, (4,), 4, 4), Link(4, (1,), 4, 4)]
+    assert cheapest_colours(gains, chain) == [0, 1, 0, 0, 0]
+    assert cheapest_colours([0, 0, -3], [Link(1, (2,), 4, 4), Link(2, (1,), 4, 4)]) == [0, 1, 1]
+
+
+def test_a_cast_moves_to_where_fewer_bytes_pass() -> None:
+    # float32 -> 2 -> 3 -> low, without gains: the cheapest of the three places is before 3.
+    chain = [Link(0, (2,), 9, 9), Link(2, (3,), 2, 2), Link(3, (1,), 9, 9)]
+    assert cheapest_colours([0, 0, 0, 0], chain) == [0, 1, 0, 1]
+
+
+def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = [0, 0, 3, -3]
+    links = [Link(2, (3,), 2, 2), Link(3, (2,), 2, 2)]
+    assert cheapest_colours(gains, links) is not None
+    monkeypatch.setattr(min_cut, "_WORK_PER_ARC", 0)
+    assert cheapest_colours(gains, links) is None
