@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
-_SUCCESSOR = {
+SUCCESSOR = {
     "FusedBatchNorm": "FusedBatchNormV2",
     "FusedBatchNormGrad": "FusedBatchNormGradV2",
 }
+"""Ops whose statistics have no dtype of their own, and the ops in which they have."""
 
 
-def find_old_batch_norms(nodes: Iterable[node_def_pb2.NodeDef]) -> list[int]:
-    """Positions of the nodes whose statistics have no dtype of their own."""
-    return [position for position, node in enumerate(nodes) if node.op in _SUCCESSOR]
-
-
-def raise_batch_norms(nodes: Sequence[node_def_pb2.NodeDef], positions: Iterable[int]) -> None:
-    """Renames nodes in place to the V2 ops, with statistics (U) in float32.
+def raise_batch_norms(nodes: Iterable[node_def_pb2.NodeDef]) -> None:
+    """Renames the nodes of such ops in place, with statistics (U) in float32.
 
     V2 computes the same; only there can T be low precision while scale, offset and statistics
     stay float32.
     """
-    for position in positions:
-        node = nodes[position]
-        node.op = _SUCCESSOR[node.op]
-        node.attr["U"].type = types_pb2.DT_FLOAT
+    for node in nodes:
+        if node.op in SUCCESSOR:
+            node.op = SUCCESSOR[node.op]
+            node.attr["U"].type = types_pb2.DT_FLOAT

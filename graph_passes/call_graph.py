@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from tensorflow.core.framework import (
     function_pb2,
@@ -18,8 +19,8 @@ from tensorflow.core.framework import (
     types_pb2,
 )
 
-Graph = graph_pb2.GraphDef | function_pb2.FunctionDef
-Library = Callable[[str], function_pb2.FunctionDef | None]
+Graph: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
+Library: TypeAlias = Callable[[str], function_pb2.FunctionDef | None]
 
 GROWTH = 4
 """Private copies may make the graph this many times as large; calls beyond that are left alone."""

@@ -6,8 +6,9 @@ it once, and the result enters the loop as one more loop variable that no round 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 
@@ -31,21 +32,21 @@ _HARMLESS = frozenset(
         "VariableShape",
     )
 )
-# Producers that are there before anything runs.
-_SOURCES = frozenset(("Const", "Placeholder", "VarHandleOp"))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Source:
     """What the casts of one value read, in the loop's body.
 
     Attributes:
         position: of the loop variable.
         read: the node that reads the variable whose resource it is, None for a plain value.
+        casts: names of the casts.
     """
 
     position: int
-    read: str | None
+    read: node_def_pb2.NodeDef | None
+    casts: list[str] = dataclasses.field(default_factory=list)
 
 
 def hoist_casts(root: Region, target: int) -> int:
@@ -61,37 +62,38 @@ def hoist_casts(root: Region, target: int) -> int:
     Returns:
         How many casts have left a loop. One that leaves two nested loops counts twice.
     """
-    return sum(
-        _hoist_loop(region, call, target)
-        for region in reversed(list(root.walk()))
-        for call in region.calls
-        if call.kind.is_loop
-    )
+    count = 0
+    for region in reversed(list(root.walk())):
+        loops = [call for call in region.calls if call.kind.is_loop]
+        if loops:
+            editor = _CallerEditor(region, target)
+            count += sum(_hoist_from(call, editor, target) for call in loops)
+    return count
 
 
-def _hoist_loop(caller: Region, call: Call, target: int) -> int:
+def _hoist_from(call: Call, editor: _CallerEditor, target: int) -> int:
     body, cond = call.callee("body").proto, call.callee("cond").proto
     if not isinstance(body, function_pb2.FunctionDef) or not isinstance(
         cond, function_pb2.FunctionDef
     ):
         return 0
-    found = dict(_find(body, call, target))
+    found = _find(body, call, target)
     if not found:
         return 0
-    loop = next(node for node in caller.nodes if node.name == call.node)
-    editor = _CallerEditor(caller, loop, target)
-    for source, casts in found.items():
-        name = _free_argument(body, cond)
+    editor.open(call.node)
+    taken = _names(body) | _names(cond)
+    replaced: dict[str, str] = {}
+    for source in found:
+        name = _free("hoisted_cast", taken)
+        taken |= {name, f"{name}_out"}
         _enter(body, cond, name, target)
-        tensor = editor.add(source, None if source.read is None else _node(body, source.read))
-        editor.pass_to_loop(tensor)
-        _replace(body, {cast.name for cast in casts}, name)
-    return sum(map(len, found.values()))
+        editor.pass_to_loop(editor.add(source))
+        replaced.update((cast, name) for cast in source.casts)
+    _replace(body, replaced)
+    return len(replaced)
 
 
-def _find(
-    body: function_pb2.FunctionDef, call: Call, target: int
-) -> dict[_Source, list[node_def_pb2.NodeDef]]:
+def _find(body: function_pb2.FunctionDef, call: Call, target: int) -> list[_Source]:
     """The casts in a body of what no round changes, by what they read."""
     makers = {node.name: node for node in body.node_def}
     arguments = {arg.name: position for position, arg in enumerate(body.signature.input_arg)}
@@ -101,7 +103,7 @@ def _find(
         if _origin(body.ret[body.signature.output_arg[position].name], makers) == arg
     }
     writes = None
-    found: dict[_Source, list[node_def_pb2.NodeDef]] = {}
+    found: dict[tuple[int, str], _Source] = {}
     for node in body.node_def:
         if node.op != "Cast" or (node.attr["SrcT"].type, node.attr["DstT"].type) != (
             types_pb2.DT_FLOAT,
@@ -116,14 +118,15 @@ def _find(
         maker = makers.get(origin.partition(":")[0])
         if position is None and maker is not None and maker.op == _READ and len(maker.input) == 1:
             position = constant.get(_origin(maker.input[0], makers))
-            read = maker.name
+            read = maker
             if position is not None and writes is None:
                 writes = may_write_variable(call)
             if writes:
                 continue
         if position is not None:
-            found.setdefault(_Source(position, read), []).append(node)
-    return found
+            key = (position, read.name if read is not None else "")
+            found.setdefault(key, _Source(position, read)).casts.append(node.name)
+    return list(found.values())
 
 
 def _origin(tensor: str, makers: dict[str, node_def_pb2.NodeDef]) -> str:
@@ -155,21 +158,13 @@ def may_write_variable(call: Call) -> bool:
     return False
 
 
-def _node(function: function_pb2.FunctionDef, name: str) -> node_def_pb2.NodeDef:
-    return next(node for node in function.node_def if node.name == name)
+def _names(function: function_pb2.FunctionDef) -> set[str]:
+    signature = function.signature
+    names = {arg.name for arg in (*signature.input_arg, *signature.output_arg)}
+    return names | {node.name for node in function.node_def}
 
 
-def _free_argument(*functions: function_pb2.FunctionDef) -> str:
-    taken: set[str] = set()
-    for function in functions:
-        taken.update(arg.name for arg in function.signature.input_arg)
-        taken.update(arg.name for arg in function.signature.output_arg)
-        taken.update(node.name for node in function.node_def)
-    return _free("hoisted_cast", taken)
-
-
-def _free(name: str, taken: Iterable[str]) -> str:
-    taken = set(taken)
+def _free(name: str, taken: set[str]) -> str:
     count = 0
     while f"{name}_{count}" in taken:
         count += 1
@@ -186,73 +181,81 @@ def _enter(
     body.ret[f"{name}_out"] = name
 
 
-def _replace(function: function_pb2.FunctionDef, casts: set[str], name: str) -> None:
-    """Lets the readers of casts read an argument, and removes the casts."""
-    kept = [node for node in function.node_def if node.name not in casts]
-    for node in kept:
+def _replace(function: function_pb2.FunctionDef, arguments: Mapping[str, str]) -> None:
+    """Lets the readers of casts read arguments, and removes the casts."""
+    kept = []
+    for node in function.node_def:
+        if node.name in arguments:
+            continue
+        kept.append(node)
         for port, tensor in enumerate(node.input):
-            if tensor.partition(":")[0] in casts:
-                node.input[port] = name
-    for result, tensor in function.ret.items():
-        if tensor.partition(":")[0] in casts:
-            function.ret[result] = name
-    positions = [i for i, node in enumerate(function.node_def) if node.name in casts]
-    for position in reversed(positions):
-        del function.node_def[position]
+            argument = arguments.get(tensor.partition(":")[0])
+            if argument is not None:
+                node.input[port] = argument
+    for result, tensor in list(function.ret.items()):
+        argument = arguments.get(tensor.partition(":")[0])
+        if argument is not None:
+            function.ret[result] = argument
+    nodes = [copy.deepcopy(node) for node in kept]
+    del function.node_def[:]
+    function.node_def.extend(nodes)
 
 
 class _CallerEditor:
     """Adds what a loop is to take to the loop's caller."""
 
-    def __init__(self, caller: Region, loop: node_def_pb2.NodeDef, target: int) -> None:
+    def __init__(self, caller: Region, target: int) -> None:
         self._nodes = caller.nodes
         self._in_function = isinstance(caller.proto, function_pb2.FunctionDef)
-        self._loop = loop
         self._target = target
-        self._taken = {node.name for node in caller.nodes}
+        self._by_name = {node.name: node for node in caller.nodes}
+        self._waiting = {node.name for node in caller.nodes if node.input}
+        self._taken = set(self._by_name)
         if self._in_function:
-            self._taken.update(a.name for a in caller.proto.signature.input_arg)  # type: ignore[union-attr]
+            self._taken.update(_names(caller.proto))  # type: ignore[arg-type]
+        self._loop = node_def_pb2.NodeDef()
 
-    def add(self, source: _Source, read: node_def_pb2.NodeDef | None) -> str:
+    def open(self, loop: str) -> None:
+        """Chooses the loop to be worked on."""
+        self._loop = self._by_name[loop]
+
+    def add(self, source: _Source) -> str:
         """Adds the cast, and the read, of one loop variable. Returns the cast tensor's name."""
         tensor = self._loop.input[source.position]
         device = ""
-        if read is not None:
-            node = self._add_node(f"{self._loop.name}/{read.name.rpartition('/')[2]}", read)
+        if source.read is not None:
+            node = self._add_node(source.read)
             node.input.extend([tensor, *self._before_loop()])
             tensor = f"{node.name}:value:0" if self._in_function else node.name
-            device = read.device
-        cast = node_def_pb2.NodeDef(op="Cast", device=device)
-        cast.attr["SrcT"].type = types_pb2.DT_FLOAT
-        cast.attr["DstT"].type = self._target
-        cast.attr["Truncate"].b = False
-        cast = self._add_node(f"{self._loop.name}/Cast", cast)
+            device = node.device
+        template = node_def_pb2.NodeDef(name="Cast", op="Cast", device=device)
+        template.attr["SrcT"].type = types_pb2.DT_FLOAT
+        template.attr["DstT"].type = self._target
+        template.attr["Truncate"].b = False
+        cast = self._add_node(template)
         cast.input.append(tensor)
         return f"{cast.name}:y:0" if self._in_function else cast.name
 
-    def _add_node(self, name: str, template: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
+    def _add_node(self, template: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
+        """A node like another, without inputs, named after the loop and that other."""
         node = self._nodes.add()  # type: ignore[attr-defined]
         node.CopyFrom(template)
         del node.input[:]
-        node.name = _free(name, self._taken)
+        own = template.name.rpartition("/")[2]
+        node.name = _free(f"{self._loop.name}/hoisted/{own}", self._taken)
         self._taken.add(node.name)
         return node
 
     def _before_loop(self) -> list[str]:
         """Control inputs that let a read run no earlier than the loop would have let it.
 
-        In a function, automatic control dependencies order the loop after the writes of what it
-        reads. In another graph that order may follow from any of the loop's inputs.
+        What orders the loop after a write may stand at the loop itself or at any of its inputs.
         """
         controls = [name for name in self._loop.input if name[0] == "^"]
-        if not self._in_function:
-            ops = {node.name: node.op for node in self._nodes}
-            makers = {name.partition(":")[0] for name in self._loop.input if name[0] != "^"}
-            controls.extend(
-                f"^{maker}"
-                for maker in sorted(makers)
-                if ops[maker] not in _SOURCES and f"^{maker}" not in controls
-            )
+        makers = {name.partition(":")[0] for name in self._loop.input if name[0] != "^"}
+        controls.extend(
+            f"^{maker}" for maker in sorted(makers & self._waiting) if f"^{maker}" not in controls
+        )
         return controls
 
     def pass_to_loop(self, tensor: str) -> None:

@@ -82,7 +82,9 @@ class _Joiner:
         self._add_bodies(root)
         for arg in main.signature.output_arg:
             # A result may bear the name of a node; "@" keeps this name out of the way.
-            node = self._nodes.add(name=f"{arg.name}{_MARK}", op=_RESULT, input=[main.ret[arg.name]])
+            node = self._nodes.add(
+                name=f"{arg.name}{_MARK}", op=_RESULT, input=[main.ret[arg.name]]
+            )
             node.attr["T"].type = arg.type
 
     def _add_bodies(self, root: Region) -> None:
@@ -135,9 +137,7 @@ def _call_op(op: str, results: str, groups: int) -> op_def_pb2.OpDef:
 
 def _rename(node: node_def_pb2.NodeDef, prefix: str) -> None:
     node.name = prefix + node.name
-    inputs = [
-        f"^{prefix}{name[1:]}" if name[0] == "^" else prefix + name for name in node.input
-    ]
+    inputs = [f"^{prefix}{name[1:]}" if name[0] == "^" else prefix + name for name in node.input]
     del node.input[:]
     node.input.extend(inputs)
 

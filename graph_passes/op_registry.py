@@ -99,9 +99,10 @@ class OpType:
 
     def attr(self, node: node_def_pb2.NodeDef, name: str) -> attr_value_pb2.AttrValue:
         """The node's attr, or the op definition's default where the node leaves it out."""
-        if name in node.attr:
-            return node.attr[name]
-        return self._defaults.get(name) or attr_value_pb2.AttrValue()
+        value = node.attr.get(name)  # [] would write to a map that lacks the key
+        if value is None:
+            value = self._defaults.get(name)
+        return attr_value_pb2.AttrValue() if value is None else value
 
     def layout_of(self, node: node_def_pb2.NodeDef) -> Layout:
         """The layout of one node, cached by its arity."""

@@ -35,6 +35,10 @@ from graph_passes.view import GraphView, Shape, Shapes, view_function, view_grap
 _LOGGER = logging.getLogger(__name__)
 
 
+def _NO_LIBRARY(_: str) -> None:  # noqa: N802  a constant that happens to be a function
+    """The library of a graph that has none."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RewriteResult:
     """What a rewrite gives back.
@@ -89,6 +93,8 @@ def rewrite_graph_def(
         nothing is raised for it.
     """
     library = {function.signature.name: function for function in graph_def.library.function}
+    if not library:
+        return _rewrite(graph_def, config, preserve, _NO_LIBRARY, shapes)
     main = _rewrite_with_calls(graph_def, config, preserve, library.get, shapes)
     if main.failure is not None:
         return main
@@ -119,7 +125,7 @@ def rewrite_function_def(
     function_def: function_pb2.FunctionDef,
     config: PrecisionConfig,
     *,
-    library: Library = lambda _: None,
+    library: Library = _NO_LIBRARY,
     shapes: Shapes | None = None,
 ) -> RewriteResult:
     """Rewrites the body of one function; its signature stays as it is.
@@ -251,10 +257,12 @@ def _prepare(
     shapes: Shapes | None,
 ) -> tuple[GraphView, Fusion]:
     """The graph with its units in place, and its view."""
-    called = Region(proto).called_as_ops(library)
+    called = Region(proto).called_as_ops(library) if library is not _NO_LIBRARY else {}
     view_of = functools.partial(_view, functions=called)
-    graph = _with_new_batch_norms(proto)
-    view = view_of(graph, shapes)
+    graph, view = proto, view_of(proto, shapes)
+    if not view.ops.isdisjoint(batch_norm.SUCCESSOR):
+        graph = _with_new_batch_norms(proto)
+        view = view_of(graph, shapes)
     fusion = find_units(graph, view, config, preserve)
     if fusion.units:
         view = view_of(fusion.proto, _extended(shapes, fusion.shapes))
@@ -303,7 +311,7 @@ def _rewrite(
             proto=proto,
             report=_report(config, total, notes),
             failure=f"{type(error).__name__}: {error}",
-            rejected=applied.proto if applied else None,
+            rejected=getattr(error, "rejected", None),
         )
     if applied is None:
         return RewriteResult(proto=proto, report=report)
@@ -334,14 +342,10 @@ def _report(
 
 
 def _with_new_batch_norms(proto: Graph) -> Graph:
-    nodes = proto.node if isinstance(proto, graph_pb2.GraphDef) else proto.node_def
-    positions = batch_norm.find_old_batch_norms(nodes)
-    if not positions:
-        return proto
     copy = type(proto)()
-    copy.CopyFrom(proto)
-    copied = copy.node if isinstance(copy, graph_pb2.GraphDef) else copy.node_def
-    batch_norm.raise_batch_norms(copied, positions)
+    copy.CopyFrom(proto)  # type: ignore[arg-type]
+    nodes = copy.node if isinstance(copy, graph_pb2.GraphDef) else copy.node_def
+    batch_norm.raise_batch_norms(nodes)
     return copy
 
 

@@ -1,14 +1,14 @@
 """Post-conditions of a rewrite, read back from the new graph itself.
 
-Nothing the plan says is believed: dtypes come from the attrs of the new nodes, and tensors are
-looked up by the names that the new inputs hold. Only what the rewrite touched is read (retyped
-nodes, their readers, rewired readers, and Casts); the rest is the caller's graph, unchanged.
+Nothing the plan says is believed: dtypes come from the attrs of the new nodes, and what reads what
+from the names that their inputs hold. Nodes that the rewrite did not touch are the caller's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+import numpy as np
 from tensorflow.core.framework import (
     function_pb2,
     graph_pb2,
@@ -19,186 +19,162 @@ from tensorflow.core.framework import (
 
 from graph_passes.application import Applied
 from graph_passes.call_graph import CallKind, Library, Region, function_names
-from graph_passes.op_registry import OpType, registered_op_type
 from graph_passes.planning import Plan
 from graph_passes.reasons import Reason
-from graph_passes.view import GraphView, InvalidGraphError, view_function, view_graph
+from graph_passes.view import OPAQUE, GraphView, InvalidGraphError, view_function, view_graph
+
+Graph = graph_pb2.GraphDef | function_pb2.FunctionDef
 
 
 class VerificationError(Exception):
-    """The rewritten graph breaks a post-condition; it must not run."""
+    """The rewritten graph breaks a post-condition; it must not run.
+
+    Attributes:
+        rejected: that graph.
+    """
+
+    def __init__(self, message: str, rejected: Graph | None = None) -> None:
+        super().__init__(message)
+        self.rejected = rejected
 
 
-def verify(
-    plan: Plan, applied: Applied, original: graph_pb2.GraphDef | function_pb2.FunctionDef
-) -> None:
+def verify(plan: Plan, applied: Applied, original: Graph) -> None:
     """Checks a rewritten graph.
 
-    The dtypes at both ends of each touched edge agree; every retyped node has a kernel; preserved
-    nodes, signatures and control inputs are as they were; every Cast is read, changes the dtype,
-    and reads no Cast of this rewrite; names are unique.
+    The dtypes at both ends of each edge agree; every retyped node has a kernel; preserved nodes,
+    signatures and control inputs are as they were; every Cast is read, changes the dtype, and
+    reads no Cast of this rewrite; names are unique.
 
     Raises:
         VerificationError: a post-condition does not hold. The message names the node.
     """
-    view = plan.canvas.view
-    reader = _Reader(view, applied)
-    touched = set(applied.retyped)
-    touched.update(number for number, _, _ in applied.rewired)
-    for vertex in plan.low:
-        touched.update(max(view.vertex_nodes[target], 0) for target in view.readers(vertex))
-    for number in touched:
-        _check_inputs(reader, number)
-        _check_controls(view, reader, number)
-    for vertex in plan.low:
-        _check_kernel(plan, reader, view.vertex_nodes[vertex])
-    for number in set(applied.retyped):
-        if plan.canvas.why[view.base[number]] == Reason.PRESERVED:
-            raise VerificationError(f"the preserved node {view.nodes[number].name!r} was retyped")
-    _check_casts(view, reader, applied)
-    if view.is_function:
-        _check_signature(applied.proto, original)
+    try:
+        _Verification(plan, applied).check()
+        if plan.canvas.view.is_function:
+            _check_signature(applied.proto, original)
+    except VerificationError as error:
+        error.rejected = applied.proto
+        raise
 
 
-class _Reader:
-    """Reads nodes and dtypes of the new graph."""
+class _Verification:
+    """The checks of one rewritten graph, in the node numbers of the original's view."""
 
-    def __init__(self, view: GraphView, applied: Applied) -> None:
-        self._view = view
+    def __init__(self, plan: Plan, applied: Applied) -> None:
+        self._plan = plan
+        self._applied = applied
+        self._view = view = plan.canvas.view
         proto = applied.proto
-        if view.is_function:
-            self._shift = len(proto.signature.input_arg)
-            self._nodes = proto.node_def
-            self._results = [arg.name for arg in proto.signature.output_arg]
-            self._ret = proto.ret
-        else:
-            self._shift = 0
-            self._nodes = proto.node
-            self._results = []
-        count = len(view.nodes) - self._shift - len(self._results)
-        self.casts = {node.name: node for node in self._nodes[count:]}
-        self._added = len(self._nodes) - count
-        if len(self.casts) != self._added or any(name in view.index for name in self.casts):
+        self._shift = len(proto.signature.input_arg) if view.is_function else 0
+        self._results = [a.name for a in proto.signature.output_arg] if view.is_function else []
+        self._nodes = proto.node_def if view.is_function else proto.node
+        self._end = len(view.nodes) - len(self._results)
+        added = self._nodes[self._end - self._shift :]
+        self._casts = {node.name: node for node in added}
+        if len(self._casts) != len(added) or any(name in view.index for name in self._casts):
             raise VerificationError("two nodes have the same name")
 
-    def node(self, number: int) -> node_def_pb2.NodeDef:
-        """A node of the new graph; pseudo-nodes show the new results."""
-        position = number - self._shift
-        if position < 0:
-            return self._view.nodes[number]
-        end = len(self._nodes) - self._added
-        if position >= end:
-            pseudo = node_def_pb2.NodeDef()
-            pseudo.CopyFrom(self._view.nodes[number])
-            pseudo.input[0] = self._ret[self._results[position - end]]
-            return pseudo
-        return self._nodes[position]
+    def check(self) -> None:
+        """Runs all checks but that of the signature."""
+        rewired = {(number, port): cast for number, port, cast in self._applied.rewired}
+        dtypes = self._read_dtypes()
+        self._check_inputs(rewired)
+        self._check_uncut_edges(rewired, dtypes)
+        self._check_casts(rewired, dtypes)
+        for number in self._applied.retyped:
+            self._check_retyped(number)
 
-    def op_type(self, number: int) -> OpType | None:
-        """The op type of a node."""
-        return self._view.op_types[number]
+    def _inputs(self, number: int) -> list[str]:
+        """What a node of the new graph reads; for a pseudo-node the new result."""
+        if number >= self._end:
+            return [self._applied.proto.ret[self._results[number - self._end]]]
+        return list(self._nodes[number - self._shift].input)
 
-    def input_dtypes(self, number: int) -> list[int]:
-        """The dtypes that a node takes, by port."""
-        return _port_dtypes(self.op_type(number), self.node(number), "in_slots")
+    def _read_dtypes(self) -> np.ndarray:
+        """The dtype of each vertex in the new graph; a ref dtype counts as its dtype."""
+        view = self._view
+        dtypes = np.array(view.dtypes, np.int32)
+        for number in self._applied.retyped:
+            node, op_type = self._nodes[number - self._shift], view.op_types[number]
+            for offset, slot in enumerate(view.layouts[number].slots):
+                dtypes[view.base[number] + offset] = op_type.dtype_of(node, slot)  # type: ignore[union-attr]
+        return dtypes % 100
 
-    def tensor_dtype(self, tensor: str) -> int | None:
-        """The dtype of a tensor, None where an op that TensorFlow does not know makes it."""
-        name, port = self._view.split(tensor)
-        cast = self.casts.get(name)
-        if cast is not None:
-            return cast.attr["DstT"].type
-        number = self._view.index.get(name)
-        if number is None:
-            raise VerificationError(f"no node makes the tensor {tensor!r}")
-        if number in self._view.aliases:
-            return self._taken_dtype(*self._view.aliases[number])
-        if self.op_type(number) is None:
-            return None
-        return _port_dtypes(self.op_type(number), self.node(number), "out_slots")[port]
+    def _check_inputs(self, rewired: Mapping[tuple[int, int], str]) -> None:
+        """Touched nodes read what they read before, but for the Casts."""
+        view = self._view
+        expected: dict[int, list[str]] = {n: list(view.nodes[n].input) for n in self._applied.retyped}
+        for (number, port), cast in rewired.items():
+            if number not in expected:
+                expected[number] = list(view.nodes[number].input)
+            expected[number][port] = f"{cast}:y:0" if view.is_function else cast
+        for number, inputs in expected.items():
+            if self._inputs(number) != inputs:
+                raise VerificationError(
+                    f"node {view.nodes[number].name!r} reads {self._inputs(number)}, not {inputs}"
+                )
 
-    def _taken_dtype(self, number: int, port: int) -> int | None:
-        op_type, node = self.op_type(number), self.node(number)
-        if op_type is None:
-            return None
-        layout = op_type.layout_of(node)
-        return op_type.dtype_of(node, layout.slots[layout.in_slots[port]])
-
-
-def _port_dtypes(
-    op_type: OpType | None, node: node_def_pb2.NodeDef, ports: str
-) -> list[int]:
-    if op_type is None:
-        return []
-    layout = op_type.layout_of(node)
-    return [op_type.dtype_of(node, layout.slots[slot]) for slot in getattr(layout, ports)]
-
-
-def _data_inputs(node: node_def_pb2.NodeDef) -> list[str]:
-    return [name for name in node.input if not name.startswith("^")]
-
-
-def _check_inputs(reader: _Reader, number: int) -> None:
-    node = reader.node(number)
-    taken = reader.input_dtypes(number)
-    inputs = _data_inputs(node)
-    if reader.op_type(number) is None:
-        # An op that TensorFlow does not know takes what the original made.
-        taken = [types_pb2.DT_FLOAT if _is_low(reader.tensor_dtype(i)) else 0 for i in inputs]
-        taken = [dtype or reader.tensor_dtype(i) or 0 for dtype, i in zip(taken, inputs, strict=True)]
-    for port, (tensor, dtype) in enumerate(zip(inputs, taken, strict=True)):
-        made = reader.tensor_dtype(tensor)
-        if made is not None and made % 100 != dtype % 100:  # a ref dtype is its dtype plus 100
+    def _check_uncut_edges(
+        self, rewired: Mapping[tuple[int, int], str], dtypes: np.ndarray
+    ) -> None:
+        view = self._view
+        plain = np.ones(len(view.sources), bool)
+        plain[[view.edge_starts[number] + port for number, port in rewired]] = False
+        before = np.array(view.dtypes, np.int32) % 100
+        made, taken = dtypes[view.sources], dtypes[view.targets]
+        # An op that TensorFlow does not know makes and takes what it did before.
+        made = np.where(view.sources == OPAQUE, before[view.targets], made)
+        taken = np.where(view.targets == OPAQUE, before[view.sources], taken)
+        unknown = (view.sources == OPAQUE) & (view.targets == OPAQUE)
+        wrong = np.flatnonzero(plain & (made != taken) & ~unknown)
+        if len(wrong):
+            source, target = int(view.sources[wrong[0]]), int(view.targets[wrong[0]])
+            names = [view.node_of(v).name if v != OPAQUE else "an op" for v in (target, source)]
             raise VerificationError(
-                f"input {port} of node {node.name!r} ({node.op}) takes "
-                f"{types_pb2.DataType.Name(dtype)}, but {tensor!r} is "
-                f"{types_pb2.DataType.Name(made)}"
+                f"{names[0]!r} takes {_name(taken[wrong[0]])}, but {names[1]!r} makes "
+                f"{_name(made[wrong[0]])}"
             )
 
+    def _check_casts(self, rewired: Mapping[tuple[int, int], str], dtypes: np.ndarray) -> None:
+        view, read = self._view, set(rewired.values())
+        for (number, port), name in rewired.items():
+            cast = self._casts.get(name)
+            if cast is None:
+                raise VerificationError(f"no node makes the Cast {name!r}")
+            tensor = view.nodes[number].input[port]
+            if list(cast.input) != [tensor] and view.split(cast.input[0]) != view.split(tensor):
+                raise VerificationError(f"the Cast {name!r} reads {list(cast.input)}, not {tensor!r}")
+            edge = view.edge_starts[number] + port
+            source, target = int(view.sources[edge]), int(view.targets[edge])
+            made = dtypes[source] if source != OPAQUE else view.dtypes[target] % 100
+            taken = dtypes[target] if target != OPAQUE else view.dtypes[source] % 100
+            ends = (cast.attr["SrcT"].type, cast.attr["DstT"].type)
+            if ends != (made, taken) or made == taken:
+                raise VerificationError(
+                    f"the Cast {name!r} is from {_name(ends[0])} to {_name(ends[1])} between "
+                    f"{_name(made)} and {_name(taken)}"
+                )
+        for name in self._casts:
+            if name not in read:
+                raise VerificationError(f"nothing reads the Cast {name!r}")
 
-def _is_low(dtype: int | None) -> bool:
-    return dtype in (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
+    def _check_retyped(self, number: int) -> None:
+        canvas, view = self._plan.canvas, self._view
+        op_type, node = view.op_types[number], self._nodes[number - self._shift]
+        if op_type is None or canvas.why[view.base[number]] == Reason.PRESERVED:
+            raise VerificationError(f"the preserved node {node.name!r} was retyped")
+        for slot in view.layouts[number].slots:
+            if op_type.dtype_of(node, slot) == canvas.target and not canvas.support.has_kernel(
+                op_type, slot, node
+            ):
+                raise VerificationError(
+                    f"node {node.name!r} ({node.op}) has no {canvas.config.device} kernel with "
+                    f"{slot} in {canvas.config.target_dtype}"
+                )
 
 
-def _check_controls(view: GraphView, reader: _Reader, number: int) -> None:
-    before = [name for name in view.nodes[number].input if name.startswith("^")]
-    after = [name for name in reader.node(number).input if name.startswith("^")]
-    if before != after:
-        raise VerificationError(f"node {view.nodes[number].name!r} has other control inputs")
-
-
-def _check_kernel(plan: Plan, reader: _Reader, number: int) -> None:
-    op_type, node = reader.op_type(number), reader.node(number)
-    has_kernel: Callable[..., bool] = plan.canvas.support.has_kernel
-    for slot in op_type.layout_of(node).slots if op_type else ():
-        if op_type.dtype_of(node, slot) == plan.canvas.target and not has_kernel(  # type: ignore[union-attr]
-            op_type, slot, node
-        ):
-            raise VerificationError(
-                f"node {node.name!r} ({node.op}) has no {plan.canvas.config.device} kernel with "
-                f"{slot} in {plan.canvas.config.target_dtype}"
-            )
-
-
-def _check_casts(view: GraphView, reader: _Reader, applied: Applied) -> None:
-    read = {name for _, _, name in applied.rewired}
-    for number, port, name in applied.rewired:
-        tensor = reader.node(number).input[port]
-        if view.split(tensor)[0] != name:
-            raise VerificationError(f"a reader of the Cast {name!r} reads {tensor!r} instead")
-    for name, cast in reader.casts.items():
-        if name not in read:
-            raise VerificationError(f"nothing reads the Cast {name!r}")
-        if cast.attr["SrcT"].type == cast.attr["DstT"].type:
-            raise VerificationError(f"the Cast {name!r} does not change the dtype")
-        if view.split(cast.input[0])[0] in reader.casts:
-            raise VerificationError(f"the Cast {name!r} reads another Cast")
-        made = reader.tensor_dtype(cast.input[0])
-        if made is not None and made % 100 != cast.attr["SrcT"].type:
-            raise VerificationError(
-                f"the Cast {name!r} takes {types_pb2.DataType.Name(cast.attr['SrcT'].type)}, but "
-                f"{cast.input[0]!r} is {types_pb2.DataType.Name(made)}"
-            )
+def _name(dtype: int) -> str:
+    return types_pb2.DataType.Name(int(dtype))  # type: ignore[no-any-return]
 
 
 def _check_signature(

@@ -59,6 +59,7 @@ class GraphView:
         edge_starts: for each node the number of its first edge; edges are numbered by reading
             node, then by port.
         is_function: whether the graph is the body of a function.
+        ops: the ops that nodes have.
         functions: names of the functions that nodes may call as ops.
         joined_calls: numbers of the calling nodes whose functions' bodies are in the graph too.
         aliases: number of a `JOINED_ARGUMENT` -> number and input port of its calling node.
@@ -87,45 +88,48 @@ class GraphView:
         self._index_edges()
 
     def _index_nodes(self) -> None:
-        index = self.index
-        base, dtypes, owners = self.base, [types_pb2.DT_INVALID], [-1]
+        index, tensor = self.index, self._vertex_of_tensor
+        base, op_types, layouts = self.base, self.op_types, self.layouts
+        dtypes: list[int] = [types_pb2.DT_INVALID]
         known: dict[str, OpType | None] = {}
-        tensor = self._vertex_of_tensor
         plain_names = not self.is_function
         for number, node in enumerate(self.nodes):
             op, name = node.op, node.name
-            if op in known:
+            try:
                 op_type = known[op]
-            else:
+            except KeyError:
                 op_type = known[op] = self._resolve(op)
             index[name] = number
-            self.op_types.append(op_type)
+            op_types.append(op_type)
             first = len(dtypes)
             base.append(first)
             if op_type is None:
-                self.layouts.append(_NO_LAYOUT)
+                layouts.append(_NO_LAYOUT)
                 if op == JOINED_ARGUMENT:
                     tensor[name] = self._add_alias(number, node)
                 continue
-            if op_type.name != op:
-                self.joined_calls.add(number)
             only = op_type.only_attr
             if only:
                 layout = op_type.layout
-                dtypes.append(node.attr[only].type or op_type.attr(node, only).type)
-                owners.append(number)
+                value = node.attr.get(only)  # [] would write to a map that lacks the key
+                dtypes.append(value.type if value is not None else op_type.attr(node, only).type)
             else:
+                if op_type.name != op:
+                    self.joined_calls.add(number)
                 layout = op_type.layout_of(node)
-                for slot in layout.slots:
-                    dtypes.append(op_type.dtype_of(node, slot))
-                    owners.append(number)
-            self.layouts.append(layout)  # type: ignore[arg-type]
-            if layout.out_slots and (plain_names or op == _ARGUMENT):  # type: ignore[union-attr]
-                tensor[name] = first + layout.out_slots[0]  # type: ignore[union-attr]
+                dtypes.extend([op_type.dtype_of(node, slot) for slot in layout.slots])
+            layouts.append(layout)  # type: ignore[arg-type]
+            if plain_names or op == _ARGUMENT:
+                out_slots = layout.out_slots  # type: ignore[union-attr]
+                if out_slots:
+                    tensor[name] = first + out_slots[0]
         if len(index) != len(self.nodes):
             raise InvalidGraphError("two nodes have the same name")
         self.dtypes = dtypes
-        self.vertex_nodes = owners
+        self.ops = frozenset(known)
+        ends = [*base[1:], len(dtypes)] if base else []
+        counts = np.array(ends, np.int64) - np.array(base, np.int64)
+        self.vertex_nodes = [-1, *np.repeat(np.arange(len(base)), counts).tolist()]
 
     def _add_alias(self, number: int, node: node_def_pb2.NodeDef) -> int:
         call, port = self.index[node.attr["call"].s.decode()], node.attr["port"].i
@@ -139,34 +143,48 @@ class GraphView:
 
     def _index_edges(self) -> None:
         sources: list[int] = []
-        targets: list[int] = []
+        offsets: list[int] = []
         starts: list[int] = []
-        tensor = self._vertex_of_tensor
-        base, layouts = self.base, self.layouts
+        opaque: list[tuple[int, int]] = []
+        vertex_of = self._vertex_of_tensor.get
+        layouts = self.layouts
         for number, node in enumerate(self.nodes):
-            starts.append(len(sources))
-            first, in_slots = base[number], layouts[number].in_slots
-            ports = 0
-            for name in node.input:
-                source = tensor.get(name)
-                if source is None:
-                    if name[0] == "^":
-                        continue
-                    source = tensor[name] = self._find_tensor(name)
-                sources.append(source)
-                ports += 1
-            if ports == len(in_slots):
-                targets.extend([first + slot for slot in in_slots])
+            start = len(sources)
+            starts.append(start)
+            found = [vertex_of(name) for name in node.input]
+            if None in found:
+                found = self._resolve_inputs(node)
+            in_slots = layouts[number].in_slots
+            sources += found  # type: ignore[arg-type]
+            if len(found) == len(in_slots):
+                offsets += in_slots
             elif self.op_types[number] is None:
-                targets.extend([OPAQUE] * ports)
+                offsets += [0] * len(found)
+                opaque.append((start, len(sources)))
             else:
                 raise InvalidGraphError(
-                    f"node {node.name!r} ({node.op}) has {ports} inputs, not {len(in_slots)}"
+                    f"node {node.name!r} ({node.op}) has {len(found)} inputs, not {len(in_slots)}"
                 )
         starts.append(len(sources))
         self.edge_starts = starts
         self.sources = np.array(sources, np.int64)
-        self.targets = np.array(targets, np.int64)
+        bases = np.repeat(np.array(self.base, np.int64), np.diff(np.array(starts, np.int64)))
+        self.targets = bases + np.array(offsets, np.int64)
+        for start, end in opaque:
+            self.targets[start:end] = OPAQUE
+
+    def _resolve_inputs(self, node: node_def_pb2.NodeDef) -> list[int]:
+        """The vertices of a node's inputs, where not all are known by name yet."""
+        tensor = self._vertex_of_tensor
+        found = []
+        for name in node.input:
+            vertex = tensor.get(name)
+            if vertex is None:
+                if name[0] == "^":
+                    continue
+                vertex = tensor[name] = self._find_tensor(name)
+            found.append(vertex)
+        return found
 
     def _find_tensor(self, name: str) -> int:
         producer, port = self.split(name)
