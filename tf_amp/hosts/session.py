@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow
 from tensorflow.core.framework import graph_pb2
@@ -22,7 +22,7 @@ from tensorflow.core.framework import graph_pb2
 import graph_passes
 from tf_amp.hosts.session_config import SessionConfigHook, float32_sessions_exist
 from tf_amp.hosts.session_plugin import GraphItem, GraphPlugin, RegistrationError, graph_plugin
-from tf_amp.hosts.session_unfuse import unfuse
+from tf_amp.hosts.session_unfuse import UnfusedGraph, unfuse
 
 if TYPE_CHECKING:
     from tf_amp.installation import Installation
@@ -72,19 +72,19 @@ class SessionHost:
         if nameless := next((node.name for node in graph.node if not node.op), None):
             self._say_invalid(nameless)
             return None
-        result = self._result_for(graph, item.preserve)
+        result = self._result_for(graph, item)
         self._installation.record("session", self._name(item), result, original=graph)
         if result.failure is not None or not result.changed:
             return None
         return result.proto.SerializeToString()
 
-    def _result_for(
-        self, graph: graph_pb2.GraphDef, preserve: Collection[str]
-    ) -> graph_passes.RewriteResult:
+    def _result_for(self, graph: graph_pb2.GraphDef, item: GraphItem) -> graph_passes.RewriteResult:
         try:
-            apart = unfuse(graph, preserve)
-            kept = (*preserve, *(() if self._runs_fused_whole else apart.whole))
-            result = graph_passes.rewrite_graph_def(apart.graph, self._config, preserve=kept)
+            apart = unfuse(graph, item.preserve)
+            kept = (*item.preserve, *(() if self._runs_fused_whole else apart.whole))
+            result = graph_passes.rewrite_graph_def(
+                apart.graph, self._config, preserve=kept, shapes=_shapes_of(apart, item)
+            )
             if result.changed:
                 result = dataclasses.replace(result, proto=apart.put_back(result.proto))
         except Exception as error:  # the session must run whatever happens here
@@ -118,6 +118,22 @@ class SessionHost:
         shown = ", ".join(item.fetches[:_FETCHES_NAMED])
         more = ", ..." if len(item.fetches) > _FETCHES_NAMED else ""
         return f"session graph {next(self._numbers)} ({shown}{more})"
+
+
+def _shapes_of(apart: UnfusedGraph, item: GraphItem) -> Callable[[str], Sequence[Any]] | None:
+    """Returns the shapes of the graph that was taken apart."""
+    if item.shapes is None:
+        return None
+    known = item.shapes
+    constants = frozenset(node.name for node in apart.graph.node if node.op == "Const")
+
+    def shapes(name: str) -> Sequence[Any]:
+        fused = apart.fused_name(name)
+        if fused == name:
+            return known(name)
+        return () if name in constants else known(fused)[:1]
+
+    return shapes
 
 
 _installed: SessionHost | None = None

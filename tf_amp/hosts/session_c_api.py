@@ -120,6 +120,18 @@ class Library:
             "TF_NewBufferFromString", ctypes.POINTER(Buffer), ctypes.c_char_p, size
         )
         self.delete_buffer = self.find("TF_DeleteBuffer", None, ctypes.POINTER(Buffer))
+        self.new_properties = self.find("TF_NewGraphProperties", p, p)
+        self.delete_properties = self.find("TF_DeleteGraphProperties", None, p)
+        self.infer_statically = self.find("TF_InferStatically", None, p, *(ctypes.c_ubyte,) * 4, p)
+        self._new_empty_buffer = self.find("TF_NewBuffer", ctypes.POINTER(Buffer))
+        self._output_count = self.find(
+            "TF_GetOutputPropertiesListSize",
+            *(None, p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int), p),
+        )
+        self._output_list = self.find(
+            "TF_GetOutputPropertiesList",
+            *(None, p, ctypes.c_char_p, ctypes.POINTER(ctypes.POINTER(Buffer)), ctypes.c_int, p),
+        )
         self._name_lists = {
             name: (
                 self.find(
@@ -179,8 +191,25 @@ class Library:
         finally:
             self.delete_status(status)
 
+    def output_properties(self, properties: int, node: str, status: int) -> list[bytes]:
+        """Returns the serialized OpInfo.TensorProperties of a node's outputs; none on an error."""
+        name, count = node.encode("utf-8", "surrogateescape"), ctypes.c_int()
+        self._output_count(properties, name, ctypes.byref(count), status)
+        if self.get_code(status) or not count.value:
+            return []
+        buffers = [self._new_empty_buffer() for _ in range(count.value)]
+        try:
+            array = (ctypes.POINTER(Buffer) * count.value)(*buffers)
+            self._output_list(properties, name, array, count, status)
+            if self.get_code(status):
+                return []
+            return [ctypes.string_at(b.contents.data or 0, b.contents.length) for b in buffers]
+        finally:
+            for buffer in buffers:
+                self.delete_buffer(buffer)
+
     def hand_over(self, output: Any, data: bytes) -> None:
-        """Makes `data` the content of the TFBuffer `output`, which frees it by itself."""
+        """Makes `data` the content of the TF_Buffer `output`, which frees it by itself."""
         copy = self.new_buffer(data, len(data))
         output.contents.data = copy.contents.data
         output.contents.length = copy.contents.length

@@ -138,9 +138,7 @@ class _Chain:
 
     def add_constant(self, value: float, label: str) -> str:
         """Appends a float32 scalar and returns its name."""
-        part = node_def_pb2.NodeDef(
-            name=self._name(label), op="Const", device=self.fused.device
-        )
+        part = node_def_pb2.NodeDef(name=self._name(label), op="Const", device=self.fused.device)
         part.attr["dtype"].type = types_pb2.DT_FLOAT
         part.attr["value"].tensor.dtype = types_pb2.DT_FLOAT
         part.attr["value"].tensor.tensor_shape.SetInParent()

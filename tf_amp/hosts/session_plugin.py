@@ -50,6 +50,7 @@ from tf_amp.hosts.session_c_api import (
     RegistrationParams,
     size_to_end,
 )
+from tf_amp.hosts.session_shapes import GraphShapes
 
 LOGGER = logging.getLogger("tf_amp.hosts.session")
 
@@ -74,12 +75,14 @@ class GraphItem(NamedTuple):
         preserve: Names of nodes that must keep name, dtype and value: feeds, fetches, queue and
             initialization nodes.
         fetches: Names of the nodes that are fetched or run.
+        shapes: Static shapes of the graph; None if there are none.
     """
 
     device_type: str
     graph: bytes
     preserve: tuple[str, ...]
     fetches: tuple[str, ...]
+    shapes: GraphShapes | None = None
 
 
 Handler = Callable[[GraphItem], "bytes | None"]
@@ -171,6 +174,7 @@ class GraphPlugin:
             rewritten = None
             call = next(self._items)
             self._running[call] = key
+            shapes = GraphShapes(self._library, item)
             try:
                 # Grappler makes one object for a graph and calls it in each of its rounds.
                 if (handler := self.handler) is not None and key not in self._handled:
@@ -181,6 +185,7 @@ class GraphPlugin:
                             ctypes.string_at(graph.contents.data or 0, graph.contents.length),
                             self._library.names(PRESERVE_LIST, item),
                             self._library.names(FETCH_LIST, item),
+                            shapes,
                         )
                     )
                 if rewritten is not None:
@@ -194,6 +199,7 @@ class GraphPlugin:
                     "session host: %s: %s; the original graph runs", type(error).__name__, error
                 )
             finally:
+                shapes.close()
                 if not rewritten:
                     self._library.set_status(status, ABORTED, b"tf_amp: nothing done")
                 del self._running[call]

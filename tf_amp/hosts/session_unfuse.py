@@ -44,6 +44,16 @@ class UnfusedGraph:
     whole: tuple[str, ...]
     groups: tuple[FusedGroup, ...]
 
+    def fused_name(self, name: str) -> str:
+        """Returns the node of the fused graph whose first output has the shape of a part's.
+
+        Args:
+            name: A node of `graph`. The parts of a fused node all have one shape, but for
+                constants; a node that is no part stands for itself.
+        """
+        fused, _, part = name.partition(f"/{PART_PREFIX}")
+        return fused if part else name
+
     def put_back(self, rewritten: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
         """Restores each fused node of which `rewritten` holds every part unchanged.
 
