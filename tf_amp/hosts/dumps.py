@@ -8,6 +8,7 @@ import logging
 import re
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -29,9 +30,10 @@ _NAME_LENGTH = 150
 class Dumps:
     """The dump files of one installation. Every method may be called from any thread.
 
-    Attributes:
-        directory: where everything is written; None writes failed rewrites alone, to a new
-            temporary directory.
+    Args:
+        directory: where everything is written, made if it does not exist. None writes failed
+            rewrites alone, to a new temporary directory.
+        config: what graphs are rewritten with.
     """
 
     def __init__(self, directory: str | None, config: PrecisionConfig) -> None:
@@ -39,7 +41,8 @@ class Dumps:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._gave_up = False
-        self.directory = self._usable(directory) if directory else None
+        self._for_all = self._usable(directory) if directory else None
+        self._for_failures = self._for_all
 
     def write(self, name: str, result: RewriteResult, original: Proto | None) -> Path | None:
         """Writes one rewrite, if dumps are asked for or the rewrite failed.
@@ -59,19 +62,20 @@ class Dumps:
             The directory written to, None if nothing was (or could be) written.
         """
         failed = result.failure is not None
-        if self.directory is None and not failed:
-            return None
         with self._lock:
-            if self.directory is None:
-                self.directory = self._temporary() if failed and not self._gave_up else None
-            directory, number = self.directory, next(self._numbers)
+            if failed and self._for_failures is None and not self._gave_up:
+                self._for_failures = self._temporary()
+            directory = self._for_failures if failed else self._for_all
+            number = next(self._numbers)
         if directory is None:
             return None
         stem = f"{re.sub('[^A-Za-z0-9_.-]+', '_', name)[-_NAME_LENGTH:]}_{number:04d}"
         after = result.rejected if failed else result.proto
         try:
             _write_graph(directory / f"graphdef_preop_{stem}", original)
-            _write_graph(directory / f"graphdef_AutoMixedPrecision_{stem}", after)
+            _write_graph(
+                directory / f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions
+            )
             lists = directory / f"paintbuckets_AutoMixedPrecision_{stem}.txt"
             lists.write_text(self._lists_in_force(), encoding="utf-8")
             report = {"name": name, "failure": result.failure, **result.report.to_dict()}
@@ -111,7 +115,7 @@ class Dumps:
                 error.strerror or error,
             )
         self._gave_up = True
-        self.directory = None
+        self._for_all = self._for_failures = None
 
     def _lists_in_force(self) -> str:
         lists = load_op_lists(self._config)
@@ -121,13 +125,18 @@ class Dumps:
         )
 
 
-def _write_graph(stem: Path, proto: Proto | None) -> None:
+def _write_graph(
+    stem: Path, proto: Proto | None, functions: Iterable[function_pb2.FunctionDef] = ()
+) -> None:
     if proto is None:
         return
-    graph = proto
+    graph = graph_pb2.GraphDef()
     if isinstance(proto, function_pb2.FunctionDef):
-        graph = graph_pb2.GraphDef()
         graph.library.function.append(proto)
+    else:
+        graph.CopyFrom(proto)
+    for function in functions:
+        graph.library.function.append(function)
     stem.with_name(f"{stem.name}.pb").write_bytes(graph.SerializeToString(deterministic=True))
     text = text_format.MessageToString(graph)
     stem.with_name(f"{stem.name}.pb.txt").write_text(text, encoding="utf-8")

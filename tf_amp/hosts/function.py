@@ -131,8 +131,7 @@ class FunctionHost:
             shapes=static_shapes(graph),
         )
         if result.changed:
-            extra = tuple(getattr(result, "extra_functions", ()))
-            self._originals.swap(context, result.proto, extra)
+            self._originals.swap(context, result.proto, result.extra_functions)
             # Python code reads this copy to build graphs from (the gradient of a loaded `While`).
             function._cached_definition = definition
         name = readable_name(definition.signature.name)

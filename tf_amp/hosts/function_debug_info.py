@@ -6,11 +6,14 @@ is added as a proto. The graph that was traced still has them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from tensorflow.core.framework import graph_debug_info_pb2
 from tensorflow.python.util import tf_stack
+
+_TAG = re.compile(r"\{\{function_node (\S+?)\}\}")
 
 
 def rebuild(
@@ -42,6 +45,46 @@ def rebuild(
             if stack is not None:
                 builder.AccumulateStackTrace("", node.name, stack)
     return _without_function_suffix(builder.Build())
+
+
+def name_originals(message: str, function: Any) -> str:
+    """Makes an error message name traced functions in place of the copies that ran.
+
+    A rewritten function may call private copies of the functions that the traced one called.
+    TensorFlow finds stack traces by the names in the message, and knows the traced ones alone.
+
+    Args:
+        message: the runtime's message, with tags like "{{function_node name}}".
+        function: the AtomicFunction that was called.
+
+    Returns:
+        The message with the name of a copy, which begins with the name of what it copies, replaced
+        by that name.
+    """
+    if _TAG.search(message) is None:
+        return message
+    known = _names_below(function)
+
+    def traced(tag: re.Match[str]) -> str:
+        name = tag[1]
+        if name in known:
+            return tag[0]
+        copied = max((n for n in known if name.startswith(f"{n}_")), key=len, default=name)
+        return f"{{{{function_node {copied}}}}}"
+
+    return _TAG.sub(traced, message)
+
+
+def _names_below(function: Any) -> set[str]:
+    names: set[str] = set()
+    waiting = [function]
+    while waiting:
+        current = waiting.pop()
+        name = current.name.decode()
+        if name not in names:
+            names.add(name)
+            waiting += [child for child in current.children if isinstance(child, type(function))]
+    return names
 
 
 def _shown(stack: Any) -> Any:

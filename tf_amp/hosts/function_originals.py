@@ -19,7 +19,7 @@ from tensorflow.core.framework import function_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
-from tensorflow.python.framework import c_api_util
+from tensorflow.python.framework import c_api_util, errors
 
 from tf_amp.hosts import function_debug_info
 
@@ -166,6 +166,7 @@ def installed() -> Originals:
     originals = Originals()
     _hook_context(originals)
     _hook_copies(originals)
+    _hook_messages()
     return originals
 
 
@@ -216,6 +217,19 @@ def _hook_copies(originals: Originals) -> None:
     functions._c_func = property(original_c_func)
     functions.graph_debug_info = property(original_debug_info)
     concrete_function.ConcreteFunction.function_def = property(running_definition)
+
+
+def _hook_messages() -> None:
+    interpolation = atomic_function.InterpolateRuntimeError
+    leave = interpolation.__exit__
+
+    @functools.wraps(leave)
+    def leave_with_traced_names(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
+        if isinstance(error, errors.OpError):
+            error._message = function_debug_info.name_originals(error.message, self._func)
+        return leave(self, kind, error, traceback)
+
+    interpolation.__exit__ = leave_with_traced_names
 
 
 def _as_bytes(name: str | bytes) -> bytes:

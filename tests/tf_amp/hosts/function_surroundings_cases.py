@@ -38,7 +38,8 @@ def messages() -> None:
 
         @tf.function
         def outer(x: tf.Tensor) -> tf.Tensor:
-            return inner(x)
+            # Between products, a copy of it with low-precision arguments is called.
+            return tf.matmul(inner(tf.matmul(x, variable)), variable)
 
         return [*_message(inner, x), *_message(outer, x)]
 

@@ -1,0 +1,168 @@
+"""Files of a rewrite."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tensorflow.core.framework import function_pb2, graph_pb2, types_pb2
+
+from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def, rewrite_graph_def
+from tf_amp.hosts.dumps import Dumps
+
+CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
+
+
+@pytest.fixture
+def graph() -> graph_pb2.GraphDef:
+    graph = graph_pb2.GraphDef()
+    graph.node.add(name="given", op="Placeholder").attr["dtype"].type = types_pb2.DT_FLOAT
+    product = graph.node.add(name="product", op="MatMul", input=["given", "given"])
+    product.attr["T"].type = types_pb2.DT_FLOAT
+    return graph
+
+
+@pytest.fixture
+def result(graph: graph_pb2.GraphDef) -> RewriteResult:
+    result = rewrite_graph_def(graph, CONFIG)
+    assert result.changed
+    return result
+
+
+@pytest.fixture
+def failure(graph: graph_pb2.GraphDef, result: RewriteResult) -> RewriteResult:
+    return dataclasses.replace(
+        result, proto=graph, changed=False, failure="planted", rejected=result.proto
+    )
+
+
+def _read(path: Path) -> graph_pb2.GraphDef:
+    graph = graph_pb2.GraphDef.FromString(path.read_bytes())
+    text = path.with_name(f"{path.name}.txt").read_text()
+    assert text_format.Parse(text, graph_pb2.GraphDef()) == graph
+    return graph
+
+
+def test_files_of_a_graph(tmp_path: Path, graph: graph_pb2.GraphDef, result: RewriteResult) -> None:
+    directory = tmp_path / "made" / "for it"
+    assert Dumps(str(directory), CONFIG).write("train/step:0", result, graph) == directory
+    stem = "train_step_0_0000"
+    assert {path.name for path in directory.iterdir()} == {
+        f"graphdef_preop_{stem}.pb",
+        f"graphdef_preop_{stem}.pb.txt",
+        f"graphdef_AutoMixedPrecision_{stem}.pb",
+        f"graphdef_AutoMixedPrecision_{stem}.pb.txt",
+        f"paintbuckets_AutoMixedPrecision_{stem}.txt",
+        f"report_AutoMixedPrecision_{stem}.json",
+    }
+    assert _read(directory / f"graphdef_preop_{stem}.pb") == graph
+    assert _read(directory / f"graphdef_AutoMixedPrecision_{stem}.pb") == result.proto
+    report = json.loads((directory / f"report_AutoMixedPrecision_{stem}.json").read_text())
+    assert (report["name"], report["failure"]) == ("train/step:0", None)
+    assert report["converted_nodes"] == 1
+    lists = (directory / f"paintbuckets_AutoMixedPrecision_{stem}.txt").read_text()
+    assert [line for line in lists.splitlines() if line.endswith(":")] == [
+        "allow:",
+        "infer:",
+        "clear:",
+        "deny:",
+    ]
+    assert "  MatMul" in lists.split("infer:")[0]
+
+
+def test_a_function_is_written_as_a_graph_with_a_library(tmp_path: Path) -> None:
+    function = function_pb2.FunctionDef()
+    function.signature.name = "f"
+    function.signature.input_arg.add(name="x", type=types_pb2.DT_FLOAT)
+    function.signature.output_arg.add(name="y", type=types_pb2.DT_FLOAT)
+    product = function.node_def.add(name="product", op="MatMul", input=["x", "x"])
+    product.attr["T"].type = types_pb2.DT_FLOAT
+    function.ret["y"] = "product:product:0"
+    result = rewrite_function_def(function, CONFIG, library=lambda _: None)
+    Dumps(str(tmp_path), CONFIG).write("f", result, function)
+    assert list(_read(tmp_path / "graphdef_preop_f_0000.pb").library.function) == [function]
+    after = _read(tmp_path / "graphdef_AutoMixedPrecision_f_0000.pb").library.function
+    assert list(after) == [result.proto]
+
+
+def test_nothing_is_written_unless_asked_for(
+    graph: graph_pb2.GraphDef, result: RewriteResult
+) -> None:
+    assert Dumps(None, CONFIG).write("step", result, graph) is None
+
+
+def test_a_failure_is_written_without_being_asked_for(
+    graph: graph_pb2.GraphDef, failure: RewriteResult
+) -> None:
+    dumps = Dumps(None, CONFIG)
+    directory = dumps.write("step", failure, graph)
+    try:
+        assert directory is not None
+        assert dumps.write("next", failure, graph) == directory
+        assert _read(directory / "graphdef_preop_step_0000.pb") == graph
+        after = _read(directory / "graphdef_AutoMixedPrecision_step_0000.pb")
+        assert after == failure.rejected
+        report = json.loads((directory / "report_AutoMixedPrecision_step_0000.json").read_text())
+        assert report["failure"] == "planted"
+    finally:
+        shutil.rmtree(str(directory))
+
+
+def test_after_a_failure_successes_are_still_not_written(
+    graph: graph_pb2.GraphDef, result: RewriteResult, failure: RewriteResult
+) -> None:
+    dumps = Dumps(None, CONFIG)
+    directory = dumps.write("step", failure, graph)
+    try:
+        assert dumps.write("step", result, graph) is None
+    finally:
+        shutil.rmtree(str(directory))
+
+
+def test_a_directory_that_cannot_be_made_is_one_warning(
+    tmp_path: Path,
+    graph: graph_pb2.GraphDef,
+    result: RewriteResult,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING, "tf_amp"):
+        dumps = Dumps(str(tmp_path / "file" / "below"), CONFIG)
+        assert dumps.write("step", result, graph) is None
+    (record,) = caplog.records
+    assert str(tmp_path / "file" / "below") in record.getMessage()
+    assert "Not a directory" in record.getMessage()
+
+
+def test_a_directory_that_goes_away_is_one_warning(
+    tmp_path: Path,
+    graph: graph_pb2.GraphDef,
+    result: RewriteResult,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dumps = Dumps(str(tmp_path / "gone"), CONFIG)
+    (tmp_path / "gone").rmdir()
+    with caplog.at_level(logging.WARNING, "tf_amp"):
+        assert dumps.write("step", result, graph) is None
+        assert dumps.write("step", result, graph) is None
+    assert len(caplog.records) == 1
+
+
+def test_long_names_and_threads(
+    tmp_path: Path, graph: graph_pb2.GraphDef, result: RewriteResult
+) -> None:
+    dumps = Dumps(str(tmp_path), CONFIG)
+    threads = [
+        threading.Thread(target=dumps.write, args=("name/" * 200, result, graph)) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(tmp_path.iterdir())) == 8 * 6

@@ -1,0 +1,70 @@
+"""Which lines are INFO."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tf_amp.graph_log import GraphLog
+from tf_amp.tally import NodeCounts
+
+COUNTS = NodeCounts(total=10, converted=4, casts=2, allow=1)
+
+
+@pytest.fixture(autouse=True)
+def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tf_amp")
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == level]
+
+
+def test_top_level_graph_is_one_info_line_with_its_parts(caplog: pytest.LogCaptureFixture) -> None:
+    log = GraphLog("bfloat16")
+    log.say("body", COUNTS, announce=False)
+    log.say("step", COUNTS, [COUNTS, COUNTS], announce=True)
+    (line,) = lines(caplog, logging.INFO)
+    assert line.startswith("Converted 12/30 nodes of 'step' to bfloat16 using 6 casts")
+    assert len(lines(caplog, logging.DEBUG)) == 1
+
+
+def test_graph_without_conversion_is_debug(caplog: pytest.LogCaptureFixture) -> None:
+    GraphLog("bfloat16").say("step", NodeCounts(total=10), announce=True)
+    assert not lines(caplog, logging.INFO)
+
+
+def test_the_same_line_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    log = GraphLog("bfloat16")
+    for _ in range(3):
+        log.say("step", COUNTS, announce=True)
+    assert len(lines(caplog, logging.INFO)) == 1
+
+
+def test_a_function_traced_over_and_over_is_capped(caplog: pytest.LogCaptureFixture) -> None:
+    log = GraphLog("bfloat16")
+    for total in range(100):
+        log.say("step", NodeCounts(total=total, converted=1), announce=True)
+    said = lines(caplog, logging.INFO)
+    assert len(said) == 11
+    assert "DEBUG" in said[-1]
+    log.say("other", COUNTS, announce=True)
+    assert "'other'" in lines(caplog, logging.INFO)[-1]
+
+
+def test_a_group_shares_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    log = GraphLog("float16")
+    with log.one_line("loaded SavedModel"):
+        log.say("a", COUNTS, announce=True)
+        log.say("b", COUNTS, announce=True)
+    (line,) = lines(caplog, logging.INFO)
+    assert "8/20 nodes of 'loaded SavedModel (2 functions)' to float16" in line
+
+
+def test_an_empty_group_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    log = GraphLog("float16")
+    with pytest.raises(RuntimeError), log.one_line("loaded SavedModel"):
+        raise RuntimeError
+    log.say("after", COUNTS, announce=True)
+    assert ["'after'" in line for line in lines(caplog, logging.INFO)] == [True]

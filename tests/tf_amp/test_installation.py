@@ -1,0 +1,246 @@
+"""The installed state: what is decided, said and counted."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from tf_amp import installation
+from tf_amp.env_config import Settings
+from tf_amp.hardware import Target
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+
+PRELUDE = """
+import dataclasses, json, logging
+import tensorflow as tf
+from tf_amp import installation
+from tf_amp.env_config import EnvConfigError, Settings, read_settings
+from tensorflow.python.eager.polymorphic_function import atomic_function
+
+NOT_HOOKED = atomic_function.from_func_graph
+
+def on(**settings):
+    chosen = {"target_dtype": "bfloat16", "ignore_performance": True, "cost_table": "off",
+              **settings}
+    return installation.install(Settings(graph_rewrite=True, **chosen), source="test")
+
+def product():
+    @tf.function
+    def product(x):
+        return tf.matmul(x, x)
+    return product(tf.ones((8, 8)))
+"""
+
+
+def run(run_python: RunPython, script: str, **options: Any) -> CompletedProcess[str]:
+    return run_python(PRELUDE + textwrap.dedent(script), **options)
+
+
+def ours(done: CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("tf_amp")]
+
+
+FLOAT16, BFLOAT16 = Target("float16", "GPU", ""), Target("bfloat16", "CPU", "")
+NOTHING = Target(None, "CPU", "")
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "on", "why"),
+    [
+        (FLOAT16, {"loss_scaling": True}, True, "float16 needs it"),
+        (BFLOAT16, {"loss_scaling": True}, False, "range of float32"),
+        (BFLOAT16, {"loss_scaling": True, "loss_scaling_asked": True}, True, "asked for"),
+        (NOTHING, {"loss_scaling": True}, False, "no graph is rewritten"),
+        (NOTHING, {"loss_scaling": True, "loss_scaling_asked": True}, True, "asked for"),
+        (NOTHING, {"loss_scaling": True, "graph_rewrite": False}, True, "asked for"),
+        (FLOAT16, {"loss_scaling": False}, False, "not asked for"),
+    ],
+)
+def test_loss_scaling_follows_from_the_target(
+    target: Target, settings: dict[str, bool], on: bool, why: str
+) -> None:
+    chosen = Settings(**{"graph_rewrite": True, **settings})
+    decided, reason = installation._decide_loss_scaling(chosen, target, installation.ENVIRONMENT)
+    assert decided is on
+    assert why in reason
+
+
+def test_one_line_when_switched_on_and_one_for_the_graph(run_python: RunPython) -> None:
+    script = """
+        settings = dataclasses.replace(read_settings(), target_dtype="bfloat16",
+                                       ignore_performance=True, cost_table="off")
+        first = installation.install(settings, source="environment")
+        assert installation.install(settings, source="environment") is first
+        assert installation.current() is first
+        product(), product()
+        print(json.dumps(first.status()))
+    """
+    env = {
+        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+        "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_ALLOWLIST_ADD": "Relu",
+        "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DENYLIST_ADD": "MatMull",
+        "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRIT": "1",
+    }
+    done = run(run_python, script, env=env)
+    on, *notes, graph = ours(done)
+    assert on.startswith("tf_amp: AMP on: bfloat16 on ")
+    assert "2 list edits; loss scaling off (bfloat16 has the range of float32" in on
+    assert on.endswith("decided by TF_ENABLE_AUTO_MIXED_PRECISION.")
+    assert len(notes) == 3
+    assert "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRIT is read by nobody" in notes[0]
+    assert any("moved 'Relu' from the clear list to the allow list" in note for note in notes)
+    assert any("'MatMull'" in note and "Did you mean 'MatMul'?" in note for note in notes)
+    assert graph.startswith("tf_amp: Converted 2/2 nodes of 'product' to bfloat16 using 2 casts")
+
+    status = json.loads(done.stdout)
+    assert status["enabled"]
+    assert status["why"] == "switched on by environment"
+    assert status["decided_by"]["graph_rewrite"] == "TF_ENABLE_AUTO_MIXED_PRECISION"
+    assert (status["target_dtype"], status["graph_rewrite"]) == ("bfloat16", True)
+    assert status["list_edits"] == ["allow add Relu", "deny add MatMull"]
+    assert (status["graphs_rewritten"], status["graphs_failed"]) == (2, 0)
+    assert (status["nodes_converted"], status["nodes_total"], status["casts"]) == (4, 4, 4)
+    assert status["hosts"]["function"] == "hooked"
+    assert (status["loss_scaling"], status["loss_scale"]["skipped_steps"]) == (False, 0)
+
+
+def test_hardware_without_units_hooks_nothing(run_python: RunPython) -> None:
+    script = """
+        from tf_amp import hardware
+        hardware.probe_cpu_flags = lambda: frozenset({"sse2"})
+        hardware.probe_gpu_capabilities = list
+        installed = installation.install(Settings(graph_rewrite=True, loss_scaling=True),
+                                         source="environment")
+        assert atomic_function.from_func_graph is NOT_HOOKED
+        assert product().dtype == tf.float32
+        print(json.dumps(installed.status()))
+    """
+    done = run(run_python, script)
+    on, warning = ours(done)
+    assert "AMP on: no graph is rewritten" in on
+    assert warning.startswith(
+        "tf_amp: WARNING: AMP was asked for, but every graph stays in float32"
+    )
+    assert "AVX512_BF16" in warning
+    assert "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE=1" in warning
+    status = json.loads(done.stdout)
+    assert (status["enabled"], status["graph_rewrite"], status["hosts"]) == (True, False, {})
+    assert "AVX512_BF16" in status["reason"]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("on()", "no function was traced and no session ran a graph"),
+        (
+            "on()\ntf.function(lambda x: tf.nn.relu(x))(tf.ones(3))",
+            "no op of the allow list is present",
+        ),
+        ("on()\nproduct()", None),
+        ("on()\ninstallation.uninstall()", None),
+        ("installation.install(Settings(loss_scaling=True), source='test')", None),
+    ],
+)
+def test_warning_at_exit_where_nothing_was_converted(
+    run_python: RunPython, script: str, expected: str | None
+) -> None:
+    done = run_python(PRELUDE + script)
+    warnings = [line for line in ours(done) if "no graph was converted" in line]
+    assert len(warnings) == (expected is not None)
+    if expected is not None:
+        assert expected in warnings[0]
+        assert ours(done)[-1] == warnings[0]
+
+
+def test_unsupported_tensorflow_is_not_hooked(run_python: RunPython) -> None:
+    script = """
+        tf.__version__ = "2.22.0"
+        installed = on()
+        assert atomic_function.from_func_graph is NOT_HOOKED
+        product()
+        print(json.dumps(installed.status()["hosts"]))
+        installation.uninstall()
+    """
+    done = run(run_python, script)
+    warnings = [line for line in ours(done) if "WARNING" in line]
+    assert any(
+        "TensorFlow 2.22.0 is not supported (supported: 2.17 to 2.21)" in w for w in warnings
+    )
+    assert "2.22.0" in json.loads(done.stdout)["function"]
+
+
+def test_settings_replace_each_other_and_contradictions_name_variables(
+    run_python: RunPython,
+) -> None:
+    script = """
+        first = on()
+        second = on(level="TENSOR_CORES_ONLY")
+        assert second is not first
+        assert installation.current() is second
+        assert atomic_function.from_func_graph is not NOT_HOOKED
+        assert installation.install(Settings(), source="test") is None
+        assert installation.current() is None
+        assert atomic_function.from_func_graph is NOT_HOOKED
+        assert not installation.uninstall()
+        try:
+            on(level="UNSAFE_FORCE_ALL", decided_by={"level": "LEVEL_VARIABLE"})
+        except EnvConfigError as error:
+            print(error)
+        assert installation.current() is None
+        assert atomic_function.from_func_graph is NOT_HOOKED
+    """
+    done = run(run_python, script)
+    assert "UNSAFE_FORCE_ALL" in done.stdout
+    assert "LEVEL_VARIABLE" in done.stdout
+
+
+def test_failed_rewrites_are_said_with_the_place_of_both_graphs(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    script = f"""
+        from tf_amp.hosts import function
+        real = function.rewrite_function_def
+        def failing(definition, *args, **kwargs):
+            result = real(definition, *args, **kwargs)
+            return dataclasses.replace(result, proto=definition, changed=False,
+                                       failure="a planted failure", rejected=result.proto)
+        function.rewrite_function_def = failing
+        installed = on(log_path={str(tmp_path / "made")!r})
+        for _ in range(5):
+            assert product().dtype == tf.float32
+        print(json.dumps(installed.status()))
+    """
+    done = run(run_python, script)
+    errors = [line for line in ours(done) if "ERROR" in line]
+    assert len(errors) == 3  # of five; the number is in the status
+    assert "'product'" in errors[0]
+    assert "a planted failure" in errors[0]
+    assert str(tmp_path / "made") in errors[0]
+    assert json.loads(done.stdout)["graphs_failed"] == 5
+    assert "'product': a planted failure" in ours(done)[-1]
+    names = sorted(path.name for path in (tmp_path / "made").iterdir())
+    assert names[0] == "graphdef_AutoMixedPrecision_product_0000.pb"
+    assert len(names) == 5 * 6
+
+
+def test_log_path_that_cannot_be_written_is_one_warning(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    script = f"""
+        on(log_path={str(tmp_path / "file" / "below")!r})
+        product(), product()
+    """
+    done = run(run_python, script)
+    warnings = [line for line in ours(done) if "WARNING" in line]
+    assert len(warnings) == 1
+    assert "cannot be written" in warnings[0]
+    assert str(tmp_path / "file" / "below") in warnings[0]
+    assert any("Converted 2/2" in line for line in ours(done))

@@ -1,0 +1,56 @@
+"""Messages are visible without any configuration, and once with one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+SAY = """
+    import logging
+    from tf_amp.visible_log import ensure_visible
+    {before}
+    ensure_visible()
+    ensure_visible()
+    {after}
+    log = logging.getLogger("tf_amp")
+    log.debug("debugged")
+    log.info("informed")
+    logging.getLogger("tf_amp.loss_scale").warning("warned")
+"""
+RunPython = Callable[..., "CompletedProcess[str]"]
+
+
+def _stderr(run_python: RunPython, before: str = "", after: str = "") -> str:
+    return run_python(SAY.format(before=before, after=after)).stderr
+
+
+def test_visible_without_configuration(run_python: RunPython) -> None:
+    assert _stderr(run_python) == "tf_amp: informed\ntf_amp.loss_scale: WARNING: warned\n"
+
+
+def test_a_later_configuration_takes_over(run_python: RunPython) -> None:
+    configure = "logging.basicConfig(format='own %(message)s', level=logging.INFO)"
+    assert _stderr(run_python, after=configure) == "own informed\nown warned\n"
+    assert _stderr(run_python, before=configure) == "own informed\nown warned\n"
+
+
+def test_own_level_and_handler_are_kept(run_python: RunPython) -> None:
+    level = "logging.getLogger('tf_amp').setLevel(logging.WARNING)"
+    assert _stderr(run_python, before=level) == "tf_amp.loss_scale: WARNING: warned\n"
+    handler = "logging.getLogger('tf_amp').addHandler(logging.NullHandler())"
+    assert _stderr(run_python, before=handler) == ""
+
+
+def test_traceback_is_written(run_python: RunPython) -> None:
+    script = """
+        import logging
+        from tf_amp.visible_log import ensure_visible
+        ensure_visible()
+        try:
+            1 / 0
+        except ZeroDivisionError as error:
+            logging.getLogger("tf_amp").error("failed", exc_info=error)
+    """
+    stderr = run_python(script).stderr
+    assert stderr.startswith("tf_amp: ERROR: failed\nTraceback")
+    assert stderr.rstrip().endswith("ZeroDivisionError: division by zero")
