@@ -144,7 +144,7 @@ class Call:
 
 def function_names(node: node_def_pb2.NodeDef, kind: CallKind) -> list[tuple[str, int, str]]:
     """The functions a node calls: (attr, position within the attr, function name)."""
-    found = []
+    found: list[tuple[str, int, str]] = []
     for attr in kind.functions:
         if attr not in node.attr:  # to read it would add it
             continue

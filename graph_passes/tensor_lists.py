@@ -48,6 +48,7 @@ _BOUNDARIES = frozenset(
         "StatefulPartitionedCall",
     )
 )
+_CONTAINERS = ("EmptyTensorList", "EmptyTensorMap", "TensorList", "TensorMap")
 # Ops that run functions: TensorFlow's pass meets them lowered and does not name them.
 _FUNCTIONAL = frozenset(("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"))
 
@@ -70,7 +71,7 @@ def find_clusters(canvas: Canvas) -> tuple[list[Cluster], list[tuple[int, int]],
     elements = _element_vertices(view)
     if not elements:
         return [], [], []
-    handles = view.adjacency(types_pb2.DT_VARIANT)
+    handles = view.adjacency(types_pb2.DT_VARIANT, [] if canvas.config.parity else _nested(view))
     handle_of = {number: _handle_vertices(view, number) for number in elements}
     clusters: list[Cluster] = []
     unsafe: list[int] = []
@@ -126,6 +127,16 @@ def _handle_vertices(view: GraphView, number: int) -> list[int]:
         for position in range(len(view.layouts[number].slots))
         if view.dtypes[first + position] == types_pb2.DT_VARIANT
     ]
+
+
+def _nested(view: GraphView) -> list[tuple[int, int]]:
+    """Joins a list of lists to its elements: a list that is put in comes out again elsewhere."""
+    pairs = []
+    for number, op_type in enumerate(view.op_types):
+        if op_type is not None and op_type.name.startswith(_CONTAINERS):
+            handle, *elements = _handle_vertices(view, number) or [0]
+            pairs.extend((handle, element) for element in elements)
+    return pairs
 
 
 def _members(view: GraphView, handles: Adjacency, roots: list[int]) -> list[int]:
