@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tf_amp.loss_scale import consensus
 from tf_amp.loss_scale import gradients as gradient_math
-from tf_amp.loss_scale.manager import LossScaleManager, PlannedUpdate
+from tf_amp.loss_scale.manager import LossScaleManager
+from tf_amp.loss_scale.planned_update import PlannedUpdate
 from tf_amp.loss_scale.rule import LossScaleState
 from tf_amp.loss_scale.state_variables import FIELDS
 

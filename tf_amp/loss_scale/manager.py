@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,28 +12,11 @@ import tensorflow as tf
 from tf_amp.loss_scale import gradients as gradient_math
 from tf_amp.loss_scale import telemetry
 from tf_amp.loss_scale.floor import SkippedStep, SkipReporter
+from tf_amp.loss_scale.planned_update import PlannedUpdate, plan_update
 from tf_amp.loss_scale.protocol import StepProtocol
-from tf_amp.loss_scale.rule import LossScale, LossScaleState, resolve
+from tf_amp.loss_scale.rule import LossScale, LossScaleState
+from tf_amp.loss_scale.rule_choice import resolve
 from tf_amp.loss_scale.state_variables import CULPRIT, FIELDS, StateVariables
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedUpdate:
-    """What one call of an optimizer will do to the state; all fields are scalar tensors.
-
-    Attributes:
-        before: The state before the call.
-        after: The state after it.
-        window_finite: Whether all gradients of the window so far are finite.
-        closes_window: Whether this call ends the window; None where each call is a window.
-        values: The new value of every variable, by field name.
-    """
-
-    before: LossScaleState
-    after: LossScaleState
-    window_finite: tf.Tensor
-    closes_window: tf.Tensor | None
-    values: dict[str, tf.Tensor]
 
 
 class LossScaleManager(tf.__internal__.tracking.Trackable):
@@ -56,7 +38,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
     of every checkpoint. Reading it inside a step costs no transfer to the host.
 
     Args:
-        loss_scale: `"dynamic"` (default), a number, or a rule; see `rule.resolve`.
+        loss_scale: `"dynamic"` (default), a number, or a rule; see `rule_choice.resolve`.
         window: How many calls of `apply_gradients` make one update of the scale; default 1.
         name: The prefix of the variables' names.
         strict: Whether a step whose loss was not scaled is an error instead of one warning.
@@ -167,29 +149,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         Args:
             finite: Scalar bool tensor: whether all gradients of this call are finite.
         """
-        variables = self._state.get()
-        before = LossScaleState(
-            **{field: tf.convert_to_tensor(variables[field]) for field in FIELDS}
-        )
-        if self._window == 1:
-            after = self._rule.update(before, finite, gradient_math.select)
-            return PlannedUpdate(before, after, finite, None, _values(after))
-        position = tf.convert_to_tensor(variables["window_position"]) + 1
-        window_finite = tf.logical_and(variables["window_finite"], finite)
-        closes = position >= self._window
-        closed = _values(self._rule.update(before, window_finite, gradient_math.select))
-        after_values = {
-            field: gradient_math.select(closes, closed[field], getattr(before, field))
-            for field in FIELDS
-        }
-        after = LossScaleState(**after_values)
-        window_values = {
-            "window_position": gradient_math.select(closes, 0, position),
-            "window_finite": tf.logical_or(closes, window_finite),
-        }
-        return PlannedUpdate(
-            before, after, window_finite, closes, {**after_values, **window_values}
-        )
+        return plan_update(self._rule, self._window, self._state.get(), finite)
 
     def assign(self, values: dict[str, tf.Tensor]) -> list[Any]:
         """Writes new values to the state variables; returns the operations that do so."""
@@ -331,7 +291,3 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
     def _deferred_dependencies(self) -> Any:
         # A restored value of a variable that does not exist yet waits where it is created.
         return self._state._deferred_dependencies
-
-
-def _values(state: LossScaleState) -> dict[str, tf.Tensor]:
-    return {field: getattr(state, field) for field in FIELDS}

@@ -15,9 +15,8 @@ from tf_amp.loss_scale.rule import (
     LossScaleState,
     NoLossScale,
     StaticLossScale,
-    from_config,
-    resolve,
 )
+from tf_amp.loss_scale.rule_choice import from_config, resolve
 
 
 def run(rule: DynamicLossScale, finiteness: str) -> list[float]:
