@@ -164,5 +164,5 @@ def test_no_table_is_shipped_for_what_was_not_measured() -> None:
 def test_a_config_takes_a_table_of_its_dtype_and_device_only() -> None:
     config = PrecisionConfig(target_dtype="bfloat16", device="CPU", cost_table=SMALL)
     assert hash(config) == hash(dataclasses.replace(config))
-    with pytest.raises(ValueError, match="bfloat16 on CPU.*float16 on GPU"):
+    with pytest.raises(ValueError, match=r"bfloat16 on CPU.*float16 on GPU"):
         PrecisionConfig(cost_table=SMALL)

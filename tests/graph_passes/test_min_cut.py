@@ -32,8 +32,7 @@ def problems(draw: st.DrawFn) -> Problem:
 def _best(gains: list[int], links: list[Link]) -> list[int]:
     """The cheapest colouring, of several the one with most variables low, by trying all."""
     all_of_them = (
-        [FLOAT32, LOW, *rest]
-        for rest in itertools.product((FLOAT32, LOW), repeat=len(gains) - 2)
+        [FLOAT32, LOW, *rest] for rest in itertools.product((FLOAT32, LOW), repeat=len(gains) - 2)
     )
     return min(all_of_them, key=lambda colours: (total_cost(gains, links, colours), -sum(colours)))
 
