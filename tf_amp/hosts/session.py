@@ -22,6 +22,7 @@ from tensorflow.core.framework import graph_pb2
 import graph_passes
 from tf_amp.hosts.session_config import SessionConfigHook, float32_sessions_exist
 from tf_amp.hosts.session_plugin import GraphItem, GraphPlugin, RegistrationError, graph_plugin
+from tf_amp.hosts.session_stubs import empty_stubs, fill_stubs
 from tf_amp.hosts.session_unfuse import UnfusedGraph, unfuse
 
 if TYPE_CHECKING:
@@ -80,13 +81,15 @@ class SessionHost:
 
     def _result_for(self, graph: graph_pb2.GraphDef, item: GraphItem) -> graph_passes.RewriteResult:
         try:
-            apart = unfuse(graph, item.preserve)
+            filled, stubs = fill_stubs(graph)
+            apart = unfuse(filled, item.preserve)
             kept = (*item.preserve, *(() if self._runs_fused_whole else apart.whole))
             result = graph_passes.rewrite_graph_def(
                 apart.graph, self._config, preserve=kept, shapes=_shapes_of(apart, item)
             )
             if result.changed:
-                result = dataclasses.replace(result, proto=apart.put_back(result.proto))
+                new = empty_stubs(apart.put_back(result.proto), stubs)
+                result = dataclasses.replace(result, proto=new)
         except Exception as error:  # the session must run whatever happens here
             report = graph_passes.Report(
                 target_dtype=self._config.target_dtype,

@@ -220,6 +220,22 @@ def case_function_in_v1_graph() -> dict[str, Any]:
     }
 
 
+def case_compiled_function_in_v1_graph() -> dict[str, Any]:
+    """A function for XLA is not inlined; the graph around the call is rewritten."""
+
+    def build() -> Any:
+        x, feed = fed(4, 8)
+        weight = tf.constant(values(1, 8, 8))
+        inner = tf.function(lambda t: tf.nn.relu(t) * 0.5, jit_compile=True)
+        return tf.identity(tf.matmul(inner(tf.matmul(x, weight)), weight)), feed
+
+    plain, low = twice(build, lambda made: harness.run_new_session(*made))
+    return {
+        "error": harness.relative_error(plain.values, low.values),
+        "dtypes": low.dtypes("MatMul", "FusedMatMul"),
+    }
+
+
 def case_queue_runners() -> dict[str, Any]:
     def build() -> Any:
         queue = tf.queue.FIFOQueue(8, tf.float32, [4, 8])
