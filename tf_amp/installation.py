@@ -89,9 +89,10 @@ class Installation:
             announce: whether this is a top-level graph. False for a function inside another.
 
         Returns:
-            The counts of this graph alone.
+            The counts of this graph and its parts.
         """
         counts = self._tally.add(name, result)
+        parts = tuple(parts)
         directory = self._dumps.write(name, result, original) if self._dumps else None
         if result.failure is not None:
             _log.log(
@@ -104,7 +105,7 @@ class Installation:
             )
         else:
             self.graph_log.say(name, counts, parts, announce=announce)
-        return counts
+        return sum(parts, counts)
 
     def record_fault(self, host: str, name: str, error: Exception) -> None:
         """Counts a graph that stays in float32 because the host failed, and says so once.

@@ -46,6 +46,10 @@ class NodeCounts:
             blocked=report.blocked_nodes,
         )
 
+    def converted_alone(self) -> NodeCounts:
+        """Returns what was converted, without the nodes that were looked at."""
+        return NodeCounts(converted=self.converted, casts=self.casts, allow=self.allow)
+
     def line(self, name: str, target_dtype: str) -> str:
         """Says in one line what was done to the graph `name`."""
         return (

@@ -80,3 +80,7 @@ def test_reason_for_nothing_is_that_of_the_largest_graph() -> None:
     tally.add("large", failed())
     tally.add("small again", unchanged())
     assert "'large': planted" in tally.why_nothing()
+
+
+def test_what_was_converted_alone_has_no_nodes_looked_at() -> None:
+    assert NodeCounts(1, 2, 3, 4, 5, 6).converted_alone() == NodeCounts(0, 2, 3, 4, 0, 0)

@@ -28,10 +28,11 @@ from tensorflow.python.saved_model import function_deserialization
 from graph_passes import rewrite_function_def
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_shapes import static_shapes
-from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
+from tf_amp.hosts.function_tf_data import PipelineMark, call_originals, called_names
 from tf_amp.hosts.function_upstream import UpstreamOptions
 
 if TYPE_CHECKING:
+    from graph_passes import RewriteResult
     from tf_amp.installation import Installation
     from tf_amp.tally import NodeCounts
 
@@ -141,7 +142,7 @@ class FunctionHost:
             name,
             result,
             original=definition,
-            parts=self._counts_of_callees(graph) if top_level else (),
+            parts=self._counts_of_callees(graph, definition, result),
             announce=top_level and not _EXPORTED.search(name),
         )
 
@@ -161,11 +162,19 @@ class FunctionHost:
             return original.definition()
         return context.get_function_def(name) if context.has_function(name) else None
 
-    def _counts_of_callees(self, graph: Any) -> Iterator[NodeCounts]:
-        for callee in graph._functions.values():
-            counts = self._counts.get(callee)
+    def _counts_of_callees(
+        self, graph: Any, definition: function_pb2.FunctionDef, result: RewriteResult
+    ) -> Iterator[NodeCounts]:
+        """Yields the counts of what the rewritten function still calls by the traced names."""
+        running = (result.proto, *result.extra_functions)
+        names = {name for function in running for name in called_names(function)}
+        # A function that was planned together with what it calls reports all those nodes itself;
+        # what was converted in a callee that kept its name is in the callee's report alone.
+        planned_together = result.report.total_nodes > len(definition.node_def)
+        for name in sorted(names.intersection(graph._functions)):
+            counts = self._counts.get(graph._functions[name])
             if counts is not None:
-                yield counts
+                yield counts.converted_alone() if planned_together else counts
 
 
 def install(installation: Installation) -> str | None:
