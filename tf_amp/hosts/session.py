@@ -41,7 +41,9 @@ class SessionHost:
         if installation.config is None:
             raise ValueError("The installation rewrites nothing: `installation.config` is None.")
         self._installation = installation
-        self._config = installation.config
+        # These rules make new functions, and Grappler takes none from a plugin.
+        off = installation.config.disabled_rules | {"function-signatures", "loop-hoisting"}
+        self._config = dataclasses.replace(installation.config, disabled_rules=off)
         self._plugin = plugin
         self._numbers = itertools.count(1)
         self._said_invalid = False
