@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from graph_text import graph
+from parity import converted
+
+from graph_passes import PrecisionConfig, rewrite_graph_def
+from graph_passes.constants import is_out_of_range
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0, False),
+        (1.0, False),
+        (65504.0, False),
+        (65536.0, True),
+        (-1e9, True),
+        (np.inf, False),  # infinite before, infinite after
+        (-np.inf, False),
+        (np.nan, False),
+        (1e-8, True),
+        (-1e-8, True),
+        (1e-6, False),
+        ([1.0, -1e9], True),
+        ([1.0, 1e-9], True),
+        (np.r_[np.ones(100), 1e-9], False),  # a weight near 0, not an epsilon
+        (np.r_[np.ones(100), 1e9], True),
+        ([np.inf, np.nan, 1.0], False),
+        (np.full([20], 1e6), True),
+    ],
+)
+def test_what_float16_cannot_hold(value: object, expected: bool) -> None:
+    assert is_out_of_range(tf.make_tensor_proto(value, tf.float32)) == expected
+
+
+@pytest.mark.parametrize("constant", ["-1000000000.0", "0.00000001"])
+def test_reader_of_the_constant_stays_float32_in_float16_alone(constant: str) -> None:
+    before = graph(
+        f"""
+        x = Const(0.5, [8, 8])
+        allow1 = MatMul(x, x)
+        infer1 = AddV2(allow1, {constant})
+        clear1 = Relu(infer1)
+        infer2 = Tanh(clear1)
+        allow2 = MatMul(infer2, infer2)
+        out = Identity(allow2)
+        """
+    )
+    result = rewrite_graph_def(before, PrecisionConfig(), preserve=("out",))
+    low = converted(before, result.proto)
+    assert {"allow1", "allow2"} <= low
+    assert "infer1" not in low
+    assert "constant that the target dtype cannot hold" in result.report.reasons["infer1"]
+    for config in (
+        PrecisionConfig(disabled_rules=frozenset(["constant-range"])),
+        PrecisionConfig(target_dtype="bfloat16"),
+        PrecisionConfig(parity=True),
+    ):
+        after = rewrite_graph_def(before, config, preserve=("out",)).proto
+        assert "infer1" in converted(before, after)
+
+
+def test_masked_softmax_keeps_its_mask_finite() -> None:
+    """The end of an attention mask: minus infinity in float16 would make a row of NaN."""
+    before = graph(
+        """
+        x = Const(0.5, [8, 8])
+        mask = Const(1.0, [8, 8])
+        allow1 = MatMul(x, x)
+        big = Mul(mask, -1000000000.0)
+        masked = AddV2(allow1, big)
+        weights = Softmax(masked)
+        allow2 = MatMul(weights, x)
+        out = Identity(allow2)
+        """
+    )
+    after = rewrite_graph_def(before, PrecisionConfig(), preserve=("out",)).proto
+    assert {"allow1", "allow2"} <= converted(before, after)
+    assert {"big", "masked"}.isdisjoint(converted(before, after))

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+from graph_text import graph
+from tensorflow.core.framework import types_pb2
+
+from graph_passes.kernels import KernelSupport, registered_gpu_kernels
+from graph_passes.op_registry import Slot, registered_op_type
+
+HALF, BFLOAT16 = types_pb2.DT_HALF, types_pb2.DT_BFLOAT16
+
+
+def has_kernel(device: str, dtype: int, line: str, slot: Slot) -> bool:
+    node = graph(f"x = Const(0.5, [4, 4])\nn = Const(1, [4])\nnode = {line}").node[-1]
+    return KernelSupport(device, dtype).has_kernel(registered_op_type(node.op), slot, node)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "line", "slot", "expected"),
+    [
+        ("GPU", HALF, "MatMul(x, x)", Slot("T"), True),
+        ("CPU", BFLOAT16, "MatMul(x, x)", Slot("T"), True),
+        ("GPU", HALF, "Cholesky(x)", Slot("T"), False),
+        ("GPU", HALF, "Erfinv(x)", Slot("T"), False),  # the op admits it, but no kernel has it
+        ("CPU", BFLOAT16, "Cholesky(x)", Slot("T"), False),
+        ("GPU", HALF, "Identity(x)", Slot("T"), True),
+        ("GPU", HALF, "IdentityN(x, n)", Slot("T", 0), True),
+        ("GPU", HALF, "Shape(x)", Slot("T"), True),
+        ("GPU", HALF, "Shape(x)", Slot("", fixed=types_pb2.DT_FLOAT), False),
+        ("TPU", HALF, "Relu(x)", Slot("T"), False),
+    ],
+)
+def test_kernels_of_the_build(
+    device: str, dtype: int, line: str, slot: Slot, expected: bool
+) -> None:
+    assert has_kernel(device, dtype, line, slot) == expected
+
+
+def test_other_attributes_of_the_node_count() -> None:
+    """A kernel may take a dtype for one attribute only together with another."""
+    support, gather = KernelSupport("GPU", HALF), registered_op_type("GatherV2")
+    node = graph("x = Const(0.5, [4])\nnode = GatherV2(x, [1, 2], 0)").node[-1]
+    assert support.has_kernel(gather, Slot("Tparams"), node)
+    node.attr["Tindices"].type = types_pb2.DT_STRING
+    assert not support.has_kernel(gather, Slot("Tparams"), node)
+
+
+def test_gpu_kernels_are_registered_without_a_gpu() -> None:
+    assert registered_gpu_kernels() > 300

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+from graph_text import graph
+from parity import converted
+
+from graph_passes import ListEdit, PrecisionConfig, list_notes, load_op_lists, rewrite_graph_def
+
+BETWEEN = (
+    "x = Const(0.5, [8, 8])\na = MatMul(x, x)\nt = Tanh(a)\nb = MatMul(t, t)\nout = Identity(b)"
+)
+
+
+def edit(list_name: str, action: str, op: str, source: str = "") -> ListEdit:
+    return ListEdit(list_name=list_name, action=action, op=op, source=source)
+
+
+def edited(*edits: ListEdit, **arguments: object) -> PrecisionConfig:
+    return PrecisionConfig(list_edits=edits, **arguments)
+
+
+@pytest.mark.parametrize("parity", [False, True])
+@pytest.mark.parametrize(
+    ("op", "list_name"),
+    [("MatMul", "allow"), ("Tanh", "infer"), ("Relu", "clear"), ("Exp", "deny")],
+)
+def test_lists_of_well_known_ops(op: str, list_name: str, parity: bool) -> None:
+    lists = load_op_lists(PrecisionConfig(parity=parity))
+    assert lists.list_of(op) == list_name
+    assert op in lists.ops(list_name)
+    assert lists.entries[op].reason
+
+
+def test_op_on_no_list_has_a_reason() -> None:
+    lists = load_op_lists(PrecisionConfig())
+    assert lists.list_of("While") is None
+    assert lists.unlisted["While"]
+
+
+@pytest.mark.parametrize(
+    ("edits", "op", "now"),
+    [
+        ([edit("allow", "add", "Sin")], "Sin", "allow"),
+        ([edit("infer", "remove", "Tanh")], "Tanh", None),
+        ([edit("deny", "add", "Tanh")], "Tanh", "deny"),
+        ([edit("deny", "add", "Tanh"), edit("deny", "remove", "Tanh")], "Tanh", None),
+        ([edit("deny", "add", "Tanh"), edit("clear", "add", "Tanh")], "Tanh", "clear"),
+        ([edit("allow", "remove", "Tanh")], "Tanh", "infer"),
+    ],
+)
+def test_edits_apply_in_order(edits: list[ListEdit], op: str, now: str | None) -> None:
+    assert load_op_lists(edited(*edits)).list_of(op) == now
+
+
+@pytest.mark.parametrize(("change", "low"), [(None, "a t b"), (edit("deny", "add", "Tanh"), "a b")])
+def test_an_edit_changes_what_is_converted(change: ListEdit | None, low: str) -> None:
+    before = graph(BETWEEN)
+    config = edited(*([change] if change else []))
+    after = rewrite_graph_def(before, config, preserve=("out",)).proto
+    assert converted(before, after) == set(low.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (edit("deny", "add", "Tanh", "DENYLIST_ADD"), "DENYLIST_ADD moved 'Tanh' from the infer"),
+        (edit("deny", "remove", "Tanh"), "but it is on the infer list; nothing was changed"),
+        (edit("deny", "remove", "While"), "but it is on no list; nothing was changed"),
+        (edit("allow", "add", "Matmul", "ALLOWLIST_ADD"), "ALLOWLIST_ADD.*'Matmul'.*'MatMul'"),
+        (edit("allow", "add", "BatchMatMulV9"), "Did you mean 'BatchMatMulV[23]'"),
+    ],
+)
+def test_surprising_edit_gives_a_note(change: ListEdit, note: str) -> None:
+    import re
+
+    (said,) = list_notes(edited(change))
+    assert re.search(note, said), said
+    report = rewrite_graph_def(graph(BETWEEN), edited(change)).report
+    assert report.notes == (said,)
+
+
+def test_unknown_op_without_a_neighbour_gets_no_suggestion() -> None:
+    (note,) = list_notes(edited(edit("allow", "add", "Zzzzzzzzzzzz")))
+    assert "custom ops" in note
+    assert "Did you mean" not in note
+
+
+@pytest.mark.parametrize(
+    "change", [edit("allow", "add", "MatMul"), edit("infer", "remove", "Tanh")]
+)
+def test_plain_edit_gives_no_note(change: ListEdit) -> None:
+    assert list_notes(edited(change)) == ()
+
+
+@pytest.mark.parametrize(
+    ("level", "low"),
+    [("", "a t b"), ("TENSOR_CORES_ONLY", "a b"), ("TREAT_INFER_AS_DENY", "a b")],
+)
+def test_levels(level: str, low: str) -> None:
+    before = graph(BETWEEN)
+    after = rewrite_graph_def(before, PrecisionConfig(level=level), preserve=("out",)).proto
+    assert converted(before, after) == set(low.split())
+
+
+def test_lists_of_the_levels() -> None:
+    cores = load_op_lists(PrecisionConfig(level="TENSOR_CORES_ONLY"))
+    assert {entry.list_name for entry in cores.entries.values()} == {"allow"}
+    strict = load_op_lists(PrecisionConfig(level="TREAT_INFER_AS_DENY"))
+    assert strict.list_of("Tanh") == "deny"
+    assert not strict.ops("infer")
+
+
+def test_forcing_converts_what_no_list_holds_but_no_constant() -> None:
+    before = graph("x = Const(0.5, [8, 8])\ns = Sin(x)\ne = Exp(s)\nout = Identity(e)")
+    assert not rewrite_graph_def(before, PrecisionConfig()).changed
+    after = rewrite_graph_def(
+        before, PrecisionConfig(level="UNSAFE_FORCE_ALL"), preserve=("out",)
+    ).proto
+    assert converted(before, after) == {"s", "e"}

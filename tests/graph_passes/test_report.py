@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from graph_text import graph
+
+from graph_passes import PrecisionConfig, Reason, rewrite_graph_def
+
+TEXT = """
+x = Const(0.5, [8, 8])
+w = VarHandleOp(dtype=float32, shape=[8, 8])
+read = ReadVariableOp(w, dtype=float32)
+deny1 = Exp(x)
+clear1 = Relu(deny1)
+infer1 = Tanh(clear1)
+allow1 = MatMul(infer1, read)
+infer2 = Tanh(allow1)
+allow2 = MatMul(infer2, read)
+far = Sqrt(x) @ "/device:CPU:0"
+sin = Cholesky(x)
+out = Identity(allow2)
+"""
+
+
+def report():
+    return rewrite_graph_def(graph(TEXT), PrecisionConfig(), preserve=("out",)).report
+
+
+def test_counts() -> None:
+    found = report()
+    assert (found.target_dtype, found.device, found.total_nodes) == ("float16", "GPU", 12)
+    assert (found.converted_nodes, found.allow_nodes) == (3, 2)
+    assert (found.denied_nodes, found.blocked_nodes) == (1, 2)
+    assert (found.casts_to_low, found.casts_to_float32, found.weight_casts) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        ("allow1", Reason.ALLOW_LIST),
+        ("infer2", Reason.BETWEEN_ALLOW),
+        ("deny1", Reason.DENY_LIST),
+        ("clear1", Reason.BEHIND_DENY),
+        ("infer1", Reason.BEHIND_DENY),
+        ("far", Reason.OTHER_DEVICE),
+        ("out", Reason.PRESERVED),
+        ("read", Reason.UNLISTED),
+    ],
+)
+def test_each_slot_has_one_reason(node: str, reason: Reason) -> None:
+    (decision,) = [d for d in report().decisions if d.node == node]
+    assert decision.reason is reason
+    assert decision.converted == reason.converts
+
+
+def test_path_leads_from_the_deny_op() -> None:
+    (decision,) = [d for d in report().decisions if d.node == "infer1"]
+    assert decision.path == ("deny1", "clear1", "infer1")
+    assert report().reasons["infer1"] == "behind an op of the deny list: deny1 -> clear1 -> infer1"
+
+
+def test_summary_is_one_line_with_the_counts() -> None:
+    summary = report().summary()
+    assert "\n" not in summary
+    assert "3/12 nodes to float16 with 3 casts (1 of weights)" in summary
+    assert "2 blocked by denied nodes" in summary
+
+
+def test_dict_survives_json() -> None:
+    found = report().to_dict()
+    assert json.loads(json.dumps(found)) == found
+    assert found["schema_version"] == 1
+    assert found["converted_nodes"] == 3
+    assert {d["reason"] for d in found["decisions"]} >= {"allow_list", "behind_deny"}
+
+
+def test_every_reason_has_a_text() -> None:
+    assert len({reason.text for reason in Reason}) == len(Reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase"),
+    [
+        ("x = Const(0.5, [4])\ny = Sin(x)\nz = Sin(y)", "float32 ops seen: Sin x2"),
+        ("n = Const(1, [4])\nm = AddV2(n, n)", "no node has a float32 type attribute"),
+    ],
+)
+def test_why_nothing_was_converted(text: str, phrase: str) -> None:
+    assert phrase in rewrite_graph_def(graph(text), PrecisionConfig()).report.first_reason()

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from graph_text import graph
+from tensorflow.core.framework import graph_pb2
+
+from graph_passes.view import FLOAT, OPAQUE, InvalidGraphError, view_function, view_graph
+
+
+def names(view, vertices) -> list[str]:
+    return [f"{view.node_of(v).name}.{view.slot_of(v)}" for v in vertices]
+
+
+def test_readers_and_producers() -> None:
+    view = view_graph(
+        graph("x = Const(0.5, [4, 4])\ny = MatMul(x, x)\nz = Cast(y, DstT=int32, after=[x])")
+    )
+    x, y, z = (view.base[view.index[name]] for name in "xyz")
+    assert names(view, view.readers(x)) == ["y.T", "y.T"]
+    assert names(view, view.readers(y)) == ["z.SrcT"]
+    assert names(view, view.producers(view.index["y"])) == ["x.dtype", "x.dtype"]
+    assert view.readers(z + 1) == []
+    assert [view.is_float[v] for v in (x, y, z, z + 1)] == [True, True, True, False]
+
+
+def test_reach_follows_edges_of_one_dtype() -> None:
+    view = view_graph(
+        graph(
+            "x = Const(0.5, [4])\na = Relu(x)\nb = Relu(a)\nn = Cast(b, DstT=int32)\n"
+            "f = Cast(n, DstT=float32)\nc = Relu(f)"
+        )
+    )
+    edges = view.adjacency(FLOAT)
+    start = view.base[view.index["a"]]
+    forward = edges.reach([start], lambda _: True, forward=True)
+    both = edges.reach([start], lambda _: True, forward=True, backward=True)
+    assert names(view, [v for v, r in enumerate(forward) if r]) == ["a.T", "b.T", "n.SrcT"]
+    assert names(view, [v for v, r in enumerate(both) if r]) == [
+        "x.dtype", "a.T", "b.T", "n.SrcT",
+    ]  # fmt: skip
+
+
+def test_body_of_a_function() -> None:
+    function = graph(
+        """
+        def f(x: float32, n: int32):
+            parts = Split(n, x, num_split=2)
+            y = MatMul(parts[1], parts[0])
+            return y, x
+        """
+    ).library.function[0]
+    view = view_function(function)
+    assert view.is_function
+    assert [node.op for node in view.nodes] == ["_Arg", "_Arg", "Split", "MatMul"] + ["_Retval"] * 2
+    assert view.split("parts:output:1") == ("parts", 1)
+    assert names(view, view.producers(view.index["y"])) == ["parts.T", "parts.T"]
+    x = view.base[view.index["x"]]
+    assert [view.node_of(v).op for v in view.readers(x)] == ["Split", "_Retval"]
+
+
+def test_unknown_op_is_opaque() -> None:
+    graph_def = graph("x = Const(0.5, [4, 4])\ny = Relu(x)")
+    graph_def.node.add(name="custom", op="OpOfSomeLibrary", input=["y"])
+    graph_def.node.add(name="z", op="Relu", input=["custom:3"]).attr["T"].type = FLOAT
+    view = view_graph(graph_def)
+    assert view.readers(view.base[1]) == [OPAQUE]
+    assert view.producers(3) == [OPAQUE]
+    assert view.op_of(OPAQUE) == ""
+
+
+def broken(change: str) -> graph_pb2.GraphDef:
+    graph_def = graph("x = Const(0.5, [4, 4])\ny = MatMul(x, x)")
+    if change == "twice":
+        graph_def.node.add().CopyFrom(graph_def.node[0])
+    elif change == "short":
+        del graph_def.node[1].input[1]
+    else:
+        graph_def.node[1].input[0] = change
+    return graph_def
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("twice", "two nodes have the same name"),
+        ("short", r"'y' \(MatMul\) has 1 inputs, not 2"),
+        ("nobody", "no node makes the tensor 'nobody'"),
+        ("x:5", "'x' has no output 5"),
+    ],
+)
+def test_graph_that_cannot_run(change: str, message: str) -> None:
+    with pytest.raises(InvalidGraphError, match=message):
+        view_graph(broken(change))
