@@ -53,7 +53,7 @@ def deny_out_of_range(canvas: Canvas) -> list[int]:
         if not view.is_float[made]:
             continue
         readers = [v for v in view.readers(made) if canvas.listed[v] and canvas.eligible[v]]
-        if readers and is_out_of_range(view.nodes[number].attr["value"].tensor):
+        if readers and is_out_of_range(op_type.attr(view.nodes[number], "value").tensor):
             roots.extend(readers)
     canvas.deny(roots, Reason.CONSTANT_RANGE)
     return roots

@@ -97,8 +97,8 @@ def _reduces(matcher: Matcher, number: int, axes: int, rank: int) -> bool:
 def _merge(edits: GraphEdits, matcher: Matcher, number: int) -> None:
     view = edits.view
     product = matcher.maker(matcher.tensor(number, 0))
-    node = matcher.node(product)
-    if not node.attr["adj_x"].b or node.attr["adj_y"].b:
+    node, op_type = matcher.node(product), view.op_types[product]
+    if not op_type.attr(node, "adj_x").b or op_type.attr(node, "adj_y").b:
         return  # a sum of other products is none of a weight's gradient
     if matcher.readers(product) != [number]:
         raise NoMatchError("more than the sum reads the products")
