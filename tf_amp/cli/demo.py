@@ -113,7 +113,7 @@ def _demonstrate(arguments: argparse.Namespace) -> int:
     print(f"Digits CNN, {arguments.rounds} x float32 and AMP in turns. AMP: {plan['reason']}.")
     full = {name: value for name, value in low.items() if name not in ENABLING_VARIABLES}
     training = ("-m", _TRAINING)
-    low_training = training
+    low_training: tuple[str, ...] = training
     if autoload.pth_path() is None:
         print("No .pth file is installed, so the launcher `tf-amp run` switches AMP on.")
         low_training = ("-m", "tf_amp.cli.main", "run", *training)
