@@ -98,7 +98,7 @@ def _merge(edits: GraphEdits, matcher: Matcher, number: int) -> None:
     view = edits.view
     product = matcher.maker(matcher.tensor(number, 0))
     node, op_type = matcher.node(product), view.op_types[product]
-    if not op_type.attr(node, "adj_x").b or op_type.attr(node, "adj_y").b:
+    if op_type is None or not op_type.attr(node, "adj_x").b or op_type.attr(node, "adj_y").b:
         return  # a sum of other products is none of a weight's gradient
     if matcher.readers(product) != [number]:
         raise NoMatchError("more than the sum reads the products")
