@@ -64,11 +64,11 @@ def _batch_norm(x: Any, name: str, training: bool) -> Any:
 
 
 def lstm_language_model(
-    *, vocabulary: int = 1500, size: int = 384, batch: int = 32, steps: int = 20
+    *, vocabulary: int = 512, size: int = 384, batch: int = 32, steps: int = 20
 ) -> V1Workload:
     """One LSTM layer over a dynamic loop, tied to nothing; Adam with clipped gradients.
 
-    The text is a random walk on a sparse graph of words: each word has eight successors.
+    The text is a random walk on a sparse graph of words: each word has four successors.
     """
     tokens = v1.placeholder(tf.int32, [batch, steps + 1])
     inputs = tf.nn.embedding_lookup(_weight("embedding", [vocabulary, size], 1), tokens[:, :-1])
@@ -95,19 +95,19 @@ def lstm_language_model(
     loss = tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     )
-    optimizer = v1.train.AdamOptimizer(2e-3)
+    optimizer = v1.train.AdamOptimizer(5e-3)
     gradients, variables = zip(*optimizer.compute_gradients(loss), strict=True)
     clipped, _ = tf.clip_by_global_norm(gradients, 5.0)
     train_op = optimizer.apply_gradients(zip(clipped, variables, strict=True))
 
-    successors = np.random.RandomState(0).randint(0, vocabulary, [vocabulary, 8])
+    successors = np.random.RandomState(0).randint(0, vocabulary, [vocabulary, 4])
 
     def text(number: int) -> Batch:
         rng = np.random.RandomState(number + 1)
         walk = np.empty([batch, steps + 1], np.int32)
         walk[:, 0] = rng.randint(0, vocabulary, batch)
         for i in range(steps):
-            walk[:, i + 1] = successors[walk[:, i], rng.randint(0, 8, batch)]
+            walk[:, i + 1] = successors[walk[:, i], rng.randint(0, 4, batch)]
         return {tokens: walk}
 
     return V1Workload(train_op, loss, loss, text, text(1_000_000))
@@ -116,7 +116,7 @@ def lstm_language_model(
 def residual_net(*, batch: int = 32, image: int = 32, classes: int = 10) -> V1Workload:
     """Three stages of two residual blocks, batch normalization, momentum.
 
-    An image is the pattern of its class, shifted at random, under noise of twice its size.
+    An image is the pattern of its class, shifted a little, under noise of its own size.
     """
     images = v1.placeholder(tf.float32, [batch, image, image, 3])
     labels = v1.placeholder(tf.int64, [batch])
@@ -153,15 +153,15 @@ def residual_net(*, batch: int = 32, image: int = 32, classes: int = 10) -> V1Wo
     with v1.variable_scope("net", reuse=True):
         evaluation = network(training=False)
     with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
-        train_op = v1.train.MomentumOptimizer(0.02, 0.9).minimize(loss)
+        train_op = v1.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
 
     patterns = np.random.RandomState(0).randn(classes, image, image, 3)
 
     def pictures(number: int) -> Batch:
         rng = np.random.RandomState(number + 1)
         kinds = rng.randint(0, classes, batch)
-        shifted = [np.roll(patterns[k], rng.randint(0, image, 2), (0, 1)) for k in kinds]
-        noisy = np.stack(shifted) + 2.0 * rng.randn(batch, image, image, 3)
+        shifted = [np.roll(patterns[k], rng.randint(0, 3, 2), (0, 1)) for k in kinds]
+        noisy = np.stack(shifted) + rng.randn(batch, image, image, 3)
         return {images: noisy.astype(np.float32), labels: kinds}
 
     return V1Workload(train_op, loss, evaluation, pictures, pictures(1_000_000))
