@@ -102,11 +102,18 @@ class OpCost:
     float32: Curve
     low: Curve
 
-    def gain(self, size: int) -> float:
-        """How much time the target dtype saves at a size, in seconds; negative for a loss."""
-        return self.float32.at(size) - self.low.at(size)
+    def gain(self, size: int, doubt: float = 1.0) -> float:
+        """How much time the target dtype saves at a size, in seconds; negative for a loss.
 
-    def clear_gain(self, size: int, margin: float = 1.25) -> float:
+        Args:
+            size: of the op's work, in what `measure` counts.
+            doubt: a loss counts only as far as the target dtype takes longer than this many times
+                the time in float32.
+        """
+        full, low = self.float32.at(size), self.low.at(size)
+        return max(0.0, full - low) if low <= doubt * full else doubt * full - low
+
+    def clear_gain(self, size: int, margin: float) -> float:
         """The gain at a size if one dtype is ahead by the margin at every measured size, else 0.
 
         Args:
@@ -115,7 +122,7 @@ class OpCost:
         """
         ratios = [f / t for f, t in zip(self.float32.seconds, self.low.seconds, strict=True)]
         clear = min(ratios) >= margin or max(ratios) <= 1 / margin
-        return self.gain(size) if clear else 0.0
+        return self.gain(size, margin) if clear else 0.0
 
 
 @dataclasses.dataclass(frozen=True)

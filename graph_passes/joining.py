@@ -21,8 +21,9 @@ from graph_passes.op_registry import OpType, registered_op_type
 from graph_passes.view import JOINED_ARGUMENT
 
 _ARGUMENT, _RESULT = "_Arg", "_Retval"
-# Not legal in names of nodes, so that no name of the main graph is like one of a body.
-_MARK = "@"
+MARK = "@"
+"""In the names of all nodes of bodies. It is not legal in names of nodes, so that no name of the
+main graph is like one of a body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _prefixes(root: Region) -> dict[Region, str]:
         for call in region.calls:
             for callee in call.callees:
                 name = callee.proto.signature.name  # type: ignore[union-attr]
-                prefixes[callee] = f"{name}{_MARK}{len(prefixes)}/"
+                prefixes[callee] = f"{name}{MARK}{len(prefixes)}/"
     return prefixes
 
 
@@ -83,7 +84,7 @@ class _Joiner:
         for arg in main.signature.output_arg:
             # A result may bear the name of a node; "@" keeps this name out of the way.
             node = self._nodes.add(
-                name=f"{arg.name}{_MARK}", op=_RESULT, input=[main.ret[arg.name]]
+                name=f"{arg.name}{MARK}", op=_RESULT, input=[main.ret[arg.name]]
             )
             node.attr["T"].type = arg.type
 
@@ -179,7 +180,7 @@ class _Divider:
             self._fill(new, root, lambda tensor: tensor)
             return new
         results = {
-            node.name[: -len(_MARK)]: node.input[0]
+            node.name[: -len(MARK)]: node.input[0]
             for node in self._nodes[""]
             if node.op == _RESULT
         }
@@ -251,7 +252,7 @@ class _Divider:
 
 
 def _prefix_of(name: str) -> str:
-    head, mark, tail = name.partition(_MARK)
+    head, mark, tail = name.partition(MARK)
     if not mark or not tail:
         return ""
     return f"{head}{mark}{tail.partition('/')[0]}/"

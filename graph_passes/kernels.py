@@ -126,7 +126,7 @@ class KernelSupport:
         return frozenset(listed)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel_support(device: str, dtype: int) -> KernelSupport:
     """The shared answers for one device type and target dtype."""
     return KernelSupport(device, dtype)

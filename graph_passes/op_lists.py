@@ -57,7 +57,7 @@ class OpLists:
         return frozenset(op for op, entry in self.entries.items() if entry.list_name == list_name)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _read_file(target_dtype: str) -> dict[str, dict[str, Any]]:
     resource = importlib.resources.files("graph_passes") / "lists" / f"{target_dtype}.toml"
     with resource.open("rb") as file:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-
 from graph_passes.application import Applied
 from graph_passes.canvas import ALLOW, CLEAR, DENY, INFER
 from graph_passes.patterns.units import Fusion
@@ -196,5 +195,3 @@ class Report:
                 for d in self.decisions
             ],
         }
-
-

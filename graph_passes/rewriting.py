@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import gc
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2, graph_pb2, op_def_pb2, types_pb2
 
@@ -197,7 +197,7 @@ def _rewrite_with_calls(
             try:
                 with _collector_paused():
                     return _rewrite_tree(tree, config, preserve, library, shapes)
-            except Exception:  # noqa: BLE001  bodies rewritten one by one are right as well
+            except Exception:
                 _LOGGER.warning(
                     "The functions that a graph calls are rewritten one by one, because planning "
                     "them together failed. This is a fault of tf_amp, please report it.",
@@ -228,13 +228,12 @@ def _rewrite_tree(
             tree.with_bodies(lambda region: fusions[region].proto),
             library,
             preserve,
-            lambda *joined: _convert(*joined, config),
+            lambda graph, view, kept: _convert(graph, view, kept, config),
+            _extended(shapes, fusions[tree].shapes),
         )
         new, total = converted.root, sum(len(region.nodes) for region in tree.walk())
         notes = load_op_lists(config).notes
-        report = _report(
-            config, total, notes, converted.plan, converted.applied, fusions[tree]
-        )
+        report = _report(config, total, notes, converted.plan, converted.applied, fusions[tree])
         if new is None:
             return RewriteResult(proto=tree.proto, report=report)
     else:
@@ -244,9 +243,7 @@ def _rewrite_tree(
     if config.has_rule("loop-hoisting"):
         hoist_casts(new, config.target)
     functions = name_functions(new, library)
-    return RewriteResult(
-        proto=new.proto, report=report, changed=True, extra_functions=functions
-    )
+    return RewriteResult(proto=new.proto, report=report, changed=True, extra_functions=functions)
 
 
 def _prepare(
@@ -305,7 +302,7 @@ def _rewrite(
             view, fusion = _prepare(proto, config, preserve, library, shapes)
             plan, applied = _convert(fusion.proto, view, preserve, config)
             report = _report(config, total, notes, plan, applied, fusion)
-    except Exception as error:  # noqa: BLE001  the caller's program must run whatever happens here
+    except Exception as error:
         _LOGGER.debug("A graph was left as it is.", exc_info=True)
         return RewriteResult(
             proto=proto,

@@ -16,10 +16,10 @@ from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.application import Applied
 from graph_passes.call_graph import Library, Region
-from graph_passes.joining import join, take_apart
+from graph_passes.joining import MARK, join, take_apart
 from graph_passes.planning import Plan
 from graph_passes.verification import verify_calls
-from graph_passes.view import GraphView, view_joined
+from graph_passes.view import GraphView, Shapes, view_joined
 
 Convert = Callable[[graph_pb2.GraphDef, GraphView, Collection[str]], tuple[Plan, Applied | None]]
 
@@ -40,7 +40,11 @@ class ConvertedTree:
 
 
 def convert_tree(
-    root: Region, library: Library, preserve: Collection[str], convert: Convert
+    root: Region,
+    library: Library,
+    preserve: Collection[str],
+    convert: Convert,
+    shapes: Shapes | None = None,
 ) -> ConvertedTree:
     """Plans the bodies of a call tree together and carries the plan out.
 
@@ -49,9 +53,13 @@ def convert_tree(
         library: gives a function by name.
         preserve: names of nodes of the main graph that must stay as they are.
         convert: plans a graph, given its view and what to preserve, and carries the plan out.
+        shapes: static shapes of the main graph's tensors. Sizes within bodies count as unknown:
+            what a cast costs there depends on the number of rounds, and whether it leaves the loop.
     """
     joined = join(root)
-    view = view_joined(joined.proto, {**root.called_as_ops(library), **joined.op_defs})
+    main = None if shapes is None else lambda node: () if MARK in node else shapes(node)
+    functions = {**root.called_as_ops(library), **joined.op_defs}
+    view = view_joined(joined.proto, functions, main)
     plan, applied = convert(joined.proto, view, (*preserve, *joined.boundary))
     if applied is None:
         return ConvertedTree(None, plan, None)

@@ -21,7 +21,7 @@ from graph_passes.application import Applied
 from graph_passes.call_graph import CallKind, Library, Region, function_names
 from graph_passes.planning import Plan
 from graph_passes.reasons import Reason
-from graph_passes.view import OPAQUE, GraphView, InvalidGraphError, view_function, view_graph
+from graph_passes.view import OPAQUE, InvalidGraphError, view_function, view_graph
 
 Graph = graph_pb2.GraphDef | function_pb2.FunctionDef
 
@@ -103,7 +103,9 @@ class _Verification:
     def _check_inputs(self, rewired: Mapping[tuple[int, int], str]) -> None:
         """Touched nodes read what they read before, but for the Casts."""
         view = self._view
-        expected: dict[int, list[str]] = {n: list(view.nodes[n].input) for n in self._applied.retyped}
+        expected: dict[int, list[str]] = {
+            n: list(view.nodes[n].input) for n in self._applied.retyped
+        }
         for (number, port), cast in rewired.items():
             if number not in expected:
                 expected[number] = list(view.nodes[number].input)
@@ -143,7 +145,9 @@ class _Verification:
                 raise VerificationError(f"no node makes the Cast {name!r}")
             tensor = view.nodes[number].input[port]
             if list(cast.input) != [tensor] and view.split(cast.input[0]) != view.split(tensor):
-                raise VerificationError(f"the Cast {name!r} reads {list(cast.input)}, not {tensor!r}")
+                raise VerificationError(
+                    f"the Cast {name!r} reads {list(cast.input)}, not {tensor!r}"
+                )
             edge = view.edge_starts[number] + port
             source, target = int(view.sources[edge]), int(view.targets[edge])
             made = dtypes[source] if source != OPAQUE else view.dtypes[target] % 100
@@ -177,9 +181,7 @@ def _name(dtype: int) -> str:
     return types_pb2.DataType.Name(int(dtype))  # type: ignore[no-any-return]
 
 
-def _check_signature(
-    new: function_pb2.FunctionDef, original: function_pb2.FunctionDef
-) -> None:
+def _check_signature(new: function_pb2.FunctionDef, original: function_pb2.FunctionDef) -> None:
     if new.signature != original.signature or new.control_ret != original.control_ret:
         raise VerificationError(f"the signature of {original.signature.name!r} changed")
 

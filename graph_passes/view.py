@@ -58,6 +58,7 @@ class GraphView:
         targets: for each edge the vertex of the port that reads it.
         edge_starts: for each node the number of its first edge; edges are numbered by reading
             node, then by port.
+        control_readers: name of a node -> the nodes that have it as a control input.
         is_function: whether the graph is the body of a function.
         ops: the ops that nodes have.
         functions: names of the functions that nodes may call as ops.
@@ -81,6 +82,7 @@ class GraphView:
         self.op_types: list[OpType | None] = []
         self.layouts: list[Layout] = []
         self.base: list[int] = []
+        self.control_readers: dict[str, list[int]] = {}
         self._vertex_of_tensor: dict[str, int] = {}
         self.joined_calls: set[int] = set()
         self.aliases: dict[int, tuple[int, int]] = {}
@@ -153,7 +155,7 @@ class GraphView:
             starts.append(start)
             found = [vertex_of(name) for name in node.input]
             if None in found:
-                found = self._resolve_inputs(node)
+                found = self._resolve_inputs(number, node)
             in_slots = layouts[number].in_slots
             sources += found  # type: ignore[arg-type]
             if len(found) == len(in_slots):
@@ -173,7 +175,7 @@ class GraphView:
         for start, end in opaque:
             self.targets[start:end] = OPAQUE
 
-    def _resolve_inputs(self, node: node_def_pb2.NodeDef) -> list[int]:
+    def _resolve_inputs(self, number: int, node: node_def_pb2.NodeDef) -> list[int]:
         """The vertices of a node's inputs, where not all are known by name yet."""
         tensor = self._vertex_of_tensor
         found = []
@@ -181,6 +183,7 @@ class GraphView:
             vertex = tensor.get(name)
             if vertex is None:
                 if name[0] == "^":
+                    self.control_readers.setdefault(name[1:], []).append(number)
                     continue
                 vertex = tensor[name] = self._find_tensor(name)
             found.append(vertex)
@@ -283,6 +286,23 @@ class GraphView:
         start, end = np.searchsorted(sources, (vertex, vertex + 1))
         return targets[start:end].tolist()  # type: ignore[no-any-return]
 
+    def reading_nodes(self, number: int) -> set[int]:
+        """The nodes that read an output of a node, control inputs not counted."""
+        outputs = {self.base[number] + slot for slot in self.layouts[number].out_slots}
+        found = {self.vertex_nodes[v] for output in outputs for v in self.readers(output)}
+        # A vertex may stand for inputs and outputs at once, and `OPAQUE` for any node at all.
+        return {n for n in found if n >= 0} | self._opaque_readers(number, -1 in found)
+
+    def _opaque_readers(self, number: int, any_at_all: bool) -> set[int]:
+        if not any_at_all:
+            return set()
+        name = self.nodes[number].name
+        return {
+            reader
+            for reader, op_type in enumerate(self.op_types)
+            if op_type is None and any(self.split(t)[0] == name for t in self.nodes[reader].input)
+        }
+
     def producers(self, number: int) -> list[int]:
         """The vertices of the tensors that a node reads, by port."""
         return self.sources[self.edge_starts[number] : self.edge_starts[number + 1]].tolist()
@@ -367,18 +387,21 @@ def view_graph(graph_def: graph_pb2.GraphDef, shapes: Shapes | None = None) -> G
 
 
 def view_joined(
-    graph_def: graph_pb2.GraphDef, functions: Mapping[str, op_def_pb2.OpDef]
+    graph_def: graph_pb2.GraphDef,
+    functions: Mapping[str, op_def_pb2.OpDef],
+    shapes: Shapes | None = None,
 ) -> GraphView:
     """Indexes a joined graph.
 
     Args:
         graph_def: the graph that `joining.join` made.
         functions: definitions of functions that are called as ops, and of the joined calls.
+        shapes: static shapes, where they are known.
 
     Raises:
         InvalidGraphError: as `view_graph`.
     """
-    return GraphView(list(graph_def.node), functions, is_function=False)
+    return GraphView(list(graph_def.node), functions, is_function=False, shapes=shapes)
 
 
 def view_function(

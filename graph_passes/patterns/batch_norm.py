@@ -218,9 +218,7 @@ class _Search:
         if op not in ("ReadVariableOp", "Identity", "_Arg", "Cast"):
             raise NoMatchError(f"scale or offset comes from {op}, not from a variable")
 
-    def _gradient(
-        self, x: str, scale: int, product: int, gamma: str, mean: int
-    ) -> Gradient | None:
+    def _gradient(self, x: str, scale: int, product: int, gamma: str, mean: int) -> Gradient | None:
         m, scale_name = self._m, self._name(scale)
         x_node = m.maker(x)
         outer = [
@@ -293,11 +291,15 @@ class _Search:
         found = []
         for dy_sum in self._sums_of(dy):
             for negated in self._all_behind_shapes(dy_sum, lambda n: m.op(n) == "Neg"):
-                for product in self._reading(negated, "Mul"):
-                    if m.reads(product, scale_name):
-                        found.append((dy_sum, negated, product))
+                found.extend(
+                    (dy_sum, negated, product)
+                    for product in self._reading(negated, "Mul")
+                    if m.reads(product, scale_name)
+                )
         if len(found) != 1:
-            raise NoMatchError(f"found {len(found)} sums of the gradient that reach the mean, not 1")
+            raise NoMatchError(
+                f"found {len(found)} sums of the gradient that reach the mean, not 1"
+            )
         self._behind_shapes(found[0][0], lambda n: n == found[0][1], "-d_beta", self._open)
         return found[0]
 

@@ -96,9 +96,7 @@ class _Emission:
         return node
 
     def _constant(self, name: str, value: np.ndarray) -> str:
-        return self._edits.add_constant(
-            f"{self._stem}/{name}", value, self._device, self._unit.x
-        )
+        return self._edits.add_constant(f"{self._stem}/{name}", value, self._device, self._unit.x)
 
     def _population_variance(self, variance: str) -> str:
         """Tensor [channels], the variance over n values; the fused op's is over n - 1.
@@ -128,4 +126,6 @@ class _Emission:
         )
 
     def _small(self, op: str, name: str, *inputs: str) -> str:
-        return self._edits.add_single(op, f"{self._stem}/{name}", inputs, self._device, {"T": FLOAT})
+        return self._edits.add_single(
+            op, f"{self._stem}/{name}", inputs, self._device, {"T": FLOAT}
+        )

@@ -44,12 +44,8 @@ class Matcher:
         return [name for name in self.view.nodes[number].input if not name.startswith("^")]
 
     def readers(self, number: int) -> list[int]:
-        """The nodes that read the outputs of a node whose outputs share one dtype, in order."""
-        view = self.view
-        layout = view.layouts[number]
-        vertices = {view.base[number] + slot for slot in layout.out_slots}
-        found = {view.vertex_nodes[v] for vertex in vertices for v in view.readers(vertex)}
-        return sorted(found)
+        """The nodes that read an output of a node, in order."""
+        return sorted(self.view.reading_nodes(number))
 
     def reads(self, number: int, tensor: str) -> bool:
         """Whether a node reads a tensor."""

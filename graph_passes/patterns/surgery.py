@@ -53,9 +53,16 @@ def replace_tensors(
     copy = type(proto)()
     copy.CopyFrom(proto)
     nodes = copy.node_def if view.is_function else copy.node  # type: ignore[union-attr]
-    nodes.extend(new_nodes)
+    first = len(copy.signature.input_arg) if view.is_function else 0  # type: ignore[union-attr]
     orphans = {view.split(tensor)[0] for tensor in redirect}
-    for node in nodes:
+    touched = {view.index[name] for name in inputs}
+    for name in orphans:
+        touched |= view.reading_nodes(view.index[name])
+    kept = set(preserve)
+    for number in touched:
+        node = nodes[number - first] if 0 <= number - first < len(nodes) else None
+        if node is None:
+            continue  # a result of the function, redirected below
         if node.name in inputs:
             orphans.update(view.split(name)[0] for name in node.input if name[0] != "^")
             controls = [name for name in node.input if name[0] == "^"]
@@ -64,50 +71,80 @@ def replace_tensors(
             if node.op == "AddN":
                 node.attr["N"].i = len(inputs[node.name])
         for port, name in enumerate(node.input):
-            target = redirect.get(name)
-            if target is not None:
-                node.input[port] = target
-    kept = set(preserve)
+            node.input[port] = redirect.get(name, name)
+    nodes.extend(new_nodes)
+    for node in nodes[len(nodes) - len(new_nodes) :]:
+        for port, name in enumerate(node.input):
+            node.input[port] = redirect.get(name, name)
     if view.is_function:
         for result, name in copy.ret.items():  # type: ignore[union-attr]
             copy.ret[result] = redirect.get(name, name)  # type: ignore[union-attr]
             kept.add(copy.ret[result].partition(":")[0])  # type: ignore[union-attr]
         kept.update(copy.control_ret.values())  # type: ignore[union-attr]
-    dead = _unread(nodes, orphans, kept)
+    dead = _Unread(view, nodes, first, len(new_nodes), kept).find(orphans)
     remaining = [node for node in nodes if node.name not in dead]
-    result = type(proto)()
-    result.CopyFrom(copy)
-    target_nodes = result.node_def if view.is_function else result.node  # type: ignore[union-attr]
-    del target_nodes[:]
-    target_nodes.extend(remaining)
-    return result
+    survivors = type(proto)()
+    target = survivors.node_def if view.is_function else survivors.node  # type: ignore[union-attr]
+    target.extend(remaining)
+    del nodes[:]
+    nodes.MergeFrom(target)
+    return copy
 
 
-def _unread(
-    nodes: Sequence[node_def_pb2.NodeDef], orphans: Collection[str], kept: Collection[str]
-) -> set[str]:
-    """The orphans that nothing reads, and what only such nodes read, one after another."""
-    makers: dict[str, list[str]] = {}
-    reads: dict[str, int] = {}
-    ops: dict[str, str] = {}
-    for node in nodes:
-        names = [name.lstrip("^").partition(":")[0] for name in node.input]
-        makers[node.name] = names
-        ops[node.name] = node.op
-        for name in names:
-            reads[name] = reads.get(name, 0) + 1
-    dead: set[str] = set()
-    pending = [name for name in orphans if name in makers]
-    while pending:
-        name = pending.pop()
-        if name in dead or reads.get(name) or name in kept or _has_effect(ops[name]):
-            continue
-        dead.add(name)
-        for maker in makers[name]:
-            reads[maker] -= 1
-            if maker in makers:
-                pending.append(maker)
-    return dead
+class _Unread:
+    """Finds nodes that nothing reads in an edited graph."""
+
+    def __init__(
+        self,
+        view: GraphView,
+        nodes: Sequence[node_def_pb2.NodeDef],
+        first: int,
+        added: int,
+        kept: Collection[str],
+    ) -> None:
+        self._view = view
+        self._nodes = nodes
+        self._first = first
+        self._kept = kept
+        self._added = nodes[len(nodes) - added :]
+        self._of_added = {
+            name.lstrip("^").partition(":")[0] for node in self._added for name in node.input
+        }
+
+    def find(self, orphans: Collection[str]) -> set[str]:
+        """The orphans that nothing reads, and what only such nodes read, one after another."""
+        dead: set[str] = set()
+        pending = list(orphans)
+        while pending:
+            name = pending.pop()
+            number = self._view.index.get(name)
+            if number is None or name in dead or not self._may_go(number, name, dead):
+                continue
+            dead.add(name)
+            pending.extend(n.lstrip("^").partition(":")[0] for n in self._node(number).input)
+        return dead
+
+    def _node(self, number: int) -> node_def_pb2.NodeDef:
+        return self._nodes[number - self._first]
+
+    def _may_go(self, number: int, name: str, dead: Collection[str]) -> bool:
+        view = self._view
+        if name in self._kept or name in self._of_added or view.op_types[number] is None:
+            return False
+        if not 0 <= number - self._first < len(self._nodes) - len(self._added):
+            return False  # an argument of the function
+        if _has_effect(self._node(number).op):
+            return False
+        readers = view.reading_nodes(number) | set(view.control_readers.get(name, ()))
+        return not any(
+            self._reads(reader, name) for reader in readers if view.nodes[reader].name not in dead
+        )
+
+    def _reads(self, reader: int, name: str) -> bool:
+        """Whether a node still reads another, now that inputs are redirected."""
+        if reader - self._first >= len(self._nodes) - len(self._added):
+            return False  # a result of the function: what it reads is kept
+        return any(n.lstrip("^").partition(":")[0] == name for n in self._node(reader).input)
 
 
 def _has_effect(op: str) -> bool:
