@@ -101,9 +101,17 @@ def test_gain_is_the_difference_and_clear_only_if_it_has_one_sign() -> None:
     assert matmul is not None
     assert add.gain(1000) == pytest.approx(-1e-6)
     assert add.gain(100_000) == pytest.approx(5e-5)
-    assert add.clear_gain(100_000) == 0
-    assert matmul.clear_gain(100) == pytest.approx(2e-6)
-    assert matmul.clear_gain(100, margin=4) == 0
+    assert add.clear_gain(100_000, 1.25) == 0
+    assert matmul.clear_gain(100, 1.25) == pytest.approx(2e-6)
+    assert matmul.clear_gain(100, 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("low", "gain"), [(0.5e-6, 0.5e-6), (1e-6, 0), (1.5e-6, 0), (2e-6, -0.5e-6), (9e-6, -7.5e-6)]
+)
+def test_a_small_loss_is_in_doubt(low: float, gain: float) -> None:
+    cost = OpCost("elements", Curve((1,), (1e-6,)), Curve((1,), (low,)))
+    assert cost.gain(1, doubt=1.5) == pytest.approx(gain)
 
 
 def test_a_table_survives_being_written_and_read() -> None:

@@ -1,0 +1,72 @@
+"""`tf-amp tune`, and which cost table holds afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from graph_passes.costs import load_table
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+# The tests run on hardware without fast units as well.
+IGNORE = {f"{REWRITE}_IGNORE_PERFORMANCE": "1", f"{REWRITE}_DTYPE": "bfloat16"}
+
+
+def test_tune_writes_a_table_that_the_setting_takes(run_python: RunPython, tmp_path: Path) -> None:
+    path = tmp_path / "mine" / "costs.toml"
+    # AMP is on in the environment: the command must measure without it all the same.
+    env = {**IGNORE, "TF_ENABLE_AUTO_MIXED_PRECISION": "1"}
+    done = run_python(MAIN, env, args=("tune", "--output", str(path), "--only", "Relu", "MatMul"))
+    assert [key for key, _ in load_table(path).rows] == ["MatMul", "Relu"]
+    assert f"Written to {path}" in done.stdout
+    assert f"{REWRITE}_COST_TABLE={path}" in done.stdout
+    assert "3/3" in done.stderr  # the progress bar: two rows and the Casts
+    assert list(path.parent.iterdir()) == [path]
+
+    used = run_python(MAIN, {**env, f"{REWRITE}_COST_TABLE": str(path)}, args=("env", "--json"))
+    assert json.loads(used.stdout)["cost_table"] == str(path)
+
+
+def test_tune_keeps_the_table_in_the_users_cache(run_python: RunPython, tmp_path: Path) -> None:
+    code = f"""
+        import tf_amp.tuning_probes as probes
+        few = tuple(p for p in probes.probes() if p.key == "Neg")
+        probes.probes = lambda: few
+        {MAIN}
+    """
+    env = {**IGNORE, "XDG_CACHE_HOME": str(tmp_path)}
+    done = run_python(code, env, args=("tune",))
+    (path,) = (tmp_path / "tf-amp" / "cost_tables").iterdir()
+    assert path.name.startswith("cpu-")
+    assert path.name.endswith("-bfloat16.toml")
+    assert f"Written to {path}" in done.stdout
+
+    on = {**env, "TF_ENABLE_AUTO_MIXED_PRECISION": "1"}
+    used = json.loads(run_python(MAIN, on, args=("env", "--json")).stdout)
+    assert used["cost_table"] == f"measured by `tf-amp tune`: {path}"
+
+    path.write_text("broken")
+    done = run_python(MAIN, on, args=("env", "--json"))
+    assert json.loads(done.stdout)["cost_table"] != used["cost_table"]
+    assert f"{str(path)!r} is no TOML" in done.stderr
+
+
+def test_wrong_calls_and_hardware_are_told_with_a_remedy(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    file = tmp_path / "a file"
+    file.write_text("")
+    for arguments, env, said in (
+        (("--only", "Relu"), IGNORE, "--only needs --output"),
+        (("--only", "Rleu", "--output", "x.toml"), IGNORE, "no row 'Rleu'"),
+        ((), {f"{REWRITE}_DTYPE": "float16"}, "nothing to measure"),
+        (("--only", "Neg", "--output", str(file / "x.toml")), IGNORE, "could not be written"),
+    ):
+        done = run_python(MAIN, env, args=("tune", *arguments), check=False)
+        assert done.returncode == 1, done.stderr[-2000:]
+        assert said in done.stderr

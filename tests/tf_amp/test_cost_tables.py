@@ -1,0 +1,90 @@
+"""Which cost table holds: the user's own, the shipped one, or none."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from graph_passes.costs import format_table, shipped_table
+from tf_amp import cost_tables
+from tf_amp.cost_tables import cached_table_path, choose_table, device_class
+from tf_amp.env_config import EnvConfigError, read_settings
+from tf_amp.env_variables import COST_TABLE
+from tf_amp.hardware import Target
+
+CPU = Target("bfloat16", "CPU", "")
+
+
+@pytest.mark.parametrize(
+    ("target", "gpus", "flags", "name"),
+    [
+        (CPU, (), ("avx2", "avx512_bf16"), "cpu-avx512_bf16"),
+        (CPU, (), ("amx_bf16", "avx512_bf16"), "cpu-amx_bf16"),
+        (CPU, (), ("avx2",), "cpu-plain"),
+        (Target("float16", "CPU", ""), (), ("avx512_bf16", "avx512_fp16"), "cpu-avx512_fp16"),
+        (Target("float16", "GPU", ""), ((9, 0), (8, 0)), (), "gpu-8.0"),
+        (Target("float16", "GPU", ""), (None,), (), "gpu-unknown"),
+    ],
+)
+def test_classes_of_devices(
+    target: Target, gpus: tuple[tuple[int, int] | None, ...], flags: tuple[str, ...], name: str
+) -> None:
+    assert device_class(target, gpu_capabilities=gpus, cpu_flags=flags) == name
+
+
+def test_the_cache_follows_the_environment() -> None:
+    name = "cpu-x-bfloat16.toml"
+    of_xdg = cached_table_path("cpu-x", "bfloat16", {"XDG_CACHE_HOME": "/c", "HOME": "/h"})
+    assert of_xdg == Path("/c/tf-amp/cost_tables") / name
+    of_home = cached_table_path("cpu-x", "bfloat16", {"HOME": "/h"})
+    assert of_home == Path("/h/.cache/tf-amp/cost_tables") / name
+
+
+def test_the_users_table_wins_over_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-avx512_bf16")
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    shipped = shipped_table("cpu-avx512_bf16", "bfloat16")
+    assert shipped is not None
+    choice = choose_table(read_settings({}), CPU, environ)
+    assert (choice.table, choice.reason) == (shipped, "shipped for cpu-avx512_bf16")
+
+    path = cached_table_path("cpu-avx512_bf16", "bfloat16", environ)
+    path.parent.mkdir(parents=True)
+    path.write_text(format_table(dataclasses.replace(shipped, measured_on="my own")))
+    choice = choose_table(read_settings({}), CPU, environ)
+    assert choice.table is not None
+    assert choice.table.measured_on == "my own"
+    assert str(path) in choice.reason
+
+    path.write_text("[casts")
+    assert choose_table(read_settings({}), CPU, environ).table == shipped
+    assert str(path) in caplog.text
+
+
+def test_no_table_where_none_was_measured_or_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_tables, "device_class", lambda _: "gpu-9.0")
+    gpu, environ = Target("float16", "GPU", ""), {"XDG_CACHE_HOME": "/nowhere"}
+    for settings, target, said in (
+        (read_settings({}), gpu, "none is shipped for gpu-9.0; `tf-amp tune`"),
+        (read_settings({COST_TABLE: "OFF"}), CPU, "switched off"),
+        (read_settings({}), Target(None, "CPU", ""), "nothing is rewritten"),
+    ):
+        choice = choose_table(settings, target, environ)
+        assert choice.table is None
+        assert said in choice.reason
+
+
+def test_a_file_that_is_no_table_is_an_error_that_names_variable_and_file(tmp_path: Path) -> None:
+    path = tmp_path / "costs.toml"
+    for text in (None, "device = 1"):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(EnvConfigError) as caught:
+            choose_table(read_settings({COST_TABLE: str(path)}), CPU)
+        assert COST_TABLE in str(caught.value)
+        assert str(path) in str(caught.value)
+        assert "auto or off" in str(caught.value)

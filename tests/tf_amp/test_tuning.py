@@ -1,0 +1,84 @@
+"""Measuring a cost table on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from graph_passes.costs import STRIDED, format_table, parse_table
+from tf_amp.tuning import chosen_probes, measure_table
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+ROWS = ["MatMul", "Relu", "AddV2/broadcast", "FusedBatchNormV3", "AddN", "Split"]
+
+
+def test_measured_tables_have_the_rows_asked_for_and_can_be_read_again() -> None:
+    seen: list[str] = []
+    table = measure_table("cpu-here", "CPU", "bfloat16", only=ROWS, rounds=1, on_probe=seen.append)
+    assert sorted(seen) == sorted([*ROWS, "casts"])
+    assert [key for key, _ in table.rows] == sorted(ROWS)
+    again = parse_table(format_table(table), "again")
+    for op in ("MatMul", "Relu"):
+        cost = again.cost_of(op)
+        assert cost is not None
+        assert len(cost.low.sizes) == len(cost.low.seconds) == 4
+        # The largest is hundreds of times the smallest: no measurement noise turns that round.
+        for curve in (cost.float32, cost.low):
+            assert curve.seconds[0] < curve.seconds[-1] < 10
+    assert again.cost_of("MatMul").measure == "flops"  # type: ignore[union-attr]
+    assert again.to_low.sizes == again.to_float32.sizes
+    assert "TensorFlow" in table.measured_on
+
+
+def test_an_op_without_a_kernel_for_the_dtype_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tf_amp import tuning
+    from tf_amp.tuning_probes import Case, Low, Probe
+
+    matrix = Low((4, 4))
+    none = Probe("MatrixInverse", "", "elements", (Case(16, {"input": matrix}),))
+    some = Probe("Relu", "", "elements", (Case(16, {"features": matrix}),))
+    monkeypatch.setattr(tuning, "probes", lambda: (none, some))
+    table = measure_table("cpu-here", "CPU", "bfloat16", rounds=1)
+    assert [key for key, _ in table.rows] == ["Relu"]
+
+
+def test_probes_are_distinct_and_grow() -> None:
+    probes = chosen_probes()
+    assert len({probe.key for probe in probes}) == len(probes)
+    for probe in probes:
+        sizes = [case.size for case in probe.cases]
+        assert sizes == sorted(set(sizes)), probe.key
+    assert f"DepthwiseConv2dNativeBackpropInput/{STRIDED}" in {probe.key for probe in probes}
+
+
+def test_an_unknown_row_is_named_with_the_legal_ones() -> None:
+    with pytest.raises(ValueError, match=r"no row 'Rleu'.*Relu"):
+        chosen_probes(["Rleu"])
+
+
+def test_it_refuses_to_measure_under_amp_and_leaves_the_optimizers_as_they_were(
+    run_python: RunPython,
+) -> None:
+    code = """
+        import tensorflow as tf
+        import tf_amp
+        from tf_amp.tuning import measure_table
+
+        tf.config.optimizer.set_experimental_options({"constant_folding": False})
+        measure_table("cpu-here", "CPU", "bfloat16", only=["Neg"], rounds=1)
+        options = tf.config.optimizer.get_experimental_options()
+        assert options["constant_folding"] is False, options
+        assert not options.get("disable_meta_optimizer"), options
+        tf_amp.enable_mixed_precision_graph_rewrite()
+        try:
+            measure_table("cpu-here", "CPU", "bfloat16", only=["Neg"], rounds=1)
+        except RuntimeError as error:
+            print(error)
+    """
+    ignore = {"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1"}
+    printed = run_python(code, ignore).stdout
+    assert "AMP is on" in printed
+    assert "tf-amp tune" in printed
