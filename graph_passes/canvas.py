@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from graph_passes.adjacency import Adjacency
 from graph_passes.config import PrecisionConfig
 from graph_passes.kernels import KernelSupport
 from graph_passes.op_lists import LIST_NAMES, OpLists
 from graph_passes.reasons import Reason
-from graph_passes.view import FLOAT, Adjacency, GraphView
+from graph_passes.view import FLOAT, GraphView
 
 ALLOW, INFER, CLEAR, DENY = (LIST_NAMES.index(name) + 1 for name in LIST_NAMES)
 """List codes in `Canvas.listed`; 0 is a vertex on no list."""

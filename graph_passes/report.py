@@ -151,10 +151,17 @@ class Report:
 
     def first_reason(self) -> str:
         """Why nothing was converted, in one phrase."""
-        counts = Counter(d.op for d in self.decisions if d.reason is Reason.NO_KERNEL)
-        if counts:
-            op, count = counts.most_common(1)[0]
-            return f"no {self.device} kernel in {self.target_dtype} for {op} x{count}"
+        for reason, phrase in (
+            (Reason.NO_KERNEL, f"no {self.device} kernel in {self.target_dtype} for"),
+            (
+                Reason.SLOWER_HERE,
+                f"the cost table says that {self.target_dtype} is slower here for",
+            ),
+        ):
+            counts = Counter(d.op for d in self.decisions if d.reason is reason)
+            if counts:
+                op, count = counts.most_common(1)[0]
+                return f"{phrase} {op} x{count}"
         if not self.eligible_nodes:
             return "no node has a float32 type attribute that may change"
         ops = Counter(d.op for d in self.decisions)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from tensorflow.core.framework import types_pb2
 
+from graph_passes.adjacency import Adjacency
 from graph_passes.canvas import Canvas
 from graph_passes.op_registry import SINGLE
 from graph_passes.reasons import Reason
-from graph_passes.view import Adjacency, GraphView
+from graph_passes.view import GraphView
 
 _READERS = frozenset(
     (
