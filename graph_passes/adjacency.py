@@ -36,6 +36,7 @@ class Adjacency:
             One byte a vertex, 1 where it is reached.
         """
         may_enter = enter.__getitem__ if not callable(enter) else enter
+        tables: tuple[list[Sequence[int]], ...]
         if forward and backward:
             tables = (self.successors, self.predecessors)
         else:

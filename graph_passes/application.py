@@ -55,7 +55,7 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     new = type(proto)()
     new.CopyFrom(proto)
     editor = _editor(view, new)
-    retyped = []
+    retyped: list[int] = []
     for vertex in plan.low:
         number = view.vertex_nodes[vertex]
         slot = view.slot_of(vertex)

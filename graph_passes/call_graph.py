@@ -191,7 +191,7 @@ class _Builder:
             if name not in names and function is not None:
                 names.add(name)
                 pending.extend(self._called_by(function.node_def))
-        size = len(region.nodes) + sum(len(self._found[name].node_def) for name in names)  # type: ignore[union-attr]
+        size = len(region.nodes) + sum(len(self._found[name].node_def) for name in names)  # type: ignore[union-attr,misc]
         self._left = GROWTH * size
         self._expand(region, ())
         return region

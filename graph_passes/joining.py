@@ -83,9 +83,7 @@ class _Joiner:
         self._add_bodies(root)
         for arg in main.signature.output_arg:
             # A result may bear the name of a node; "@" keeps this name out of the way.
-            node = self._nodes.add(
-                name=f"{arg.name}{MARK}", op=_RESULT, input=[main.ret[arg.name]]
-            )
+            node = self._nodes.add(name=f"{arg.name}{MARK}", op=_RESULT, input=[main.ret[arg.name]])
             node.attr["T"].type = arg.type
 
     def _add_bodies(self, root: Region) -> None:
@@ -180,9 +178,7 @@ class _Divider:
             self._fill(new, root, lambda tensor: tensor)
             return new
         results = {
-            node.name[: -len(MARK)]: node.input[0]
-            for node in self._nodes[""]
-            if node.op == _RESULT
+            node.name[: -len(MARK)]: node.input[0] for node in self._nodes[""] if node.op == _RESULT
         }
         taken = [arg.type for arg in old.signature.input_arg]
         given = [arg.type for arg in old.signature.output_arg]

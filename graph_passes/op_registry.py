@@ -28,7 +28,7 @@ class Slot(NamedTuple):
     """
 
     attr: str
-    index: int = SINGLE
+    index: int = SINGLE  # type: ignore[assignment]  # hides tuple.index, which is not used
     fixed: int = types_pb2.DT_INVALID
 
     def __str__(self) -> str:

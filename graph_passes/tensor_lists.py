@@ -132,7 +132,7 @@ def _handle_vertices(view: GraphView, number: int) -> list[int]:
 
 def _nested(view: GraphView) -> list[tuple[int, int]]:
     """Joins a list of lists to its elements: a list that is put in comes out again elsewhere."""
-    pairs = []
+    pairs: list[tuple[int, int]] = []
     for number, op_type in enumerate(view.op_types):
         if op_type is not None and op_type.name.startswith(_CONTAINERS):
             handle, *elements = _handle_vertices(view, number) or [0]

@@ -23,8 +23,6 @@ from graph_passes.planning import Plan
 from graph_passes.reasons import Reason
 from graph_passes.view import OPAQUE, InvalidGraphError, view_function, view_graph
 
-Graph = graph_pb2.GraphDef | function_pb2.FunctionDef
-
 
 class VerificationError(Exception):
     """The rewritten graph breaks a post-condition; it must not run.
@@ -33,12 +31,16 @@ class VerificationError(Exception):
         rejected: that graph.
     """
 
-    def __init__(self, message: str, rejected: Graph | None = None) -> None:
+    def __init__(
+        self, message: str, rejected: graph_pb2.GraphDef | function_pb2.FunctionDef | None = None
+    ) -> None:
         super().__init__(message)
         self.rejected = rejected
 
 
-def verify(plan: Plan, applied: Applied, original: Graph) -> None:
+def verify(
+    plan: Plan, applied: Applied, original: graph_pb2.GraphDef | function_pb2.FunctionDef
+) -> None:
     """Checks a rewritten graph.
 
     The dtypes at both ends of each edge agree; every retyped node has a kernel; preserved nodes,

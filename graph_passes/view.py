@@ -154,7 +154,7 @@ class GraphView:
         for number, node in enumerate(self.nodes):
             start = len(sources)
             starts.append(start)
-            found = [vertex_of(name) for name in node.input]
+            found: Sequence[int | None] = [vertex_of(name) for name in node.input]
             if None in found:
                 found = self._resolve_inputs(number, node)
             in_slots = layouts[number].in_slots
@@ -171,7 +171,8 @@ class GraphView:
         starts.append(len(sources))
         self.edge_starts = starts
         self.sources = np.array(sources, np.int64)
-        bases = np.repeat(np.array(self.base, np.int64), np.diff(np.array(starts, np.int64)))
+        counts = np.array(starts[1:], np.int64) - np.array(starts[:-1], np.int64)
+        bases = np.repeat(np.array(self.base, np.int64), counts)
         self.targets = bases + np.array(offsets, np.int64)
         for start, end in opaque:
             self.targets[start:end] = OPAQUE

@@ -288,7 +288,7 @@ class _Search:
         sums apart is the scale that the negative is multiplied by.
         """
         m, scale_name = self._m, self._name(scale)
-        found = []
+        found: list[tuple[int, int, int]] = []
         for dy_sum in self._sums_of(dy):
             for negated in self._all_behind_shapes(dy_sum, lambda n: m.op(n) == "Neg"):
                 found.extend(

@@ -60,12 +60,12 @@ def replace_tensors(
         touched |= view.reading_nodes(view.index[name])
     kept = set(preserve)
     for number in touched:
-        node = nodes[number - first] if 0 <= number - first < len(nodes) else None
-        if node is None:
+        if not 0 <= number - first < len(nodes):
             continue  # a result of the function, redirected below
+        node: node_def_pb2.NodeDef = nodes[number - first]
         if node.name in inputs:
             orphans.update(view.split(name)[0] for name in node.input if name[0] != "^")
-            controls = [name for name in node.input if name[0] == "^"]
+            controls: list[str] = [name for name in node.input if name[0] == "^"]
             del node.input[:]
             node.input.extend((*inputs[node.name], *controls))
             if node.op == "AddN":
