@@ -13,7 +13,8 @@ from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from graph_passes.kernels import KernelSupport
 from graph_passes.op_registry import Slot, registered_op_type
-from graph_passes.patterns.batch_norm import BatchNorm, Gradient, find_batch_norms
+from graph_passes.patterns.batch_norm import BatchNorm, find_batch_norms
+from graph_passes.patterns.batch_norm_gradient import Gradient
 from graph_passes.patterns.edits import GraphEdits
 from graph_passes.view import FLOAT, Shape
 

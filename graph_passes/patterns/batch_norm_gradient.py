@@ -1,0 +1,176 @@
+"""The gradient of a batch normalization written in primitives.
+
+Automatic differentiation makes of the forward half, with dy flowing in:
+
+    d_beta  = Sum(dy)                       d_scale = Sum(x * dy) - d_beta * mean
+    d_gamma = d_scale * rsqrt               dv      = RsqrtGrad(rsqrt, d_scale * gamma)
+    dx      = dy * scale + spread(-d_beta * scale) / n + 2 * spread(dv) / n * (x - mean)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from graph_passes.patterns.matching import NoMatchError
+from graph_passes.patterns.search import SHAPERS, Search
+
+_SPREADERS = (*SHAPERS, "BroadcastTo", "Tile")
+_SUMS = ("AddN", "AddV2", "Add")
+_LONGEST_SPREAD = 8
+"""Ops between a statistic's gradient and its division by the count: 5 with static shapes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """The gradient half of one batch normalization.
+
+    Attributes:
+        dy: tensor, the gradient with regard to y.
+        dx_sum: node that sums what flows back to x.
+        dx_terms: the tensors of that sum that belong to this unit.
+        d_gamma: tensor, the gradient with regard to gamma.
+        d_beta: tensor, the gradient with regard to beta.
+    """
+
+    dy: str
+    dx_sum: int
+    dx_terms: tuple[str, ...]
+    d_gamma: str
+    d_beta: str
+
+
+class GradientSearch:
+    """Looks for the gradient that belongs to a forward half.
+
+    Args:
+        search: the state of the search; receives the nodes of the gradient.
+        x: tensor, the input.
+        gamma: tensor, the stored scale.
+        mean: node that makes the mean.
+        rsqrt: node that makes the inverse deviation.
+        scale: node that makes rsqrt * gamma.
+    """
+
+    def __init__(
+        self, search: Search, x: str, gamma: str, *, mean: int, rsqrt: int, scale: int
+    ) -> None:
+        self._s = search
+        self._x = x
+        self._gamma = gamma
+        self._mean = mean
+        self._rsqrt = rsqrt
+        self._scale = scale
+
+    def find(self, product: int) -> Gradient | None:
+        """The gradient; None where nothing flows back through the unit."""
+        x, scale = self._x, self._scale
+        m, scale_name = self._s.m, self._s.name(self._scale)
+        x_node = m.maker(x)
+        outer = [
+            reader
+            for reader in m.readers(x_node)
+            if m.op(reader) == "Mul" and m.reads(reader, x) and reader != product
+        ]
+        scaled = [n for n in m.readers(scale) if m.op(n) == "Mul" and n not in self._s.inside]
+        for weighted in outer:  # x * dy
+            dy = m.other_input(weighted, x)
+            direct = [n for n in scaled if m.other_input(n, scale_name) == dy]  # dy * scale
+            if len(direct) == 1:
+                return self._parts(dy, weighted, direct[0])
+        if scaled:
+            raise NoMatchError("the gradient flows back in a way that is not the usual one")
+        return None
+
+    def _parts(self, dy: str, weighted: int, direct: int) -> Gradient:
+        m = self._s.m
+        dy_sum, negated, to_mean = self._offset_gradient(dy)
+        to_scale = self._s.one(
+            [n for n in self._s.reading(negated, "Mul") if n != to_mean], "d_beta * mean"
+        )
+        self._require_factor(to_scale, negated, self._s.name(self._mean))
+        x_sum = self._s.one(self._s.sums_of(self._s.name(weighted)), "the sum of x * dy")
+        d_scale = self._s.behind_shapes(
+            x_sum,
+            lambda n: m.op(n) in _SUMS and m.reads(n, self._s.name(to_scale)),
+            "the gradient of the scale",
+            self._s.inside,
+        )
+        d_gamma = self._s.one(
+            [n for n in self._s.reading(d_scale, "Mul") if m.reads(n, self._s.name(self._rsqrt))],
+            "d_gamma",
+        )
+        into_rsqrt = self._s.one(
+            [n for n in self._s.reading(d_scale, "Mul") if n != d_gamma], "the gradient of Rsqrt"
+        )
+        self._require_factor(into_rsqrt, d_scale, self._gamma)
+        rsqrt_grad = self._s.one(self._s.reading(into_rsqrt, "RsqrtGrad"), "RsqrtGrad")
+        mean_term = self._spread(to_mean)
+        square_term = self._spread(rsqrt_grad)
+        doubled = self._s.one(
+            self._s.reading(square_term, "Mul"), "2 * the gradient of the variance"
+        )
+        if float(m.constant(m.other_input(doubled, self._s.name(square_term)))) != 2.0:
+            raise NoMatchError("the gradient of the squares is not doubled")
+        onto_x = self._s.one(self._s.reading(doubled, "Mul"), "the gradient through the variance")
+        centred = m.expect(m.maker(m.other_input(onto_x, self._s.name(doubled))), "Sub")
+        around = m.maker(m.through(m.tensor(centred, 1), *SHAPERS))
+        if m.tensor(centred, 0) != self._x or around != self._mean:
+            raise NoMatchError("the gradient of the variance is taken around another mean")
+        dx_sum = self._s.one(self._s.reading(direct, "AddN"), "the sum of the gradients of x")
+        terms = tuple(self._s.name(n) for n in (direct, mean_term, onto_x))
+        if not all(m.reads(dx_sum, term) for term in terms):
+            raise NoMatchError("the three gradients of x are not summed in one place")
+        # The fused op gives [channels]; a Reshape behind takes that as well as kept dimensions.
+        flat_gamma = all(
+            m.op(n) != "Reshape" or m.tensor(n, 0) != self._gamma for n in self._s.inside
+        )
+        for end, may_differ in ((d_gamma, flat_gamma), (dy_sum, False)):
+            if not may_differ and any(m.op(n) != "Reshape" for n in m.readers(end)):
+                raise NoMatchError(f"{m.node(end).name!r} is read in its own shape")
+        self._s.inside.update((negated, to_mean, to_scale, x_sum, d_scale, into_rsqrt, rsqrt_grad))
+        self._s.inside.update((mean_term, square_term, doubled, onto_x, centred, direct, weighted))
+        self._s.ends.update((dx_sum, d_gamma))
+        self._s.replaced.update((d_gamma, dy_sum))
+        return Gradient(dy, dx_sum, terms, self._s.name(d_gamma), self._s.name(dy_sum))
+
+    def _offset_gradient(self, dy: str) -> tuple[int, int, int]:
+        """The sum of dy that belongs to this unit, its negative, and the gradient of the mean.
+
+        Two units may share one dy (where a sum of two branches follows them); what tells their
+        sums apart is the scale that the negative is multiplied by.
+        """
+        m, scale_name = self._s.m, self._s.name(self._scale)
+        found: list[tuple[int, int, int]] = []
+        for dy_sum in self._s.sums_of(dy):
+            for negated in self._s.all_behind_shapes(dy_sum, lambda n: m.op(n) == "Neg"):
+                found.extend(
+                    (dy_sum, negated, product)
+                    for product in self._s.reading(negated, "Mul")
+                    if m.reads(product, scale_name)
+                )
+        if len(found) != 1:
+            raise NoMatchError(
+                f"found {len(found)} sums of the gradient that reach the mean, not 1"
+            )
+        self._s.behind_shapes(found[0][0], lambda n: n == found[0][1], "-d_beta", self._s.open)
+        return found[0]
+
+    def _require_factor(self, product: int, one: int, other: str) -> None:
+        """Whatever its shape, the other factor of a product must be a certain tensor."""
+        m = self._s.m
+        factor = m.other_input(product, self._s.name(one))
+        if m.through(factor, *SHAPERS) != m.through(other, *SHAPERS):
+            raise NoMatchError(f"{m.node(product).name!r} multiplies by something else")
+
+    def _spread(self, number: int) -> int:
+        """The division by the count behind a statistic's gradient; what is between is inside."""
+        last = number
+        for _ in range(_LONGEST_SPREAD):
+            divisions = self._s.reading(last, "RealDiv")
+            if divisions:
+                return self._s.one(divisions, "the division by the count")
+            last = self._s.one(self._s.reading(last, *_SPREADERS), "a spread gradient")
+            self._s.inside.add(last)
+        raise NoMatchError(
+            f"the gradient behind {self._s.m.node(number).name!r} is not spread over x"
+        )

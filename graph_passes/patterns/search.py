@@ -1,0 +1,98 @@
+"""The state of one search for a unit, and the steps that all of its parts take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graph_passes.patterns.matching import Matcher, NoMatchError
+
+SHAPERS = ("Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient")
+"""Ops that give the elements of their first input as they are."""
+
+
+class Search:
+    """What one search has found so far.
+
+    Attributes:
+        m: reads the graph.
+        inside: nodes of the unit.
+        ends: nodes outside that are fed from inside.
+        open: nodes that stay and may be read outside.
+        replaced: nodes whose tensors the unit will make.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        self.m = matcher
+        self.inside: set[int] = set()
+        self.ends: set[int] = set()
+        self.open: set[int] = set()
+        self.replaced: set[int] = set()
+
+    def name(self, number: int) -> str:
+        """The tensor that a single-output node makes, as its readers write it."""
+        view = self.m.view
+        if not view.is_function:
+            return view.nodes[number].name
+        op_type = view.op_types[number]
+        arg = op_type.op_def.output_arg[0].name if op_type else ""
+        return f"{view.nodes[number].name}:{arg}:0"
+
+    def only(self, number: int, fits: Callable[[int], bool], what: str) -> int:
+        """The one reader of a node that fits."""
+        found = [reader for reader in self.m.readers(number) if fits(reader)]
+        if len(found) != 1:
+            raise NoMatchError(f"found {len(found)} nodes that make {what}, not 1")
+        return found[0]
+
+    def shapes_between(self, tensor: str, end: int) -> None:
+        """Counts the shape ops on the way back from a tensor to a node as inside."""
+        number = self.m.maker(tensor)
+        while number != end and self.m.op(number) in SHAPERS:
+            self.inside.add(number)
+            number = self.m.maker(self.m.tensor(number, 0))
+
+    def one(self, found: list[int], what: str) -> int:
+        """The one node of a list; NoMatchError says what is missing or ambiguous otherwise."""
+        if len(set(found)) != 1:
+            raise NoMatchError(f"found {len(set(found))} nodes that make {what}, not 1")
+        return found[0]
+
+    def reading(self, number: int, *ops: str) -> list[int]:
+        """The readers of a node that have one of the ops."""
+        return [reader for reader in self.m.readers(number) if self.m.op(reader) in ops]
+
+    def sums_of(self, tensor: str) -> list[int]:
+        """The Sum nodes that read a tensor."""
+        m = self.m
+        return [n for n in self.reading(m.maker(tensor), "Sum") if m.tensor(n, 0) == tensor]
+
+    def all_behind_shapes(
+        self, start: int, fits: Callable[[int], bool], came_from: dict[int, int] | None = None
+    ) -> list[int]:
+        """The fitting nodes behind a node and shape ops; records the way to each."""
+        came_from = {} if came_from is None else came_from
+        pending, found = [start], []
+        while pending:
+            last = pending.pop()
+            for reader in self.m.readers(last):
+                if reader in came_from:
+                    continue
+                if fits(reader):
+                    found.append(reader)
+                    came_from[reader] = last
+                elif self.m.op(reader) in SHAPERS:
+                    came_from[reader] = last
+                    pending.append(reader)
+        return found
+
+    def behind_shapes(
+        self, start: int, fits: Callable[[int], bool], what: str, passed: set[int]
+    ) -> int:
+        """The one fitting node behind a node and shape ops, which are added to `passed`."""
+        came_from: dict[int, int] = {}
+        found = self.one(self.all_behind_shapes(start, fits, came_from), what)
+        last = came_from[found]
+        while last != start:
+            passed.add(last)
+            last = came_from[last]
+        return found
