@@ -38,6 +38,7 @@ CODE = """
 
     from tensorflow.python.eager import context
 
+    SOURCES = ("ReadVariableOp", "TensorListPopBack")
     bodies = {}
     for name in context.context().list_function_names():
         name = name.decode() if isinstance(name, bytes) else name
@@ -49,7 +50,7 @@ CODE = """
             "casts": sum(node.op == "Cast" for node in function.node_def),
             "casts of weights": sum(
                 node.op == "Cast"
-                and makers.get(node.input[0].split(":")[0]) in ("ReadVariableOp", "TensorListPopBack")
+                and makers.get(node.input[0].split(":")[0]) in SOURCES
                 for node in function.node_def
             ),
             "products": sorted(
