@@ -191,7 +191,9 @@ class Library:
         finally:
             self.delete_status(status)
 
-    def output_properties(self, properties: int, node: str, status: int) -> list[bytes]:
+    def output_properties(
+        self, properties: int | None, node: str, status: int | None
+    ) -> list[bytes]:
         """Returns the serialized OpInfo.TensorProperties of a node's outputs; none on an error."""
         name, count = node.encode("utf-8", "surrogateescape"), ctypes.c_int()
         self._output_count(properties, name, ctypes.byref(count), status)
