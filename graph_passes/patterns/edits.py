@@ -69,11 +69,10 @@ class GraphEdits:
     def add_constant(self, name: str, value: np.ndarray, device: str, beside: str) -> str:
         """Adds a constant and returns its tensor.
 
-        A control input from the node that makes the tensor `beside` keeps the constant in the
-        frame of the loop that its reader is in.
+        In a graph with loops of TensorFlow 1, a control input from the node that makes the tensor
+        `beside` keeps the constant in the frame of the loop that its reader is in.
         """
-        maker = self.view.split(beside)[0]
-        controls = () if self._is_argument(maker) else ("^" + maker,)
+        controls = ("^" + self.view.split(beside)[0],) if "Enter" in self.view.ops else ()
         dtype = types_pb2.DT_INT32 if value.dtype == np.int32 else FLOAT
         node = self.add("Const", name, controls, device, {"dtype": dtype})
         node.attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(value))
@@ -106,6 +105,3 @@ class GraphEdits:
         while tensor in self.redirect:
             tensor = self.redirect[tensor]
         return tensor
-
-    def _is_argument(self, name: str) -> bool:
-        return self.view.is_function and self.view.nodes[self.view.index[name]].op == "_Arg"
