@@ -1,42 +1,29 @@
-"""The pass: its stages in order, for a GraphDef and for one function."""
+"""The pass, for a GraphDef with its functions and for one function with those it calls."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 
-from tensorflow.core.framework import function_pb2, graph_pb2, op_def_pb2, types_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2
 
-from graph_passes import batch_norm, cost_rule, painting, recurrences, tensor_lists
-from graph_passes.application import Applied, apply_plan
-from graph_passes.bounded_rsqrt import release_bounded_rsqrts
+from graph_passes.application import Applied
 from graph_passes.call_graph import Graph, Library, Region, build_call_tree
 from graph_passes.calls import reachable_functions
-from graph_passes.canvas import ALLOW, Canvas
 from graph_passes.config import PrecisionConfig
-from graph_passes.constants import deny_out_of_range
-from graph_passes.eligibility import find_ineligible
 from graph_passes.hoisting import hoist_casts
-from graph_passes.kernels import kernel_support
-from graph_passes.op_lists import OpLists, load_op_lists
-from graph_passes.patterns.units import Fusion, find_units
-from graph_passes.planning import Plan, make_plan
-from graph_passes.reasons import Reason
+from graph_passes.op_lists import load_op_lists
+from graph_passes.patterns.units import Fusion
+from graph_passes.planning import Plan
 from graph_passes.report import Report
 from graph_passes.signatures import convert_tree, name_functions
-from graph_passes.variables import protect_variable_updates
-from graph_passes.verification import verify
-from graph_passes.view import GraphView, Shape, Shapes, view_function, view_graph
+from graph_passes.stages import convert, extend_shapes, no_library, prepare
+from graph_passes.view import Shapes
 
 _LOGGER = logging.getLogger(__name__)
-
-
-def _NO_LIBRARY(_: str) -> None:  # noqa: N802  a constant that happens to be a function
-    """The library of a graph that has none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +81,7 @@ def rewrite_graph_def(
     """
     library = {function.signature.name: function for function in graph_def.library.function}
     if not library:
-        return _rewrite(graph_def, config, preserve, _NO_LIBRARY, shapes)
+        return _rewrite(graph_def, config, preserve, no_library, shapes)
     main = _rewrite_with_calls(graph_def, config, preserve, library.get, shapes)
     if main.failure is not None:
         return main
@@ -105,8 +92,8 @@ def rewrite_graph_def(
     changed = main.changed
     reachable = reachable_functions(new)
     for position, function in enumerate(graph_def.library.function):
-        if function.signature.name not in reachable:
-            continue
+        if function.signature.name not in reachable or not function.node_def:
+            continue  # nothing runs it, or only its signature is here, as Grappler hands it over
         result = _rewrite_with_calls(function, config, (), library.get)
         if result.failure is not None:
             return dataclasses.replace(result, proto=graph_def)
@@ -125,7 +112,7 @@ def rewrite_function_def(
     function_def: function_pb2.FunctionDef,
     config: PrecisionConfig,
     *,
-    library: Library = _NO_LIBRARY,
+    library: Library = no_library,
     shapes: Shapes | None = None,
 ) -> RewriteResult:
     """Rewrites the body of one function; its signature stays as it is.
@@ -141,45 +128,6 @@ def rewrite_function_def(
         The result, as `rewrite_graph_def`.
     """
     return _rewrite_with_calls(function_def, config, (), library, shapes)
-
-
-def paint(view: GraphView, config: PrecisionConfig, preserve: Collection[str]) -> Canvas:
-    """Colours a graph: all stages, in order."""
-    lists = load_op_lists(config)
-    target = config.target
-    support = kernel_support(config.device, target)
-    ineligible = find_ineligible(view, preserve, config)
-    canvas = Canvas(view, config, lists, support, target, ineligible)
-    if not _anything_to_do(canvas, lists):
-        return canvas
-    clusters, implicit_edges, unsafe = tensor_lists.find_clusters(canvas)
-    canvas.connect(implicit_edges)
-    canvas.deny(unsafe, Reason.UNSAFE_CLUSTER)
-    if config.has_rule("variable-update"):
-        protect_variable_updates(canvas)
-    if config.has_rule("bounded-rsqrt"):
-        release_bounded_rsqrts(canvas)
-    out_of_range: list[int] = []
-    if config.has_rule("constant-range") and target == types_pb2.DT_HALF:
-        out_of_range = deny_out_of_range(canvas)
-
-    painting.paint_allow_list(canvas)
-    painting.propagate_deny(canvas, out_of_range)
-    tensor_lists.match_cluster_colours(canvas, clusters)
-    painting.paint_between_allow(canvas)
-    painting.paint_infer_after_allow(canvas)
-    painting.flood_clear(canvas)
-    painting.erase_unsupported(canvas)
-    tensor_lists.match_cluster_colours(canvas, clusters)
-    recurrences.match_loop_edges(canvas)
-    if config.has_rule("cost"):
-        cost_rule.keep_fast_ones(canvas, clusters)
-    painting.match_existing_casts(canvas)
-    return canvas
-
-
-def _anything_to_do(canvas: Canvas, lists: OpLists) -> bool:
-    return lists.force_all or bool(((canvas.listed == ALLOW) & canvas.eligible).any())
 
 
 def _rewrite_with_calls(
@@ -223,13 +171,13 @@ def _rewrite_tree(
         return (preserve, library, shapes) if region is tree else ((), library, None)
 
     if config.has_rule("function-signatures"):
-        fusions = {r: _prepare(r.proto, config, *details(r))[1] for r in tree.walk()}
+        fusions = {r: prepare(r.proto, config, *details(r))[1] for r in tree.walk()}
         converted = convert_tree(
             tree.with_bodies(lambda region: fusions[region].proto),
             library,
             preserve,
-            lambda graph, view, kept: _convert(graph, view, kept, config),
-            _extended(shapes, fusions[tree].shapes),
+            lambda graph, view, kept: convert(graph, view, kept, config),
+            extend_shapes(shapes, fusions[tree].shapes),
         )
         new, total = converted.root, sum(len(region.nodes) for region in tree.walk())
         notes = load_op_lists(config).notes
@@ -246,47 +194,6 @@ def _rewrite_tree(
     return RewriteResult(proto=new.proto, report=report, changed=True, extra_functions=functions)
 
 
-def _prepare(
-    proto: Graph,
-    config: PrecisionConfig,
-    preserve: Collection[str],
-    library: Library,
-    shapes: Shapes | None,
-) -> tuple[GraphView, Fusion]:
-    """The graph with its units in place, and its view."""
-    called = Region(proto).called_as_ops(library) if library is not _NO_LIBRARY else {}
-    view_of = functools.partial(_view, functions=called)
-    graph, view = proto, view_of(proto, shapes)
-    if not view.ops.isdisjoint(batch_norm.SUCCESSOR):
-        graph = _with_new_batch_norms(proto)
-        view = view_of(graph, shapes)
-    fusion = find_units(graph, view, config, preserve)
-    if fusion.units:
-        view = view_of(fusion.proto, _extended(shapes, fusion.shapes))
-        view.require_matching_dtypes()
-    return view, fusion
-
-
-def _view(
-    graph: Graph, shapes: Shapes | None, functions: Mapping[str, op_def_pb2.OpDef]
-) -> GraphView:
-    if isinstance(graph, graph_pb2.GraphDef):
-        return view_graph(graph, shapes)
-    return view_function(graph, functions, shapes)
-
-
-def _convert(
-    graph: Graph, view: GraphView, preserve: Collection[str], config: PrecisionConfig
-) -> tuple[Plan, Applied | None]:
-    """Paints the graph and carries the plan out, where there is anything to do."""
-    plan = make_plan(paint(view, config, preserve))
-    if not plan.low:
-        return plan, None
-    applied = apply_plan(plan, graph)
-    verify(plan, applied, graph)
-    return plan, applied
-
-
 def _rewrite(
     proto: Graph,
     config: PrecisionConfig,
@@ -299,8 +206,8 @@ def _rewrite(
     applied: Applied | None = None
     try:
         with _collector_paused():
-            view, fusion = _prepare(proto, config, preserve, library, shapes)
-            plan, applied = _convert(fusion.proto, view, preserve, config)
+            view, fusion = prepare(proto, config, preserve, library, shapes)
+            plan, applied = convert(fusion.proto, view, preserve, config)
             report = _report(config, total, notes, plan, applied, fusion)
     except Exception as error:
         _LOGGER.debug("A graph was left as it is.", exc_info=True)
@@ -313,10 +220,6 @@ def _rewrite(
     if applied is None:
         return RewriteResult(proto=proto, report=report)
     return RewriteResult(proto=applied.proto, report=report, changed=True)
-
-
-def _extended(shapes: Shapes | None, added: Mapping[str, Sequence[Shape | None]]) -> Shapes | None:
-    return None if shapes is None else lambda node: added.get(node) or shapes(node)
 
 
 def _report(
@@ -336,14 +239,6 @@ def _report(
         applied=applied,
         fusion=fusion,
     )
-
-
-def _with_new_batch_norms(proto: Graph) -> Graph:
-    copy = type(proto)()
-    copy.CopyFrom(proto)  # type: ignore[arg-type]
-    nodes = copy.node if isinstance(copy, graph_pb2.GraphDef) else copy.node_def
-    batch_norm.raise_batch_norms(nodes)
-    return copy
 
 
 @contextlib.contextmanager

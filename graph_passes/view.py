@@ -368,8 +368,11 @@ def view_function(
     nodes.extend(function_def.node_def)
     for arg in function_def.signature.output_arg:
         # A result may bear the name of a node or an argument; "/" keeps this name out of the way.
+        result = function_def.ret.get(arg.name)  # [] would write to a map that lacks the key
+        if not result:
+            raise InvalidGraphError(f"nothing is named as the result {arg.name!r}")
         pseudo = node_def_pb2.NodeDef(name=f"{arg.name}/{_RESULT}", op=_RESULT)
         pseudo.attr["T"].type = arg.type
-        pseudo.input.append(function_def.ret[arg.name])
+        pseudo.input.append(result)
         nodes.append(pseudo)
     return GraphView(nodes, functions or {}, is_function=True, shapes=shapes)

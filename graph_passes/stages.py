@@ -1,0 +1,124 @@
+"""The stages of the pass, in order, on one graph: units, paint, plan, apply, verify."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+
+from tensorflow.core.framework import graph_pb2, op_def_pb2, types_pb2
+
+from graph_passes import batch_norm, cost_rule, painting, recurrences, tensor_lists
+from graph_passes.application import Applied, apply_plan
+from graph_passes.bounded_rsqrt import release_bounded_rsqrts
+from graph_passes.call_graph import Graph, Library, Region
+from graph_passes.canvas import ALLOW, Canvas
+from graph_passes.config import PrecisionConfig
+from graph_passes.constants import deny_out_of_range
+from graph_passes.eligibility import find_ineligible
+from graph_passes.kernels import kernel_support
+from graph_passes.op_lists import OpLists, load_op_lists
+from graph_passes.patterns.units import Fusion, find_units
+from graph_passes.planning import Plan, make_plan
+from graph_passes.reasons import Reason
+from graph_passes.variables import protect_variable_updates
+from graph_passes.verification import verify
+from graph_passes.view import GraphView, Shape, Shapes, view_function, view_graph
+
+
+def no_library(_: str) -> None:
+    """The library of a graph that calls no function."""
+
+
+def paint(view: GraphView, config: PrecisionConfig, preserve: Collection[str]) -> Canvas:
+    """Colours a graph: all stages, in order."""
+    lists = load_op_lists(config)
+    target = config.target
+    support = kernel_support(config.device, target)
+    ineligible = find_ineligible(view, preserve, config)
+    canvas = Canvas(view, config, lists, support, target, ineligible)
+    if not _anything_to_do(canvas, lists):
+        return canvas
+    clusters, implicit_edges, unsafe = tensor_lists.find_clusters(canvas)
+    canvas.connect(implicit_edges)
+    canvas.deny(unsafe, Reason.UNSAFE_CLUSTER)
+    if config.has_rule("variable-update"):
+        protect_variable_updates(canvas)
+    if config.has_rule("bounded-rsqrt"):
+        release_bounded_rsqrts(canvas)
+    out_of_range: list[int] = []
+    if config.has_rule("constant-range") and target == types_pb2.DT_HALF:
+        out_of_range = deny_out_of_range(canvas)
+
+    painting.paint_allow_list(canvas)
+    painting.propagate_deny(canvas, out_of_range)
+    tensor_lists.match_cluster_colours(canvas, clusters)
+    painting.paint_between_allow(canvas)
+    painting.paint_infer_after_allow(canvas)
+    painting.flood_clear(canvas)
+    painting.erase_unsupported(canvas)
+    tensor_lists.match_cluster_colours(canvas, clusters)
+    recurrences.match_loop_edges(canvas)
+    if config.has_rule("cost"):
+        cost_rule.keep_fast_ones(canvas, clusters)
+    painting.match_existing_casts(canvas)
+    return canvas
+
+
+def _anything_to_do(canvas: Canvas, lists: OpLists) -> bool:
+    return lists.force_all or bool(((canvas.listed == ALLOW) & canvas.eligible).any())
+
+
+def prepare(
+    proto: Graph,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    library: Library,
+    shapes: Shapes | None,
+) -> tuple[GraphView, Fusion]:
+    """The graph with its units in place, and its view."""
+    called = Region(proto).called_as_ops(library) if library is not no_library else {}
+    view_of = functools.partial(_view, functions=called)
+    graph, view = proto, view_of(proto, shapes)
+    if not view.ops.isdisjoint(batch_norm.SUCCESSOR):
+        graph = _with_new_batch_norms(proto)
+        view = view_of(graph, shapes)
+    fusion = find_units(graph, view, config, preserve)
+    if fusion.units:
+        view = view_of(fusion.proto, extend_shapes(shapes, fusion.shapes))
+        view.require_matching_dtypes()
+    return view, fusion
+
+
+def _view(
+    graph: Graph, shapes: Shapes | None, functions: Mapping[str, op_def_pb2.OpDef]
+) -> GraphView:
+    if isinstance(graph, graph_pb2.GraphDef):
+        return view_graph(graph, shapes)
+    return view_function(graph, functions, shapes)
+
+
+def convert(
+    graph: Graph, view: GraphView, preserve: Collection[str], config: PrecisionConfig
+) -> tuple[Plan, Applied | None]:
+    """Paints the graph and carries the plan out, where there is anything to do."""
+    plan = make_plan(paint(view, config, preserve))
+    if not plan.low:
+        return plan, None
+    applied = apply_plan(plan, graph)
+    verify(plan, applied, graph)
+    return plan, applied
+
+
+def extend_shapes(
+    shapes: Shapes | None, added: Mapping[str, Sequence[Shape | None]]
+) -> Shapes | None:
+    """The shapes of a graph with those of nodes that were added; None where none are known."""
+    return None if shapes is None else lambda node: added.get(node) or shapes(node)
+
+
+def _with_new_batch_norms(proto: Graph) -> Graph:
+    copy = type(proto)()
+    copy.CopyFrom(proto)  # type: ignore[arg-type]
+    nodes = copy.node if isinstance(copy, graph_pb2.GraphDef) else copy.node_def
+    batch_norm.raise_batch_norms(nodes)
+    return copy
