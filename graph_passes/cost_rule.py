@@ -9,6 +9,7 @@ that was not painted before, so no rule about accuracy is touched.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -18,6 +19,8 @@ from graph_passes.costs import BROADCAST, POINTWISE, STRIDED, CostTable, OpCost
 from graph_passes.min_cut import FLOAT32, LOW, Link, cheapest_colours
 from graph_passes.reasons import Reason
 from graph_passes.view import GraphView, Shape
+
+_LOGGER = logging.getLogger(__name__)
 
 UNKNOWN_DIMENSION = 32
 """What counts for a dimension that is not known, nearly always the batch."""
@@ -59,6 +62,11 @@ def keep_fast_ones(canvas: Canvas, clusters: Iterable[Sequence[int]] = ()) -> No
     problem = _Problem(canvas, table, (*clusters, *_loop_groups(canvas.view)))
     colours = cheapest_colours(problem.gains, problem.links)
     if colours is None:
+        _LOGGER.warning(
+            "Costs are left out of account for a graph of %d nodes: weighing its ops against each "
+            "other would take too long.",
+            len(canvas.view.nodes),
+        )
         return
     slower = (v for v, variable in problem.variables.items() if colours[variable] == FLOAT32)
     canvas.erase(slower, Reason.SLOWER_HERE)

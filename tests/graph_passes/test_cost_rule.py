@@ -16,7 +16,7 @@ from graph_diff import retyped
 from graph_text import graph
 from tensorflow.core.framework import graph_pb2
 
-from graph_passes import PrecisionConfig, rewrite_graph_def
+from graph_passes import PrecisionConfig, cost_rule, rewrite_graph_def
 from graph_passes.costs import BROADCAST, STRIDED, CostTable, Curve, OpCost
 from graph_passes.reasons import Reason
 from graph_passes.report import Report
@@ -298,3 +298,12 @@ def test_loops_and_tensor_lists_keep_one_dtype_and_their_values(functional: bool
         tf.graph_util.import_graph_def(done.graph_def, name="")
         with tf.compat.v1.Session() as session:
             assert session.run("result:0") == pytest.approx(expected, rel=0.05, abs=0.1)
+
+
+def test_a_graph_too_hard_to_weigh_is_left_as_painted_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cost_rule, "cheapest_colours", lambda *_: None)
+    names, _ = converted(CHAIN, config(table(MatMul=(10.0, 90.0))), preserve=("out",))
+    assert names == {"a", "b", "c", "d"}
+    assert "Costs are left out of account" in caplog.text

@@ -10,6 +10,7 @@ the low-precision graph.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -125,6 +126,9 @@ class FunctionHost:
         config = self._installation.config
         if config is None:
             return
+        if "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b:
+            # XLA fuses element-wise ops, so that they have no costs of their own.
+            config = dataclasses.replace(config, fused=True)
         result = rewrite_function_def(
             definition,
             config,
