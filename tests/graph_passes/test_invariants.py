@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from graph_checks import check
 from graph_diff import added, all_nodes, retyped
+from graph_text import graph
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import RandomGraph, random_graphs, shuffled, smooth_graphs
@@ -96,6 +97,18 @@ def test_order_of_the_nodes_does_not_count(
     mixed = rewrite_graph_def(shuffled(example.graph_def, seed), config, preserve=example.preserve)
     assert mixed.failure is None
     assert by_name(mixed.proto) == by_name(straight.proto)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chain_of_infer_ops_goes_low_in_any_order(seed: int) -> None:
+    """One sweep in node order, as TensorFlow's pass makes, would stop anywhere in the chain."""
+    steps = [f"t{number} = Tanh({f't{number - 1}' if number else 'a'})" for number in range(6)]
+    text = "\n".join(["x = Const(0.5, [8, 8])", "a = MatMul(x, x)", *steps, "out = Exp(t5)"])
+    before = shuffled(graph(text), seed)
+    result = rewrite_graph_def(before, CONFIGS[0], preserve=("out",))
+    assert {slot.node for slot in retyped(before, result.proto)} == {
+        "a", *(f"t{number}" for number in range(6))
+    }  # fmt: skip
 
 
 @on_graphs(40)
