@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -91,10 +92,15 @@ def _by_elements(op: str, make: Callable[[int], dict[str, Any]], variant: str = 
     return Probe(op, variant, "elements", tuple(Case(size, make(size)) for size in ELEMENTS))
 
 
+def _equal(names: tuple[str, ...], size: int) -> dict[str, Any]:
+    """Arguments that are all of one shape."""
+    return dict.fromkeys(names, Low(_matrix(size)))
+
+
 def _element_wise() -> Iterator[Probe]:
     for names, ops in _SAME_SHAPE.items():
         for op in ops.split():
-            yield _by_elements(op, lambda n, names=names: dict.fromkeys(names, Low(_matrix(n))))
+            yield _by_elements(op, functools.partial(_equal, names))
             if names == ("x", "y"):
                 yield _by_elements(
                     op, lambda n: {"x": Low(_matrix(n)), "y": Low((_CHANNELS,))}, BROADCAST
