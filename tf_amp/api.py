@@ -165,6 +165,7 @@ def rewrite_graph_def(
     from tensorflow.core.framework import graph_pb2
 
     import graph_passes
+    from tf_amp.hosts import offline
 
     if not isinstance(graph_def, graph_pb2.GraphDef):
         raise TypeError(
@@ -189,7 +190,8 @@ def rewrite_graph_def(
     for name in preserve:
         if name.removeprefix("^").partition(":")[0] not in known:
             _log.warning("`preserve` names %r, which is no node of the graph.", name)
-    result = graph_passes.rewrite_graph_def(graph_def, config, preserve=preserve)
+    shapes = None if config.parity else offline.infer_shapes(graph_def)
+    result = graph_passes.rewrite_graph_def(graph_def, config, preserve=preserve, shapes=shapes)
     if result.failure is not None:
         _log.error("The graph was not rewritten and is returned as it was: %s", result.failure)
     return result
