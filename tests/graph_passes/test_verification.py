@@ -8,7 +8,7 @@ import pytest
 from graph_text import graph
 from tensorflow.core.framework import graph_pb2, types_pb2
 
-from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def, rewriting
+from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def, stages
 from graph_passes.application import Applied
 
 TEXT = """
@@ -97,14 +97,14 @@ def rewrite_with(
     monkeypatch: pytest.MonkeyPatch, inject: Fault, before: graph_pb2.GraphDef
 ) -> RewriteResult:
     """A rewrite into which a fault is put just before the verification."""
-    apply_plan = rewriting.apply_plan
+    apply_plan = stages.apply_plan
 
     def apply_and_break(*arguments: object) -> Applied:
         applied = apply_plan(*arguments)
         inject({node.name: node for node in applied.proto.node}, applied.proto)
         return applied
 
-    monkeypatch.setattr(rewriting, "apply_plan", apply_and_break)
+    monkeypatch.setattr(stages, "apply_plan", apply_and_break)
     return rewrite_graph_def(before, PrecisionConfig(), preserve=("kept", "out"))
 
 
@@ -134,7 +134,7 @@ def test_any_internal_error_gives_the_original_back(monkeypatch: pytest.MonkeyPa
     def broken(*_: object) -> None:
         raise RuntimeError("a fault of the pass")
 
-    monkeypatch.setattr(rewriting, "make_plan", broken)
+    monkeypatch.setattr(stages, "make_plan", broken)
     before = graph(TEXT)
     result = rewrite_graph_def(before, PrecisionConfig())
     assert result.proto is before

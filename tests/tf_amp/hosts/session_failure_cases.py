@@ -16,7 +16,7 @@ import tensorflow as tf
 from session_peer_graphs import fed, values
 
 import graph_passes
-from graph_passes import rewriting
+from graph_passes import stages
 from tf_amp.hosts import session, session_config
 
 v1 = tf.compat.v1
@@ -76,7 +76,7 @@ def case_record_raises() -> dict[str, Any]:
 
 
 def case_pass_makes_invalid_graph() -> dict[str, Any]:
-    apply_plan = rewriting.apply_plan
+    apply_plan = stages.apply_plan
 
     def wrong(*args: Any) -> Any:
         applied = apply_plan(*args)
@@ -86,7 +86,7 @@ def case_pass_makes_invalid_graph() -> dict[str, Any]:
         node.attr["DstT"].type = tf.float64.as_datatype_enum
         return dataclasses.replace(applied, proto=proto)
 
-    return broken("graph_passes.rewriting.apply_plan", wrong)
+    return broken("graph_passes.stages.apply_plan", wrong)
 
 
 def case_pass_returns_nothing() -> dict[str, Any]:
