@@ -50,6 +50,9 @@ class Patches:
 class AfterImport(importlib.abc.MetaPathFinder):
     """Runs an action right after a module was imported, or at once if it was before.
 
+    A module whose import is under way (`import keras` imports TensorFlow, whose import may be what
+    led here) is waited for too.
+
     Args:
         actions: What to run, by the name of the module; it gets the module.
     """
@@ -60,9 +63,18 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def start(self) -> None:
         """Runs the actions of imported modules and waits for the others."""
         for name in [name for name in self._actions if name in sys.modules]:
-            self._actions.pop(name)(sys.modules[name])
+            spec = sys.modules[name].__spec__
+            if spec is not None and getattr(spec, "_initializing", False):
+                _WatchedSpec.watch(spec, functools.partial(self._act, name))
+            else:
+                self._act(name)
         if self._actions:
             sys.meta_path.insert(0, self)
+
+    def _act(self, name: str) -> None:
+        action = self._actions.pop(name, None)
+        if action is not None and name in sys.modules:
+            action(sys.modules[name])
 
     def stop(self) -> None:
         """Waits no longer."""
@@ -85,6 +97,33 @@ class AfterImport(importlib.abc.MetaPathFinder):
                 spec.loader = _ActingLoader(spec.loader, self._actions.pop(fullname))
                 return spec
         return None
+
+
+class _WatchedSpec(importlib.machinery.ModuleSpec):
+    """The spec of a module being imported, which tells when the import has ended.
+
+    The import system marks that by setting `_initializing`; nothing else happens at that moment
+    that a module which is half imported already could be waited for by.
+    """
+
+    _on_end: Callable[[], None]
+
+    @classmethod
+    def watch(cls, spec: importlib.machinery.ModuleSpec, on_end: Callable[[], None]) -> None:
+        """Has `on_end` called when the import of the spec's module has ended."""
+        spec.__class__ = cls
+        spec.__dict__["_on_end"] = on_end
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(self.__dict__.get("_initializing", False))
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        self.__dict__["_initializing"] = value
+        if not value:
+            self.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
+            self.__dict__.pop("_on_end")()
 
 
 class _ActingLoader(importlib.abc.Loader):

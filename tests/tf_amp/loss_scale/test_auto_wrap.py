@@ -349,3 +349,31 @@ def test_a_library_that_is_not_as_expected_is_named(run_python) -> None:
     )
     assert "cannot hook Keras" in done.stdout
     assert "not as expected" in done.stderr
+
+
+IMPORT_ORDER = """
+import sys
+import tf_amp.autoload
+tf_amp.autoload.activate()
+first = sys.argv[1]
+library = __import__(first)  # imports TensorFlow, which switches AMP on in the middle of this
+import numpy as np
+import tf_amp
+model = library.Sequential([library.layers.Input((4,)), library.layers.Dense(2)])
+model.compile(library.optimizers.SGD(0.01), loss="mse")
+model.fit(np.zeros((4, 4), "f4"), np.zeros((4, 2), "f4"), verbose=0)
+print(type(model.optimizer).__name__, tf_amp.status()["loss_scale"]["managers"])
+"""
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_a_library_imported_before_tensorflow_is_hooked(run_python, library: str) -> None:
+    env = {
+        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+        "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "float16",
+        "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
+    }
+    done = run_python(IMPORT_ORDER, env, args=(library,))
+    name, managers = done.stdout.split()[-2:]
+    assert "LossScaleOptimizer" in name
+    assert managers == "1"
