@@ -29,10 +29,11 @@ def infer_shapes(graph_def: GraphDef) -> Shapes | None:
     """
     import tensorflow as tf
 
-    graph = tf.Graph()
+    graph, copy = tf.Graph(), type(graph_def)()
+    copy.CopyFrom(graph_def)  # the import writes the defaults of attrs into what it is given
     try:
         with graph.as_default():
-            tf.graph_util.import_graph_def(graph_def, name="")
+            tf.graph_util.import_graph_def(copy, name="")
     except Exception as error:  # shapes are a help, not a need
         _log.debug("No shapes are known, because the graph cannot be built: %s", error)
         return None

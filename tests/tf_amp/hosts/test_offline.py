@@ -47,3 +47,13 @@ def test_the_public_rewrite_uses_shapes_for_the_patterns_that_need_them():
     assert not ops & {"BatchMatMulV2", "Sum"}
     parity = tf_amp.rewrite_graph_def(products_summed_over_a_batch(), parity=True, **options)
     assert "BatchMatMulV2" in {node.op for node in parity.graph_def.node}
+
+
+def test_the_graph_is_not_changed():
+    graph_def = products_summed_over_a_batch()
+    for node in graph_def.node:
+        node.attr.pop("transpose_a", None)
+        node.attr.pop("keep_dims", None)
+    before = graph_def.SerializeToString(deterministic=True)
+    assert infer_shapes(graph_def) is not None
+    assert graph_def.SerializeToString(deterministic=True) == before
