@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal, get_args
 
-from tensorflow.core.framework import types_pb2
-
 if TYPE_CHECKING:
     from graph_passes.costs import CostTable
 
@@ -15,8 +13,6 @@ Device = Literal["GPU", "CPU"]
 Level = Literal["", "TENSOR_CORES_ONLY", "TREAT_INFER_AS_DENY", "UNSAFE_FORCE_ALL"]
 ListName = Literal["allow", "infer", "clear", "deny"]
 Action = Literal["add", "remove"]
-
-_DATA_TYPES = {"float16": types_pb2.DT_HALF, "bfloat16": types_pb2.DT_BFLOAT16}
 
 
 def _require(name: str, value: object, legal: tuple[object, ...]) -> None:
@@ -118,7 +114,10 @@ class PrecisionConfig:
     @property
     def target(self) -> int:
         """The target dtype as a value of `types_pb2.DataType`."""
-        return _DATA_TYPES[self.target_dtype]
+        # Settings are read while TensorFlow is being imported: this module must not need it.
+        from tensorflow.core.framework import types_pb2
+
+        return types_pb2.DT_HALF if self.target_dtype == "float16" else types_pb2.DT_BFLOAT16
 
     def has_rule(self, name: str) -> bool:
         """Whether the named rule of the default mode is in force."""

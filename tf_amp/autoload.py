@@ -31,6 +31,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from tf_amp.env_variables import ENABLING_VARIABLES, EnvConfigError
+from tf_amp.loss_scale.patching import AfterImport
 from tf_amp.visible_log import ensure_visible
 
 _log = logging.getLogger("tf_amp")
@@ -133,4 +134,8 @@ class _Loader(importlib.abc.Loader):
         self._loader.exec_module(module)
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-        _install()
+        if "graph_passes" in sys.modules:
+            # Its import may be what imports TensorFlow; the hosts need it whole.
+            AfterImport({"graph_passes": lambda _: _install()}).start()
+        else:
+            _install()

@@ -160,6 +160,9 @@ def test_tensorflow_that_is_imported_already_is_hooked_at_once(
     run_with_stand_in: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     code = f"""
+# Where the package is installed, Python's start has switched AMP on by itself.
+import tf_amp.autoload
+tf_amp.autoload.deactivate()
 import tensorflow
 before = list(sys.meta_path)
 {AUTOLOAD_LINE}

@@ -18,6 +18,9 @@ from tf_amp.hardware import Target
 RunPython = Callable[..., "CompletedProcess[str]"]
 
 PRELUDE = """
+# Where the package is installed, Python's start has switched AMP on by itself.
+import tf_amp.autoload
+tf_amp.autoload.deactivate()
 import dataclasses, json, logging
 import tensorflow as tf
 from tf_amp import installation
