@@ -247,3 +247,22 @@ def test_log_path_that_cannot_be_written_is_one_warning(
     assert "cannot be written" in warnings[0]
     assert str(tmp_path / "file" / "below") in warnings[0]
     assert any("Converted 2/2" in line for line in ours(done))
+
+
+def test_the_pass_may_be_what_imports_tensorflow(run_python: RunPython) -> None:
+    code = """
+        import tf_amp.autoload
+        tf_amp.autoload.activate()
+        import graph_passes
+        import tf_amp
+        print(tf_amp.status()["enabled"])
+    """
+    done = run_python(code, {"TF_ENABLE_AUTO_MIXED_PRECISION": "1", **ANYWHERE})
+    assert done.stdout.split() == ["True"]
+    assert "could not be switched on" not in done.stderr
+
+
+ANYWHERE = {
+    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
+    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
+}
