@@ -61,6 +61,17 @@ def registered_gpu_kernels() -> int:
         return sum("GPU" in devices for devices in _index().values())
 
 
+def missing_kernels_note(device: str) -> str | None:
+    """What a user must know of a build whose kernels for a device are left out; None for none."""
+    if device != "GPU" or _kernels_of("MatMul", "GPU"):
+        return None
+    return (
+        f"this TensorFlow build has GPU kernels for {registered_gpu_kernels()} op types only and "
+        "none for MatMul (tensorflow-cpu leaves them out), so a GPU plan converts next to nothing; "
+        "install the `tensorflow` wheel, which needs no GPU for planning"
+    )
+
+
 class KernelSupport:
     """Answers, for one device type and target dtype, whether a retyped node has a kernel.
 

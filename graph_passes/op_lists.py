@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_args
 from tensorflow.python.framework import op_def_registry
 
 from graph_passes.config import ListEdit, ListName, PrecisionConfig
+from graph_passes.kernels import missing_kernels_note
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -129,7 +130,8 @@ def load_op_lists(config: PrecisionConfig) -> OpLists:
         The lists, with notes on edits that moved an op, did nothing, or name an unknown op.
     """
     entries, unlisted = _shipped(config)
-    notes: list[str] = []
+    missing = missing_kernels_note(config.device)
+    notes: list[str] = [missing] if missing else []
     for edit in config.list_edits:
         note = _apply_edit(entries, edit)
         if note:

@@ -10,7 +10,7 @@ _REF_VARIABLES = frozenset(("Variable", "VariableV2"))
 
 
 def reads_ref_variable(view: GraphView, number: int) -> bool:
-    """Whether a node is the read of a non-resource variable: an Identity of it or its Enter.
+    """Whether a node reads a non-resource variable: an Identity of it, or that Identity's Enter.
 
     Converting such a node would put the low-precision value where savers, summaries and, for an
     Enter, assignments inside the loop expect the variable itself.

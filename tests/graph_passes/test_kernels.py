@@ -4,7 +4,8 @@ import pytest
 from graph_text import graph
 from tensorflow.core.framework import types_pb2
 
-from graph_passes.kernels import KernelSupport, registered_gpu_kernels
+from graph_passes import kernels
+from graph_passes.kernels import KernelSupport, missing_kernels_note, registered_gpu_kernels
 from graph_passes.op_registry import Slot, registered_op_type
 
 HALF, BFLOAT16 = types_pb2.DT_HALF, types_pb2.DT_BFLOAT16
@@ -47,3 +48,13 @@ def test_other_attributes_of_the_node_count() -> None:
 
 def test_gpu_kernels_are_registered_without_a_gpu() -> None:
     assert registered_gpu_kernels() > 300
+
+
+def test_a_build_without_gpu_kernels_says_so(monkeypatch):
+    assert missing_kernels_note("GPU") is None
+    monkeypatch.setattr(kernels, "_index", lambda: {"MatMul": {"CPU": ((),)}})
+    note = missing_kernels_note("GPU")
+    assert note is not None
+    assert "0 op types" in note
+    assert "tensorflow-cpu" in note
+    assert missing_kernels_note("CPU") is None
