@@ -9,7 +9,7 @@ import numpy as np
 from graph_passes.adjacency import Adjacency
 from graph_passes.config import PrecisionConfig
 from graph_passes.kernels import KernelSupport
-from graph_passes.op_lists import LIST_NAMES, OpLists
+from graph_passes.op_lists import FLOAT32, LIST_NAMES, OpLists
 from graph_passes.reasons import Reason
 from graph_passes.view import FLOAT, GraphView
 
@@ -82,6 +82,25 @@ class Canvas:
             number = view.vertex_nodes[vertex]
             self.why[vertex] = ineligible.get(number, Reason.RUNS_FUNCTION)
         self.parents: dict[int, int] = {}
+
+    def relist(self, listed: Mapping[str, str]) -> None:
+        """Gives single nodes another list than their op has.
+
+        Args:
+            listed: name of a node -> the list, or `FLOAT32` for what stays float32 and denies
+                nothing outside its unit.
+        """
+        view = self.view
+        for name, list_name in listed.items():
+            number = view.index[name]
+            first = view.base[number]
+            vertices = range(first, first + len(view.layouts[number].slots))
+            floats = [vertex for vertex in vertices if view.is_float[vertex]]
+            if list_name == FLOAT32:
+                self.listed[floats] = 0
+                self.block(floats, Reason.INSIDE_UNIT)
+            else:
+                self.listed[floats] = LIST_NAMES.index(list_name) + 1
 
     def connect(self, implicit_edges: list[tuple[int, int]]) -> None:
         """Makes the edge tables, with implicit edges between the ends of tensor lists."""

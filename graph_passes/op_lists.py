@@ -170,3 +170,6 @@ def may_be_forced(op: str, *, is_stateful: bool, has_refs: bool) -> bool:
 
 
 LIST_NAMES: tuple[ListName, ...] = get_args(ListName)
+
+FLOAT32 = "float32"
+"""What stands in the place of a list for nodes that compute in float32 inside a unit."""

@@ -34,6 +34,7 @@ class Reason(enum.IntEnum):
     CONSTANT_RANGE = 32
     RUNS_FUNCTION = 33
     SLOWER_HERE = 34
+    INSIDE_UNIT = 35
 
     @property
     def converts(self) -> bool:
@@ -69,5 +70,6 @@ _TEXT = {
     Reason.VARIABLE_UPDATE: "computes what is assigned to a variable",
     Reason.CONSTANT_RANGE: "reads a constant that the target dtype cannot hold",
     Reason.RUNS_FUNCTION: "runs a function, whose signature is float32",
+    Reason.INSIDE_UNIT: "inside a unit, which computes in float32",
     Reason.SLOWER_HERE: "slower in the target dtype on this device, casts included",
 }

@@ -172,11 +172,13 @@ def _rewrite_tree(
 
     if config.has_rule("function-signatures"):
         fusions = {r: prepare(r.proto, config, *details(r))[1] for r in tree.walk()}
+        fused = tree.with_bodies(lambda region: fusions[region].proto)
         converted = convert_tree(
-            tree.with_bodies(lambda region: fusions[region].proto),
+            fused,
             library,
             preserve,
-            lambda graph, view, kept: convert(graph, view, kept, config),
+            lambda graph, view, kept, listed: convert(graph, view, kept, config, listed),
+            {new: fusions[old].listed for old, new in zip(tree.walk(), fused.walk(), strict=True)},
             extend_shapes(shapes, fusions[tree].shapes),
         )
         new, total = converted.root, sum(len(region.nodes) for region in tree.walk())
@@ -207,7 +209,7 @@ def _rewrite(
     try:
         with _collector_paused():
             view, fusion = prepare(proto, config, preserve, library, shapes)
-            plan, applied = convert(fusion.proto, view, preserve, config)
+            plan, applied = convert(fusion.proto, view, preserve, config, fusion.listed)
             report = _report(config, total, notes, plan, applied, fusion)
     except Exception as error:
         _LOGGER.debug("A graph was left as it is.", exc_info=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from tensorflow.core.framework import function_pb2, graph_pb2
 
@@ -21,7 +21,10 @@ from graph_passes.planning import Plan
 from graph_passes.verification import verify_calls
 from graph_passes.view import GraphView, Shapes, view_joined
 
-Convert = Callable[[graph_pb2.GraphDef, GraphView, Collection[str]], tuple[Plan, Applied | None]]
+Convert = Callable[
+    [graph_pb2.GraphDef, GraphView, Collection[str], Mapping[str, str]],
+    tuple[Plan, Applied | None],
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,7 @@ def convert_tree(
     library: Library,
     preserve: Collection[str],
     convert: Convert,
+    listed: Mapping[Region, Mapping[str, str]],
     shapes: Shapes | None = None,
 ) -> ConvertedTree:
     """Plans the bodies of a call tree together and carries the plan out.
@@ -52,7 +56,9 @@ def convert_tree(
         root: the tree; it is not changed.
         library: gives a function by name.
         preserve: names of nodes of the main graph that must stay as they are.
-        convert: plans a graph, given its view and what to preserve, and carries the plan out.
+        convert: plans a graph, given its view, what to preserve and nodes with a list of their own,
+            and carries the plan out.
+        listed: for each body the nodes with a list of their own, as in `Fusion`.
         shapes: static shapes of the main graph's tensors. Sizes within bodies count as unknown:
             what a cast costs there depends on the number of rounds, and whether it leaves the loop.
     """
@@ -60,7 +66,12 @@ def convert_tree(
     main = None if shapes is None else lambda node: () if MARK in node else shapes(node)
     functions = {**root.called_as_ops(library), **joined.op_defs}
     view = view_joined(joined.proto, functions, main)
-    plan, applied = convert(joined.proto, view, (*preserve, *joined.boundary))
+    own_lists = {
+        joined.prefixes[region] + node: list_name
+        for region, nodes in listed.items()
+        for node, list_name in nodes.items()
+    }
+    plan, applied = convert(joined.proto, view, (*preserve, *joined.boundary), own_lists)
     if applied is None:
         return ConvertedTree(None, plan, None)
     return ConvertedTree(take_apart(root, joined, applied.proto), plan, applied)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Collection, Mapping, Sequence
 
 from tensorflow.core.framework import graph_pb2, op_def_pb2, types_pb2
@@ -24,18 +25,26 @@ from graph_passes.variables import protect_variable_updates
 from graph_passes.verification import verify
 from graph_passes.view import GraphView, Shape, Shapes, view_function, view_graph
 
+NOTHING_LISTED: Mapping[str, str] = types.MappingProxyType({})
+
 
 def no_library(_: str) -> None:
     """The library of a graph that calls no function."""
 
 
-def paint(view: GraphView, config: PrecisionConfig, preserve: Collection[str]) -> Canvas:
-    """Colours a graph: all stages, in order."""
+def paint(
+    view: GraphView,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    listed: Mapping[str, str] = NOTHING_LISTED,
+) -> Canvas:
+    """Colours a graph: all stages, in order; `listed` is what units say of single nodes."""
     lists = load_op_lists(config)
     target = config.target
     support = kernel_support(config.device, target)
     ineligible = find_ineligible(view, preserve, config)
     canvas = Canvas(view, config, lists, support, target, ineligible)
+    canvas.relist(listed)
     if not _anything_to_do(canvas, lists):
         return canvas
     clusters, implicit_edges, unsafe = tensor_lists.find_clusters(canvas)
@@ -83,7 +92,7 @@ def prepare(
         graph = _with_new_batch_norms(proto)
         view = view_of(graph, shapes)
     fusion = find_units(graph, view, config, preserve)
-    if fusion.units:
+    if fusion.proto is not graph:
         view = view_of(fusion.proto, extend_shapes(shapes, fusion.shapes))
         view.require_matching_dtypes()
     return view, fusion
@@ -98,10 +107,14 @@ def _view(
 
 
 def convert(
-    graph: Graph, view: GraphView, preserve: Collection[str], config: PrecisionConfig
+    graph: Graph,
+    view: GraphView,
+    preserve: Collection[str],
+    config: PrecisionConfig,
+    listed: Mapping[str, str],
 ) -> tuple[Plan, Applied | None]:
     """Paints the graph and carries the plan out, where there is anything to do."""
-    plan = make_plan(paint(view, config, preserve))
+    plan = make_plan(paint(view, config, preserve, listed))
     if not plan.low:
         return plan, None
     applied = apply_plan(plan, graph)

@@ -37,6 +37,8 @@ class GraphEdits:
         shapes: static shapes of the outputs of added nodes.
         units: "pattern: node" of each subgraph that is replaced.
         misses: what came close to a pattern.
+        listed: node -> the list that it counts as being on, `op_lists.FLOAT32` for what computes in
+            float32 inside a unit. A denied op within a unit denies nothing outside.
     """
 
     def __init__(self, view: GraphView) -> None:
@@ -47,6 +49,7 @@ class GraphEdits:
         self.shapes: dict[str, tuple[Shape | None, ...]] = {}
         self.units: list[str] = []
         self.misses: list[NearMiss] = []
+        self.listed: dict[str, str] = {}
 
     def add(
         self,
@@ -90,7 +93,9 @@ class GraphEdits:
         return output_name(self.view, node, op, port)
 
     def apply(self, proto: Proto, preserve: Collection[str]) -> Proto:
-        """A copy of the graph with all edits made."""
+        """A copy of the graph with all edits made, the graph itself where only lists differ."""
+        if not (self.redirect or self.inputs or self.new_nodes):
+            return proto
         return replace_tensors(
             proto,
             self.view,

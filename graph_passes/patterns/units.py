@@ -25,12 +25,14 @@ class Fusion:
         units: "pattern: node" of each subgraph that was replaced.
         misses: what came close.
         shapes: static shapes of the outputs of new nodes.
+        listed: node -> the list that it counts as being on, as in `GraphEdits`.
     """
 
     proto: Proto  # type: ignore[valid-type]
     units: tuple[str, ...] = ()
     misses: tuple[NearMiss, ...] = ()
     shapes: Mapping[str, tuple[Shape | None, ...]] = dataclasses.field(default_factory=dict)
+    listed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def find_units(
@@ -65,4 +67,4 @@ def find_units(
     if not edits.units:
         return Fusion(proto, misses=tuple(edits.misses))
     new = edits.apply(proto, kept)
-    return Fusion(new, tuple(edits.units), tuple(edits.misses), edits.shapes)
+    return Fusion(new, tuple(edits.units), tuple(edits.misses), edits.shapes, edits.listed)
