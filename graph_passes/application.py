@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
 
+from graph_passes.constant_folding import convert_tensor
 from graph_passes.op_registry import SINGLE
 from graph_passes.planning import Plan
 from graph_passes.view import FLOAT, GraphView
@@ -59,11 +60,14 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     for vertex in plan.low:
         number = view.vertex_nodes[vertex]
         slot = view.slot_of(vertex)
-        value = editor.node(number).attr[slot.attr]
+        node = editor.node(number)
+        value = node.attr[slot.attr]
         if slot.index == SINGLE:
             value.type = target
         else:
             value.list.type[slot.index] = target
+        if node.op == "Const":
+            convert_tensor(node.attr["value"].tensor, target)
         if not retyped or retyped[-1] != number:
             retyped.append(number)
     casts: dict[tuple[str, int], str] = {}

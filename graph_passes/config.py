@@ -133,6 +133,7 @@ RULES: dict[str, str] = {
     "batch-norm": "a batch normalization written in primitives becomes one fused op",
     "weight-gradient": "the sum over a batch of matrix products becomes one matrix product",
     "bias-gradient": "the sum of a gradient over all axes but the last becomes BiasAddGrad",
+    "constant-folding": "a constant that only converted ops read is stored in the target dtype",
     "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
     "cost": "what is slower in the target dtype on this device stays float32",
 }

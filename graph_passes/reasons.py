@@ -18,6 +18,7 @@ class Reason(enum.IntEnum):
     LOOP_EDGE = 6
     EXISTING_CAST = 7
     FORCED = 8
+    FOLDED_CONSTANT = 9
     # Stays float32.
     DENY_LIST = 20
     BEHIND_DENY = 21
@@ -56,6 +57,7 @@ _TEXT = {
     Reason.LOOP_EDGE: "carries a loop variable that is converted",
     Reason.EXISTING_CAST: "a Cast that only converted ops read",
     Reason.FORCED: "level UNSAFE_FORCE_ALL converts every op that it may",
+    Reason.FOLDED_CONSTANT: "a constant that only converted ops read",
     Reason.DENY_LIST: "on the deny list",
     Reason.BEHIND_DENY: "behind an op of the deny list",
     Reason.UNSAFE_CLUSTER: "its tensor list also reaches an op that must stay float32",

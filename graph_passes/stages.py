@@ -14,6 +14,7 @@ from graph_passes.bounded_rsqrt import release_bounded_rsqrts
 from graph_passes.call_graph import Graph, Library, Region
 from graph_passes.canvas import ALLOW, Canvas
 from graph_passes.config import PrecisionConfig
+from graph_passes.constant_folding import paint_constants
 from graph_passes.constants import deny_out_of_range
 from graph_passes.eligibility import find_ineligible
 from graph_passes.kernels import kernel_support
@@ -70,6 +71,8 @@ def paint(
     if config.has_rule("cost"):
         cost_rule.keep_fast_ones(canvas, clusters)
     painting.match_existing_casts(canvas)
+    if config.has_rule("constant-folding"):
+        paint_constants(canvas)
     return canvas
 
 

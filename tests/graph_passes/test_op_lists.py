@@ -56,7 +56,7 @@ def test_edits_apply_in_order(edits: list[ListEdit], op: str, now: str | None) -
 def test_an_edit_changes_what_is_converted(change: ListEdit | None, low: str) -> None:
     before = graph(BETWEEN)
     config = edited(*([change] if change else []))
-    after = rewrite_graph_def(before, config, preserve=("out",)).proto
+    after = rewrite_graph_def(before, config, preserve=("out", "x")).proto
     assert converted(before, after) == set(low.split())
 
 
@@ -98,7 +98,7 @@ def test_plain_edit_gives_no_note(change: ListEdit) -> None:
 )
 def test_levels(level: str, low: str) -> None:
     before = graph(BETWEEN)
-    after = rewrite_graph_def(before, PrecisionConfig(level=level), preserve=("out",)).proto
+    after = rewrite_graph_def(before, PrecisionConfig(level=level), preserve=("out", "x")).proto
     assert converted(before, after) == set(low.split())
 
 
@@ -114,6 +114,6 @@ def test_forcing_converts_what_no_list_holds_but_no_constant() -> None:
     before = graph("x = Const(0.5, [8, 8])\ns = Sin(x)\ne = Exp(s)\nout = Identity(e)")
     assert not rewrite_graph_def(before, PrecisionConfig()).changed
     after = rewrite_graph_def(
-        before, PrecisionConfig(level="UNSAFE_FORCE_ALL"), preserve=("out",)
+        before, PrecisionConfig(level="UNSAFE_FORCE_ALL"), preserve=("out", "x")
     ).proto
     assert converted(before, after) == {"s", "e"}

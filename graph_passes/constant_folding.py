@@ -1,0 +1,51 @@
+"""Constants that only converted ops read are stored in the target dtype: no Cast is left of them.
+
+TensorFlow's constant folding would do the same to a Cast of a constant when the graph first runs.
+Done here, a graph that is stored (a frozen model) holds its weights in half the bytes, and what
+reads the graph sees the Casts that cost something and no others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tensorflow.core.framework import tensor_pb2
+from tensorflow.python.framework import dtypes
+
+from graph_passes.canvas import Canvas
+from graph_passes.reasons import Reason
+
+
+def paint_constants(canvas: Canvas) -> None:
+    """Paints each float32 constant all of whose readers are painted."""
+    view, low = canvas.view, canvas.low
+    for number, op_type in enumerate(view.op_types):
+        if op_type is None or op_type.name != "Const":
+            continue
+        made = view.base[number]
+        if not view.is_float[made] or not canvas.eligible[made]:
+            continue
+        readers = view.readers(made)
+        if readers and all(low[reader] for reader in readers) and canvas.has_kernel(made):
+            canvas.paint((made,), Reason.FOLDED_CONSTANT)
+
+
+def convert_tensor(tensor: tensor_pb2.TensorProto, target: int) -> None:
+    """Rounds a stored float32 tensor to the target dtype, in place.
+
+    Values are rounded to the nearest, ties to even, as the Cast kernel does; a tensor of equal
+    values that stores only one of them still does.
+
+    Args:
+        tensor: float32; its shape stays.
+        target: the target dtype, as a value of `types_pb2.DataType`.
+    """
+    low = dtypes.as_dtype(target).as_numpy_dtype
+    tensor.dtype = target
+    with np.errstate(over="ignore"):  # infinity is what the Cast kernel gives, too
+        if tensor.tensor_content:
+            stored = np.frombuffer(tensor.tensor_content, "<f4")
+            tensor.tensor_content = stored.astype(low).tobytes()
+        else:
+            listed = np.array(tensor.float_val, np.float32).astype(low)
+            tensor.half_val.extend(listed.view(np.uint16).tolist())
+            tensor.ClearField("float_val")
