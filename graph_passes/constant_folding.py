@@ -11,12 +11,15 @@ import numpy as np
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.python.framework import dtypes
 
-from graph_passes.canvas import Canvas
+from graph_passes.canvas import CLEAR, Canvas
 from graph_passes.reasons import Reason
 
 
 def paint_constants(canvas: Canvas) -> None:
-    """Paints each float32 constant all of whose readers are painted."""
+    """Paints each float32 constant all of whose readers are painted.
+
+    A reader on the clear list that nothing reads in turn, as frozen graphs have them, follows.
+    """
     view, low = canvas.view, canvas.low
     for number, op_type in enumerate(view.op_types):
         if op_type is None or op_type.name != "Const":
@@ -25,8 +28,20 @@ def paint_constants(canvas: Canvas) -> None:
         if not view.is_float[made] or not canvas.eligible[made]:
             continue
         readers = view.readers(made)
-        if readers and all(low[reader] for reader in readers) and canvas.has_kernel(made):
-            canvas.paint((made,), Reason.FOLDED_CONSTANT)
+        float32 = [reader for reader in readers if not low[reader]]
+        if len(float32) == len(readers) or not canvas.has_kernel(made):
+            continue
+        if all(_is_idle(canvas, reader) for reader in float32):
+            canvas.paint((made, *float32), Reason.FOLDED_CONSTANT)
+
+
+def _is_idle(canvas: Canvas, vertex: int) -> bool:
+    return bool(
+        canvas.listed[vertex] == CLEAR
+        and canvas.eligible[vertex]
+        and not canvas.view.readers(vertex)
+        and canvas.has_kernel(vertex)
+    )
 
 
 def convert_tensor(tensor: tensor_pb2.TensorProto, target: int) -> None:

@@ -101,6 +101,14 @@ def test_a_constant_that_is_needed_in_float32_stays(extra: str, preserve: tuple[
     assert node(result.proto, "same") != node(before, "same")
 
 
+def test_a_reader_that_nothing_reads_follows() -> None:
+    before = graph(TEXT + "idle = Identity(w)")
+    result = rewrite_graph_def(before, config("float16"), preserve=("x", "out"))
+    assert {
+        node(result.proto, name).attr[attr].type for name, attr in (("w", "dtype"), ("idle", "T"))
+    } == {tf.float16.as_datatype_enum}
+
+
 def test_parity_mode_keeps_constants() -> None:
     before = graph(TEXT)
     result = rewrite_graph_def(before, config("bfloat16", parity=True), preserve=("x", "out"))
