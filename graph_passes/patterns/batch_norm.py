@@ -19,10 +19,11 @@ from collections.abc import Collection
 from graph_passes.patterns.batch_norm_gradient import Gradient, GradientSearch
 from graph_passes.patterns.edits import NearMiss
 from graph_passes.patterns.matching import Matcher, NoMatchError
-from graph_passes.patterns.search import SHAPERS, Search
+from graph_passes.patterns.search import PARAMETERS, SHAPERS, Search
 from graph_passes.view import GraphView
 
-_ADDS = ("AddV2", "Add")
+ADDS = ("AddV2", "Add")
+"""Sums of two tensors."""
 _CHANNELS_LAST = [0, 1, 2]
 MIN_EPSILON = 1e-5
 """The smallest epsilon that cuDNN's kernels take."""
@@ -97,7 +98,7 @@ class _ForwardSearch(Search):
         """The unit; None where this is no batch statistic at all."""
         m = self.m
         add = m.maker(m.tensor(self._rsqrt, 0))
-        if m.op(add) not in _ADDS:
+        if m.op(add) not in ADDS:
             return None
         sides = sorted(m.inputs(add), key=lambda t: m.op(m.maker(t)) == "Const")
         if len(sides) != 2 or m.op(m.maker(sides[1])) != "Const":
@@ -116,7 +117,7 @@ class _ForwardSearch(Search):
         self._follow_shapes(m.tensor(self._rsqrt, 0))
         scale, gamma = self._scale()
         product = self.only(scale, lambda n: m.op(n) == "Mul" and m.reads(n, x), "x * scale")
-        output = self.only(product, lambda n: m.op(n) in _ADDS, "the sum with the offset")
+        output = self.only(product, lambda n: m.op(n) in ADDS, "the sum with the offset")
         offset = m.expect(m.maker(m.other_input(output, self.name(product))), "Sub")
         shift = m.expect(m.maker(m.tensor(offset, 1)), "Mul")
         beta = m.through(m.tensor(offset, 0), "Reshape")
@@ -162,7 +163,7 @@ class _ForwardSearch(Search):
                 continue
             operand = m.other_input(reader, own)
             stored = m.through(operand, "Reshape")
-            if m.op(m.maker(stored)) in ("ReadVariableOp", "Identity", "_Arg", "Cast"):
+            if m.op(m.maker(stored)) in PARAMETERS:
                 if stored != operand:
                     self.inside.add(m.maker(operand))
                 return reader, stored
@@ -170,7 +171,7 @@ class _ForwardSearch(Search):
 
     def _require_parameter(self, tensor: str) -> None:
         op = self.m.op(self.m.maker(tensor))
-        if op not in ("ReadVariableOp", "Identity", "_Arg", "Cast"):
+        if op not in PARAMETERS:
             raise NoMatchError(f"scale or offset comes from {op}, not from a variable")
 
     def _stored(self, statistic: int) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def has_fused_kernels(support: KernelSupport) -> bool:
 
 
 def fuse_batch_norms(edits: GraphEdits, preserve: Collection[str]) -> None:
-    """Replaces every recognized batch normalization, with its gradient, by the fused ops.
+    """Replaces every batch normalization over a batch, with its gradient, by the fused ops.
 
     Args:
         edits: receives the changes, the units and the near misses.

@@ -43,6 +43,14 @@ class Matcher:
         """The tensors that a node reads, control inputs left out."""
         return [name for name in self.view.nodes[number].input if not name.startswith("^")]
 
+    def output(self, number: int) -> str:
+        """The first tensor that a node makes, as its readers write it."""
+        if not self.view.is_function:
+            return self.node(number).name
+        op_type = self.view.op_types[number]
+        arg = op_type.op_def.output_arg[0].name if op_type else ""
+        return f"{self.node(number).name}:{arg}:0"
+
     def readers(self, number: int) -> list[int]:
         """The nodes that read an output of a node, in order."""
         return sorted(self.view.reading_nodes(number))

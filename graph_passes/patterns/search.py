@@ -9,6 +9,9 @@ from graph_passes.patterns.matching import Matcher, NoMatchError
 SHAPERS = ("Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient")
 """Ops that give the elements of their first input as they are."""
 
+PARAMETERS = ("ReadVariableOp", "Identity", "_Arg", "Cast")
+"""Ops that make a stored scale or offset."""
+
 
 class Search:
     """What one search has found so far.
@@ -30,12 +33,7 @@ class Search:
 
     def name(self, number: int) -> str:
         """The tensor that a single-output node makes, as its readers write it."""
-        view = self.m.view
-        if not view.is_function:
-            return view.nodes[number].name
-        op_type = view.op_types[number]
-        arg = op_type.op_def.output_arg[0].name if op_type else ""
-        return f"{view.nodes[number].name}:{arg}:0"
+        return self.m.output(number)
 
     def only(self, number: int, fits: Callable[[int], bool], what: str) -> int:
         """The one reader of a node that fits."""

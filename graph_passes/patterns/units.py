@@ -6,12 +6,16 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from graph_passes.config import PrecisionConfig
-from graph_passes.eligibility import node_name
+from graph_passes.eligibility import find_ineligible, node_name
 from graph_passes.kernels import kernel_support
 from graph_passes.op_lists import load_op_lists
+from graph_passes.patterns.batch_norm_inference import fuse_stored_batch_norms
+from graph_passes.patterns.bias_sums import multiply_by_ones, use_bias_gradients
 from graph_passes.patterns.edits import GraphEdits, NearMiss
 from graph_passes.patterns.fused_batch_norm import fuse_batch_norms, has_fused_kernels
-from graph_passes.patterns.gradient_sums import merge_weight_gradients, use_bias_gradients
+from graph_passes.patterns.gradient_sums import merge_weight_gradients
+from graph_passes.patterns.low_products import LowProducts
+from graph_passes.patterns.ones_product import ones_products_pay
 from graph_passes.patterns.surgery import Proto
 from graph_passes.view import GraphView, Shape
 
@@ -60,10 +64,14 @@ def find_units(
     edits = GraphEdits(view)
     if config.has_rule("batch-norm") and "Rsqrt" in ops and has_fused_kernels(support):
         fuse_batch_norms(edits, kept)
+        fuse_stored_batch_norms(edits, kept)
     if config.has_rule("weight-gradient") and "Sum" in ops:
         merge_weight_gradients(edits, kept)
     if config.has_rule("bias-gradient") and lists.list_of("BiasAddGrad") == "infer":
         use_bias_gradients(edits, kept)
+    if config.has_rule("ones-product") and ones_products_pay(config, lists):
+        ineligible = find_ineligible(view, preserve, config)
+        multiply_by_ones(edits, kept, LowProducts(view, lists, support, ineligible))
     if not edits.units:
         return Fusion(proto, misses=tuple(edits.misses))
     new = edits.apply(proto, kept)

@@ -1,0 +1,151 @@
+"""Batch normalization with stored statistics, as `tf.nn.batch_normalization` writes it.
+
+    scale = Rsqrt(variance + epsilon) * gamma        y = x * scale + (beta - mean * scale)
+
+becomes one FusedBatchNormV3, with which TensorFlow's remapper then joins the convolution before and
+the activation behind it. gamma or beta may be missing. Of a layer that is frozen while others are
+trained the forward half alone is replaced; the gradient reads what it read before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from graph_passes.patterns.batch_norm import ADDS, MIN_EPSILON
+from graph_passes.patterns.edits import GraphEdits, NearMiss
+from graph_passes.patterns.matching import Matcher, NoMatchError
+from graph_passes.patterns.search import PARAMETERS
+from graph_passes.view import FLOAT
+
+OP = "FusedBatchNormV3"
+_STORED = (*PARAMETERS, "Const", "Placeholder")
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredBatchNorm:
+    """One batch normalization with stored statistics.
+
+    Attributes:
+        x: tensor, the input [batch, height, width, channels].
+        mean: tensor [channels].
+        variance: tensor [channels].
+        gamma: tensor [channels], None where there is no scale.
+        beta: tensor [channels], None where there is no offset.
+        epsilon: what is added to the variance.
+        output: node that makes y.
+    """
+
+    x: str
+    mean: str
+    variance: str
+    gamma: str | None
+    beta: str | None
+    epsilon: float
+    output: int
+
+
+def fuse_stored_batch_norms(edits: GraphEdits, preserve: Collection[str]) -> None:
+    """Replaces each recognized batch normalization with stored statistics by one op.
+
+    Args:
+        edits: receives the changes, the units and the near misses.
+        preserve: names of nodes that must stay.
+    """
+    matcher = Matcher(edits.view)
+    for number, op_type in enumerate(edits.view.op_types):
+        if op_type is None or op_type.name != "Rsqrt":
+            continue
+        try:
+            unit = _find(matcher, number)
+            if unit is not None:
+                _emit(edits, unit, preserve)
+        except NoMatchError as miss:
+            edits.misses.append(NearMiss(matcher.node(number).name, str(miss)))
+
+
+def _find(m: Matcher, rsqrt: int) -> StoredBatchNorm | None:
+    """The unit that an Rsqrt belongs to; None where it takes no root of a stored variance."""
+    add = m.maker(m.tensor(rsqrt, 0))
+    if m.op(add) not in ADDS or len(m.inputs(add)) != 2:
+        return None
+    variance, epsilon = sorted(m.inputs(add), key=lambda t: m.op(m.maker(t)) == "Const")
+    if m.op(m.maker(epsilon)) != "Const" or m.op(m.maker(variance)) not in _STORED:
+        return None
+    for scale, gamma in _scales(m, rsqrt):
+        for output, shifted, centre, beta in _outputs(m, scale):
+            mean = m.tensor(m.maker(centre), 0) if beta is None else centre
+            x = m.other_input(shifted, m.output(scale))
+            stored = (mean, variance, gamma, beta)
+            if all(t is None or m.op(m.maker(t)) in _STORED for t in stored):
+                value = m.constant(epsilon)
+                if value.size != 1:
+                    raise NoMatchError("epsilon is not one number")
+                return StoredBatchNorm(x, mean, variance, gamma, beta, float(value.flat[0]), output)
+    return None
+
+
+def _scales(m: Matcher, rsqrt: int) -> Iterator[tuple[int, str | None]]:
+    """What may be the scale of x: the Rsqrt times gamma, or the Rsqrt itself."""
+    own = m.output(rsqrt)
+    for reader in m.readers(rsqrt):
+        if m.op(reader) == "Mul" and m.inputs(reader).count(own) == 1:
+            yield reader, m.other_input(reader, own)
+    yield rsqrt, None
+
+
+def _outputs(m: Matcher, scale: int) -> Iterator[tuple[int, int, str, str | None]]:
+    """The sums that may be y: (node, its x * scale, what is multiplied by scale, beta)."""
+    own = m.output(scale)
+    products = [n for n in m.readers(scale) if m.op(n) == "Mul" and m.inputs(n).count(own) == 1]
+    for shift in products:
+        centre = m.other_input(shift, own)
+        offsets: list[tuple[int, str | None]] = [
+            (n, m.tensor(n, 0))
+            for n in m.readers(shift)
+            if m.op(n) == "Sub" and m.tensor(n, 1) == m.output(shift)
+        ]
+        if m.op(m.maker(centre)) == "Neg":
+            offsets.append((shift, None))
+        for offset, beta in offsets:
+            for output in m.readers(offset):
+                if m.op(output) in ADDS and m.inputs(output).count(m.output(offset)) == 1:
+                    other = m.maker(m.other_input(output, m.output(offset)))
+                    if other in products and other != shift:
+                        yield output, other, centre, beta
+
+
+def _emit(edits: GraphEdits, unit: StoredBatchNorm, preserve: Collection[str]) -> None:
+    view = edits.view
+    output = view.nodes[unit.output]
+    shape, channels = view.shape(unit.x), view.shape(unit.variance)
+    if shape is None or len(shape) != 4 or channels is None or len(channels) != 1:
+        raise NoMatchError("nothing shows that x has rank 4 and the statistics rank 1")
+    width = channels[0]
+    if width is None or shape[3] not in (None, width):
+        raise NoMatchError("the number of channels is not known")
+    if unit.epsilon < MIN_EPSILON:
+        raise NoMatchError(f"epsilon {unit.epsilon:g} is below {MIN_EPSILON:g}")
+    if output.name in preserve:
+        raise NoMatchError(f"{output.name!r} is to be preserved")
+    stem = f"{output.name}/{OP}"
+
+    def filled(name: str, value: float) -> str:
+        array = np.full(width, value, np.float32)
+        return edits.add_constant(f"{stem}/{name}", array, output.device, unit.x)
+
+    inputs = (
+        unit.x,
+        unit.gamma or filled("ones", 1.0),
+        unit.beta or filled("zeros", 0.0),
+        unit.mean,
+        unit.variance,
+    )
+    fused = edits.add(OP, stem, inputs, output.device, {"T": FLOAT, "U": FLOAT}, [shape])
+    fused.attr["epsilon"].f = unit.epsilon
+    fused.attr["data_format"].s = b"NHWC"
+    fused.attr["is_training"].b = False
+    edits.redirect[edits.output(output.name, output.op)] = edits.output(stem, OP)
+    edits.units.append(f"batch-norm: {output.name}")
