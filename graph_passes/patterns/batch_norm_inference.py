@@ -24,7 +24,7 @@ OP = "FusedBatchNormV3"
 _STORED = (*PARAMETERS, "Const", "Placeholder")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredBatchNorm:
     """One batch normalization with stored statistics.
 
@@ -41,8 +41,8 @@ class StoredBatchNorm:
     x: str
     mean: str
     variance: str
-    gamma: str | None
-    beta: str | None
+    gamma: str | None = None
+    beta: str | None = None
     epsilon: float
     output: int
 
@@ -71,20 +71,40 @@ def _find(m: Matcher, rsqrt: int) -> StoredBatchNorm | None:
     add = m.maker(m.tensor(rsqrt, 0))
     if m.op(add) not in ADDS or len(m.inputs(add)) != 2:
         return None
-    variance, epsilon = sorted(m.inputs(add), key=lambda t: m.op(m.maker(t)) == "Const")
-    if m.op(m.maker(epsilon)) != "Const" or m.op(m.maker(variance)) not in _STORED:
+    root, epsilon = sorted(m.inputs(add), key=lambda t: m.op(m.maker(t)) == "Const")
+    variance = _stored(m, root)
+    if variance is None or m.op(m.maker(epsilon)) != "Const":
         return None
     for scale, gamma in _scales(m, rsqrt):
         for output, shifted, centre, beta in _outputs(m, scale):
-            mean = m.tensor(m.maker(centre), 0) if beta is None else centre
             x = m.other_input(shifted, m.output(scale))
-            stored = (mean, variance, gamma, beta)
-            if all(t is None or m.op(m.maker(t)) in _STORED for t in stored):
-                value = m.constant(epsilon)
-                if value.size != 1:
-                    raise NoMatchError("epsilon is not one number")
-                return StoredBatchNorm(x, mean, variance, gamma, beta, float(value.flat[0]), output)
+            mean = m.tensor(m.maker(centre), 0) if beta is None else centre
+            parts = {"mean": mean, "gamma": gamma, "beta": beta}
+            named = {name: tensor for name, tensor in parts.items() if tensor is not None}
+            stored = {name: found for name, t in named.items() if (found := _stored(m, t))}
+            if len(stored) < len(named):
+                continue
+            value = m.constant(epsilon)
+            if value.size != 1:
+                raise NoMatchError("epsilon is not one number")
+            return StoredBatchNorm(
+                x=x, variance=variance, epsilon=float(value.flat[0]), output=output, **stored
+            )
     return None
+
+
+def _stored(m: Matcher, tensor: str) -> str | None:
+    """The tensor [channels] of a variable or constant, None for what is none.
+
+    Where the axis is given as a number, Keras reshapes it to [1, 1, 1, channels].
+    """
+    number = m.maker(tensor)
+    if m.op(number) == "Reshape" and m.op(m.maker(m.tensor(number, 1))) == "Const":
+        shape = m.constant(m.tensor(number, 1)).ravel().tolist()
+        if shape[:-1] == [1] * (len(shape) - 1):
+            tensor = m.tensor(number, 0)
+            number = m.maker(tensor)
+    return tensor if m.op(number) in _STORED else None
 
 
 def _scales(m: Matcher, rsqrt: int) -> Iterator[tuple[int, str | None]]:

@@ -21,6 +21,8 @@ FORMS = {
     "no scale": {"scale": False},
     "no offset": {"center": False},
     "neither": {"scale": False, "center": False},
+    "axis by number": {"axis": 3},
+    "axis by number, no scale": {"axis": 3, "scale": False},
 }
 
 
