@@ -132,8 +132,12 @@ RULES: dict[str, str] = {
     "loop-hoisting": "casts of what a loop does not change move out of the loop",
     "batch-norm": "a batch normalization written in primitives becomes one fused op",
     "weight-gradient": "the sum over a batch of matrix products becomes one matrix product",
-    "bias-gradient": "the sum of a gradient over all axes but the last becomes BiasAddGrad",
+    "bias-gradient": "the sum of a gradient over its leading axes becomes BiasAddGrad",
+    "ones-product": "on a CPU the gradient of a bias becomes a bfloat16 matrix product with ones",
     "constant-folding": "a constant that only converted ops read is stored in the target dtype",
+    "attention-mask": "a mask before a softmax becomes one that float16 can hold",
+    "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",
+    "gelu": "the powers and exponentials in a GELU and its gradient deny nothing",
     "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
     "cost": "what is slower in the target dtype on this device stays float32",
 }

@@ -88,6 +88,22 @@ class GraphEdits:
         self.add(op, name, inputs, device, dtypes)
         return self.output(name, op)
 
+    def add_reshape(
+        self, name: str, tensor: str, dimensions: str, device: str, shape: Shape
+    ) -> str:
+        """Adds a Reshape to what the tensor `dimensions` holds and returns its tensor.
+
+        Args:
+            name: its name.
+            tensor: what is reshaped, float32.
+            dimensions: a tensor of int32.
+            device: its device.
+            shape: what is known of its static shape.
+        """
+        dtypes = {"T": FLOAT, "Tshape": types_pb2.DT_INT32}
+        self.add("Reshape", name, (tensor, dimensions), device, dtypes, [shape])
+        return self.output(name, "Reshape")
+
     def output(self, node: str, op: str, port: int = 0) -> str:
         """The name of an output, as readers in this graph write it."""
         return output_name(self.view, node, op, port)

@@ -1,0 +1,135 @@
+"""Gradients of biases: sums of a gradient over its leading axes.
+
+Sums are denied, since float16 kernels may add up in float16, so what is summed would be cast to
+float32 first. Two ops add up low-precision values in float32 inside:
+
+    BiasAddGrad(dy), on a GPU
+    MatMul(ones[1, rows], dy[rows, channels]), on a CPU in bfloat16
+
+On a CPU BiasAddGrad adds up in bfloat16 and is off by up to 10 % of the sum of magnitudes over
+65,536 rows; the product is off by 0.03 %, and takes half the time of a Cast and a BiasAddGrad in
+float32.
+
+Neither takes the place of a loss's sum: what is summed is reshaped to the constant shape of a bias
+afterwards, and the search asks for that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Protocol
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2
+
+from graph_passes.patterns.edits import GraphEdits
+from graph_passes.patterns.gradient_sums import PRODUCTS
+from graph_passes.patterns.low_products import LowProducts
+from graph_passes.patterns.matching import Matcher, NoMatchError
+from graph_passes.patterns.ones_product import OnesProduct
+from graph_passes.patterns.sums import (
+    attempt,
+    control_inputs,
+    elements,
+    float_sums,
+    summed_axes,
+    target_shape,
+)
+from graph_passes.view import FLOAT, Shape
+
+
+class _Replacement(Protocol):
+    """What sums in place of a Sum."""
+
+    rule: str
+
+    def pays(self, number: int, tensor: str) -> bool: ...
+
+    def add(self, node: node_def_pb2.NodeDef, tensor: str, shape: Shape | None) -> str: ...
+
+
+def use_bias_gradients(edits: GraphEdits, preserve: Collection[str]) -> None:
+    """Replaces sums of a gradient over its leading axes by BiasAddGrad.
+
+    Args:
+        edits: receives the changes and the units.
+        preserve: names of nodes that must stay.
+    """
+    _replace_sums(edits, preserve, _BiasGradient(edits))
+
+
+def multiply_by_ones(edits: GraphEdits, preserve: Collection[str], products: LowProducts) -> None:
+    """Replaces BiasAddGrad, and sums like it, by a matrix product with ones.
+
+    Only a gradient that another product reads too is summed so: it goes low in any case.
+
+    Args:
+        edits: receives the changes and the units.
+        preserve: names of nodes that must stay.
+        products: tells which gradients go low in any case.
+    """
+    view, ones = edits.view, OnesProduct(edits, products)
+    for number, op_type in enumerate(view.op_types):
+        if op_type is None or op_type.name != "BiasAddGrad":
+            continue
+        node = view.nodes[number]
+        is_last = op_type.attr(node, "data_format").s == b"NHWC"
+        if not is_last or not view.is_float[view.base[number]] or node.name in preserve:
+            continue
+        tensor = node.input[0]
+        if ones.pays(number, tensor):
+            made = ones.add(node, tensor, view.shape(tensor))
+            edits.redirect[edits.output(node.name, "BiasAddGrad")] = made
+            edits.units.append(f"{ones.rule}: {node.name}")
+    _replace_sums(edits, preserve, ones)
+
+
+@dataclasses.dataclass(frozen=True)
+class _BiasGradient:
+    edits: GraphEdits
+    rule = "bias-gradient"
+
+    def pays(self, number: int, tensor: str) -> bool:
+        return True
+
+    def add(self, node: node_def_pb2.NodeDef, tensor: str, shape: Shape | None) -> str:
+        name, inputs = f"{node.name}/BiasAddGrad", (tensor, *control_inputs(node))
+        channels = shape[-1] if shape else None
+        made = self.edits.add("BiasAddGrad", name, inputs, node.device, {"T": FLOAT}, [(channels,)])
+        made.attr["data_format"].s = b"NHWC"
+        return self.edits.output(name, "BiasAddGrad")
+
+
+def _replace_sums(edits: GraphEdits, preserve: Collection[str], replacement: _Replacement) -> None:
+    def replace(edits: GraphEdits, matcher: Matcher, number: int) -> None:
+        _replace(edits, matcher, number, replacement)
+
+    matcher = Matcher(edits.view)
+    for number in float_sums(edits):
+        if matcher.op(matcher.maker(matcher.tensor(number, 0))) not in PRODUCTS:
+            attempt(edits, matcher, number, preserve, replace)
+
+
+def _replace(edits: GraphEdits, matcher: Matcher, number: int, replacement: _Replacement) -> None:
+    tensor, node = matcher.tensor(number, 0), matcher.node(number)
+    shape = edits.view.shape(tensor)
+    if shape is None or len(shape) < 2:
+        return
+    try:
+        axes = summed_axes(matcher, number, shape, target_shape(matcher, number))
+    except NoMatchError:
+        return  # most sums are no gradient of a bias: no near misses
+    channels = elements(shape[axes:])
+    if not axes or channels in (None, 1) or not replacement.pays(number, tensor):
+        return
+    if axes < len(shape) - 1:
+        wanted = np.array([-1, channels], np.int32)
+        dims = edits.add_constant(f"{node.name}/rows_shape", wanted, node.device, tensor)
+        shape = (elements(shape[:axes]), channels)
+        tensor = edits.add_reshape(f"{node.name}/rows", tensor, dims, node.device, shape)
+        # A clear op that leads to no allow op goes low too late for an infer op behind it.
+        edits.listed[f"{node.name}/rows"] = "infer"
+    made = replacement.add(node, tensor, shape)
+    edits.redirect[edits.output(node.name, "Sum")] = made
+    edits.units.append(f"{replacement.rule}: {node.name}")
