@@ -11,6 +11,8 @@ from graph_passes.kernels import kernel_support
 from graph_passes.op_lists import load_op_lists
 from graph_passes.patterns.batch_norm_inference import fuse_stored_batch_norms
 from graph_passes.patterns.bias_sums import multiply_by_ones, use_bias_gradients
+from graph_passes.patterns.bounded_values import lower_bounded_values
+from graph_passes.patterns.broadcast_sums import leave_out_idle_sums
 from graph_passes.patterns.edits import GraphEdits, NearMiss
 from graph_passes.patterns.fused_batch_norm import fuse_batch_norms, has_fused_kernels
 from graph_passes.patterns.gradient_sums import merge_weight_gradients
@@ -64,7 +66,9 @@ def find_units(
     edits = GraphEdits(view)
     if config.has_rule("batch-norm") and "Rsqrt" in ops and has_fused_kernels(support):
         fuse_batch_norms(edits, kept)
-        fuse_stored_batch_norms(edits, kept)
+        fuse_stored_batch_norms(edits, kept, fold=config.target_dtype == "bfloat16")
+    if config.has_rule("idle-sum") and "BroadcastGradientArgs" in ops:
+        leave_out_idle_sums(edits, kept)
     if config.has_rule("weight-gradient") and "Sum" in ops:
         merge_weight_gradients(edits, kept)
     if config.has_rule("bias-gradient") and lists.list_of("BiasAddGrad") == "infer":
@@ -72,6 +76,7 @@ def find_units(
     if config.has_rule("ones-product") and ones_products_pay(config, lists):
         ineligible = find_ineligible(view, preserve, config)
         multiply_by_ones(edits, kept, LowProducts(view, lists, support, ineligible))
+    lower_bounded_values(edits, kept, config, lists, ops)
     if not edits.units:
         return Fusion(proto, misses=tuple(edits.misses))
     new = edits.apply(proto, kept)

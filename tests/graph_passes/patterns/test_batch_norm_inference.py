@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import keras
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def
 from tf_amp.hosts.function_shapes import static_shapes
@@ -26,15 +29,17 @@ FORMS = {
 }
 
 
-def network(**options: object) -> keras.Model:
+def network(kind: str = "plain", **options: object) -> keras.Model:
     """A convolution and a batch normalization with statistics that are not 0 and 1."""
     keras.utils.set_random_seed(1)
     normalization = layers.BatchNormalization(**options)
-    model = keras.Sequential(
-        [keras.Input((6, 6, 3)), layers.Conv2D(4, 3), normalization, layers.ReLU()]
-    )
+    convolution = {
+        "bias": lambda: layers.Conv2D(4, 3),
+        "depthwise": lambda: layers.DepthwiseConv2D(3, depth_multiplier=2, use_bias=False),
+    }.get(kind, lambda: layers.Conv2D(4, 3, use_bias=False))()
+    model = keras.Sequential([keras.Input((6, 6, 3)), convolution, normalization, layers.ReLU()])
     rng = np.random.default_rng(2)
-    for weight in normalization.weights:
+    for weight in (*normalization.weights, *convolution.weights[1:]):
         weight.assign(rng.uniform(0.5, 2.0, weight.shape))
     return model
 
@@ -62,36 +67,81 @@ def run(function: ConcreteFunction, graph_def: object, x: np.ndarray) -> np.ndar
     return pruned(tf.constant(x), *function.captured_inputs).numpy()
 
 
+def dtypes_of(result: RewriteResult, op: str) -> list[str]:
+    nodes = (node for node in result.proto.node if node.op == op)
+    return [tf.as_dtype(node.attr["T"].type).name for node in nodes]
+
+
+def example() -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((2, 6, 6, 3), np.float32)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("batch", [2, None])
-@pytest.mark.parametrize("dtype", CONFIGS)
-def test_stored_statistics_go_into_one_op(form: str, batch: int | None, dtype: str) -> None:
+def test_stored_statistics_go_into_one_op(form: str, batch: int | None) -> None:
     function = traced(network(**FORMS[form]), batch)
-    result = rewritten(function, CONFIGS[dtype])
+    result = rewritten(function, CONFIGS["float16"])
     ops = Counter(node.op for node in result.proto.node)
-    assert ops["FusedBatchNormV3"] == 1
     assert not ops.keys() & {"Rsqrt", "Sub", "AddV2", "Neg"}
+    assert dtypes_of(result, "FusedBatchNormV3") == ["float16"]
     (fused,) = (node for node in result.proto.node if node.op == "FusedBatchNormV3")
-    assert tf.as_dtype(fused.attr["T"].type).name == dtype
     assert tf.as_dtype(fused.attr["U"].type).name == "float32"
     assert not fused.attr["is_training"].b
-    x = np.random.default_rng(3).standard_normal((2, 6, 6, 3), np.float32)
-    expected = run(function, function.graph.as_graph_def(), x)
-    tolerance = 0.03 if dtype == "bfloat16" else 0.004
-    np.testing.assert_allclose(run(function, result.proto, x), expected, rtol=0, atol=tolerance)
+    expected = run(function, function.graph.as_graph_def(), example())
+    np.testing.assert_allclose(run(function, result.proto, example()), expected, rtol=0, atol=0.004)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("batch", [2, None])
+@pytest.mark.parametrize("kind", ["plain", "bias", "depthwise", "frozen"])
+def test_stored_statistics_go_into_the_convolution(form: str, batch: int | None, kind: str) -> None:
+    function = traced(network(kind, **FORMS[form]), batch)
+    if kind == "frozen":
+        function = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    result = rewritten(function, CONFIGS["bfloat16"])
+    convolution = "DepthwiseConv2dNative" if kind == "depthwise" else "Conv2D"
+    assert dtypes_of(result, convolution) == dtypes_of(result, "BiasAdd") == ["bfloat16"]
+    full_size = {"FusedBatchNormV3", "Rsqrt"} if kind == "frozen" else {"FusedBatchNormV3"}
+    assert not full_size & {node.op for node in result.proto.node}
+    expected = run(function, function.graph.as_graph_def(), example())
+    np.testing.assert_allclose(run(function, result.proto, example()), expected, rtol=0, atol=0.03)
+    unrounded = dataclasses.replace(
+        CONFIGS["bfloat16"], disabled_rules=frozenset(("constant-folding",))
+    )
+    exact = run(function, in_float32(rewritten(function, unrounded)), example())
+    np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-5)
+
+
+def in_float32(result: RewriteResult) -> graph_pb2.GraphDef:
+    """The rewritten graph with all its dtypes back in float32: only the ops differ."""
+    graph_def = graph_pb2.GraphDef()
+    graph_def.CopyFrom(result.proto)
+    for node in graph_def.node:
+        for attr in node.attr.values():
+            if attr.type == tf.bfloat16.as_datatype_enum:
+                attr.type = tf.float32.as_datatype_enum
+    return graph_def
+
+
+def test_a_weight_that_is_large_beside_the_activations_is_not_scaled() -> None:
+    normalization = layers.BatchNormalization()
+    model = keras.Sequential([keras.Input((1, 1, 64)), layers.Conv2D(512, 1), normalization])
+    function = tf.function(lambda x: model(x, training=False), autograph=False)
+    result = rewritten(
+        function.get_concrete_function(tf.TensorSpec((4, 1, 1, 64))), CONFIGS["bfloat16"]
+    )
+    assert dtypes_of(result, "FusedBatchNormV3") == ["bfloat16"]
 
 
 def test_the_fused_op_computes_what_the_primitives_compute() -> None:
     function = traced(network(), 2)
-    result = rewritten(function, CONFIGS["bfloat16"])
-    for node in result.proto.node:  # everything back to float32, so that only the op differs
+    result = rewritten(function, CONFIGS["float16"])
+    for node in result.proto.node:
         for attr in node.attr.values():
-            if attr.type == tf.bfloat16.as_datatype_enum:
+            if attr.type == tf.float16.as_datatype_enum:
                 attr.type = tf.float32.as_datatype_enum
-    x = np.random.default_rng(3).standard_normal((2, 6, 6, 3), np.float32)
-    np.testing.assert_allclose(
-        run(function, result.proto, x), run(function, function.graph.as_graph_def(), x), rtol=2e-5
-    )
+    expected = run(function, function.graph.as_graph_def(), example())
+    np.testing.assert_allclose(run(function, result.proto, example()), expected, rtol=2e-5)
 
 
 def test_a_frozen_layer_keeps_its_gradient() -> None:
@@ -106,10 +156,9 @@ def test_a_frozen_layer_keeps_its_gradient() -> None:
     function = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((2, 6, 6, 3)))
     result = rewritten(function, CONFIGS["bfloat16"])
     assert [unit.partition(":")[0] for unit in result.report.fused_units].count("batch-norm") == 1
-    x = np.random.default_rng(3).standard_normal((2, 6, 6, 3), np.float32)
-    expected = run(function, function.graph.as_graph_def(), x)
+    expected = run(function, function.graph.as_graph_def(), example())
     scale = np.abs(expected).max()
-    np.testing.assert_allclose(run(function, result.proto, x), expected, atol=0.03 * scale)
+    np.testing.assert_allclose(run(function, result.proto, example()), expected, atol=0.03 * scale)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +166,7 @@ def test_a_frozen_layer_keeps_its_gradient() -> None:
     [({"epsilon": 1e-6}, "epsilon 1e-06 is below 1e-05")],
 )
 def test_near_misses_are_explained(options: dict[str, float], why: str) -> None:
-    result = rewritten(traced(network(**options), None), CONFIGS["bfloat16"])
+    result = rewritten(traced(network(**options), None), CONFIGS["float16"])
     assert [miss.why for miss in result.report.near_misses] == [why]
     assert "FusedBatchNormV3" not in {node.op for node in result.proto.node}
 
