@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -211,7 +212,14 @@ class _Sizes:
 
     def elements(self, tensor: str) -> int | None:
         """The number of elements of a tensor, None where its shape is not known."""
-        return _elements(self._shape(tensor))
+        shape = self._shape(tensor)
+        if shape is None or None in shape:
+            # A dimension of unknown size may be what a Reshape made of several known ones.
+            number = self._view.index[self._view.split(tensor)[0]]
+            if self._view.nodes[number].op == "Reshape":
+                before = self.elements(self._view.nodes[number].input[0])
+                return _elements(shape) if before is None else before
+        return _elements(shape)
 
     def variant(self, number: int) -> str:
         """The variant of its op that a node is."""
@@ -252,8 +260,16 @@ class _Sizes:
         attr = self._view.nodes[number].attr
         # Asking a protobuf map for a key that it lacks would add the key.
         transposed = any(name in attr and attr[name].b for name in ("transpose_a", "adj_x"))
-        summed = left[-2] if transposed else left[-1]
-        return 2 * made * (summed or UNKNOWN_DIMENSION)
+        return 2 * made * self._length(names[0], left, -2 if transposed else -1)
+
+    def _length(self, tensor: str, shape: Shape, axis: int) -> int:
+        """The length of one axis, worked out from the elements where it alone is not known."""
+        length = shape[axis]
+        if length is None:
+            others = [size for size in shape if size is not None]
+            elements = self.elements(tensor) if len(others) == len(shape) - 1 else None
+            length = (elements or 0) // (math.prod(others) or 1) or UNKNOWN_DIMENSION
+        return length or UNKNOWN_DIMENSION
 
     def _filter(self, number: int) -> tuple[int, ...] | None:
         """The shape of a convolution's filter."""

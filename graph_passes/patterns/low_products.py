@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from graph_passes.kernels import KernelSupport
 from graph_passes.op_lists import OpLists
+from graph_passes.patterns.matching import Matcher
 from graph_passes.patterns.search import SHAPERS
 from graph_passes.view import FLOAT, GraphView
 
@@ -31,7 +32,7 @@ class LowProducts:
 
     def read(self, tensor: str) -> bool:
         """Whether one of them reads a tensor, directly or behind ops that only move values."""
-        view = self.view
+        view, matcher = self.view, Matcher(self.view)
         pending, seen = [tensor], {tensor}
         while pending:
             last = pending.pop()
@@ -41,7 +42,7 @@ class LowProducts:
                     continue
                 if self._goes_low(reader, last):
                     return True
-                moved = self._output(reader)
+                moved = matcher.output(reader)
                 if node.op in _MOVES and node.input[0] == last and moved not in seen:
                     seen.add(moved)
                     pending.append(moved)
@@ -57,10 +58,3 @@ class LowProducts:
         return view.dtypes[view.base[number] + slot] == FLOAT and self.support.has_kernel(
             op_type, layout.slots[slot], node
         )
-
-    def _output(self, number: int) -> str:
-        view = self.view
-        name, op_type = view.nodes[number].name, view.op_types[number]
-        if not view.is_function or op_type is None or not op_type.op_def.output_arg:
-            return name
-        return f"{name}:{op_type.op_def.output_arg[0].name}:0"

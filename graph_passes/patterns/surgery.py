@@ -58,7 +58,8 @@ def replace_tensors(
     touched = {view.index[name] for name in inputs}
     for name in orphans:
         touched |= view.reading_nodes(view.index[name])
-    kept = set(preserve)
+    # What a tensor is redirected to has readers that its view does not know of.
+    kept = {*preserve, *(view.split(tensor)[0] for tensor in redirect.values())}
     for number in touched:
         if not 0 <= number - first < len(nodes):
             continue  # a result of the function, redirected below

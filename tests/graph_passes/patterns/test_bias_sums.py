@@ -11,6 +11,7 @@ from traced_graphs import Traced, kinds, of_op, trace
 
 from graph_passes import PrecisionConfig
 from graph_passes.config import ListEdit
+from graph_passes.costs import shipped_table
 
 FLOAT = tf.float32.as_datatype_enum
 BFLOAT16 = tf.bfloat16.as_datatype_enum
@@ -239,3 +240,26 @@ def test_a_sum_in_a_loop_of_tensorflow_1_stays_in_its_frame():
     value = np.random.default_rng(3).normal(0.5, 1.0, (20, 16, 256)).astype(np.float32)
     (found,) = traced.run(traced.rewrite(CPU).graph_def, value)
     np.testing.assert_allclose(found, 1.5 * np.float64(value).sum((0, 1)), rtol=2e-2)
+
+
+@pytest.mark.parametrize("batch", [16, None])
+def test_costs_leave_a_sum_with_the_products_beside_it(batch):
+    """The batch is merged with other axes: the cost of the sum must not forget those."""
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        dy = tf.nn.conv2d(x, tf.ones([3, 3, 64, 64]) / 576, 1, "SAME")
+        filters = tf.raw_ops.Conv2DBackpropFilter(
+            input=x,
+            filter_sizes=[3, 3, 64, 64],
+            out_backprop=dy,
+            strides=[1, 1, 1, 1],
+            padding="SAME",
+        )
+        return filters * 1.0, tf.raw_ops.BiasAddGrad(out_backprop=dy) * 1.0
+
+    traced = trace(step, spec(batch, 32, 32, 64))
+    costs = shipped_table("cpu-avx512_bf16", "bfloat16")
+    after = traced.rewrite(dataclasses.replace(CPU, cost_table=costs)).graph_def
+    ones = [node for node in of_op(after, "MatMul") if "ones_product" in node.name]
+    assert [node.attr["T"].type for node in ones] == [BFLOAT16]
+    assert of_op(after, "Conv2D")[0].attr["T"].type == BFLOAT16
