@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
+
+class Neighbours:
+    """For each vertex the others that edges join it to, in edge order.
+
+    Attributes:
+        starts: for each vertex the position of its first neighbour, and the number of all.
+        flat: the neighbours of all vertices, one vertex after another.
+    """
+
+    def __init__(self, vertices: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """Groups the values of edges by their keys, numbers below `vertices`."""
+        counts = np.bincount(keys, minlength=vertices)
+        starts = np.zeros(vertices + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        order = np.argsort(keys, kind="stable")
+        self.starts = array.array("i", starts.tobytes())
+        self.flat = array.array("i", values[order].astype(np.int32, copy=False).tobytes())
+
+    def __getitem__(self, vertex: int) -> array.array[int]:
+        return self.flat[self.starts[vertex] : self.starts[vertex + 1]]
 
 
 class Adjacency:
     """Readers and producers of each vertex, over a chosen set of edges."""
 
     def __init__(self, vertices: int, sources: np.ndarray, targets: np.ndarray) -> None:
-        self.successors = _neighbours(vertices, sources, targets)
-        self.predecessors = _neighbours(vertices, targets, sources)
+        self.successors = Neighbours(vertices, sources, targets)
+        self.predecessors = Neighbours(vertices, targets, sources)
 
     def reach(
         self,
@@ -35,37 +57,23 @@ class Adjacency:
         Returns:
             One byte a vertex, 1 where it is reached.
         """
-        may_enter = enter.__getitem__ if not callable(enter) else enter
-        tables: tuple[list[Sequence[int]], ...]
-        if forward and backward:
-            tables = (self.successors, self.predecessors)
-        else:
-            tables = (self.successors,) if forward else (self.predecessors,)
-        reached = bytearray(len(self.successors))
+        vertices = len(self.successors.starts) - 1
+        still_open = bytearray(map(bool, map(enter, range(vertices)) if callable(enter) else enter))
+        tables = [self.successors] * forward + [self.predecessors] * backward
+        flat = [(table.starts, table.flat) for table in tables]
+        reached = bytearray(vertices)
         for root in roots:
             reached[root] = 1
+            still_open[root] = 0
         stack = list(roots)
         while stack:
             vertex = stack.pop()
-            for table in tables:
-                for neighbour in table[vertex]:
-                    if not reached[neighbour] and may_enter(neighbour):
+            for starts, neighbours in flat:
+                for neighbour in neighbours[starts[vertex] : starts[vertex + 1]]:
+                    if still_open[neighbour]:
+                        still_open[neighbour] = 0
                         reached[neighbour] = 1
                         if parents is not None:
                             parents[neighbour] = vertex
                         stack.append(neighbour)
         return reached
-
-
-def _neighbours(vertices: int, keys: np.ndarray, values: np.ndarray) -> list[Sequence[int]]:
-    """For each vertex the values of the edges whose key it is, in edge order."""
-    table: list[Sequence[int]] = [()] * vertices
-    if not len(keys):
-        return table
-    order = np.argsort(keys, kind="stable")
-    keys, flat = keys[order], values[order].tolist()
-    starts = np.flatnonzero(np.diff(keys, prepend=-1))
-    ends = np.append(starts[1:], len(keys)).tolist()
-    for vertex, start, end in zip(keys[starts].tolist(), starts.tolist(), ends, strict=True):
-        table[vertex] = flat[start:end]
-    return table

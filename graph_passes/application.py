@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-from typing import TypeVar
+import functools
+from typing import Any, TypeVar
 
+import numpy as np
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
 
 from graph_passes.constant_folding import convert_tensor
@@ -59,23 +60,23 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     retyped: list[int] = []
     for vertex in plan.low:
         number = view.vertex_nodes[vertex]
-        slot = view.slot_of(vertex)
-        node = editor.node(number)
-        value = node.attr[slot.attr]
+        kind = view.kind(number)
+        slot = kind.layout.slots[vertex - view.base[number]]
+        attrs = editor.node(number).attr
         if slot.index == SINGLE:
-            value.type = target
+            attrs[slot.attr].type = target
         else:
-            value.list.type[slot.index] = target
-        if node.op == "Const":
-            convert_tensor(node.attr["value"].tensor, target)
+            attrs[slot.attr].list.type[slot.index] = target
+        if kind.op == "Const":
+            convert_tensor(attrs["value"].tensor, target)
         if not retyped or retyped[-1] != number:
             retyped.append(number)
     casts: dict[tuple[str, int], str] = {}
     made: dict[str, int] = {}
     rewired: list[tuple[int, int, str]] = []
     low = plan.canvas.low
-    for edge in plan.cut:
-        reader = bisect.bisect_right(view.edge_starts, edge) - 1
+    readers = np.searchsorted(np.asarray(view.edge_starts), plan.cut, side="right") - 1
+    for edge, reader in zip(plan.cut, readers.tolist(), strict=True):
         port = edge - view.edge_starts[reader]
         tensor = view.nodes[reader].input[port]
         source = int(view.sources[edge])
@@ -101,8 +102,18 @@ def _free_name(view: GraphView, tensor: tuple[str, int], short: str) -> str:
     raise AssertionError("more names than nodes are taken")
 
 
-def _new_cast(name: str, tensor: str, src: int, dst: int, device: str) -> node_def_pb2.NodeDef:
-    cast = node_def_pb2.NodeDef(name=name, op="Cast", device=device, input=[tensor])
+def _add_cast(nodes: Any, name: str, tensor: str, src: int, dst: int, device: str) -> None:
+    cast = nodes.add()
+    cast.CopyFrom(_blank_cast(src, dst))
+    cast.name = name
+    cast.device = device
+    cast.input.append(tensor)
+
+
+@functools.cache
+def _blank_cast(src: int, dst: int) -> node_def_pb2.NodeDef:
+    """A Cast to be copied: to set its attrs anew takes twice as long."""
+    cast = node_def_pb2.NodeDef(op="Cast")
     cast.attr["SrcT"].type = src
     cast.attr["DstT"].type = dst
     cast.attr["Truncate"].b = False
@@ -119,7 +130,7 @@ class _GraphEditor:
         return self._nodes[number]
 
     def add_cast(self, name: str, tensor: str, src: int, dst: int, device: str) -> None:
-        self._nodes.append(_new_cast(name, tensor, src, dst, device))
+        _add_cast(self._nodes, name, tensor, src, dst, device)
 
     def rewire(self, reader: int, port: int, cast: str) -> None:
         self._nodes[reader].input[port] = cast
@@ -139,7 +150,7 @@ class _FunctionEditor:
         return self._nodes[number - self._arguments]
 
     def add_cast(self, name: str, tensor: str, src: int, dst: int, device: str) -> None:
-        self._nodes.append(_new_cast(name, tensor, src, dst, device))
+        _add_cast(self._nodes, name, tensor, src, dst, device)
 
     def rewire(self, reader: int, port: int, cast: str) -> None:
         tensor = f"{cast}:y:0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from graph_passes.adjacency import Adjacency
 from graph_passes.config import PrecisionConfig
 from graph_passes.kernels import KernelSupport
+from graph_passes.kinds import Kind
 from graph_passes.op_lists import FLOAT32, LIST_NAMES, OpLists
 from graph_passes.reasons import Reason
 from graph_passes.view import FLOAT, GraphView
@@ -50,30 +52,14 @@ class Canvas:
         self.support = support
         self.target = target
         vertices = len(view.dtypes)
-        owners = np.array(view.vertex_nodes, np.int64)
-        code_of_op = {op: LIST_NAMES.index(row.list_name) + 1 for op, row in lists.entries.items()}
-        codes: dict[str, int] = {}
-        by_node = np.zeros(len(view.nodes) + 1, np.uint8)
-        runs_functions = np.zeros(len(view.nodes) + 1, bool)
-        for number, op_type in enumerate(view.op_types):
-            if op_type is not None:
-                name = op_type.name
-                code = codes.get(name)
-                if code is None:
-                    code = codes[name] = code_of_op.get(name, 0)
-                by_node[number] = code
-                runs_functions[number] = op_type.runs_functions
-        for number in view.joined_calls:  # their functions change with them
-            by_node[number] = by_node[number] or CLEAR
-            runs_functions[number] = False
-        # Index -1 (the opaque vertex) falls on the extra entry, which is on no list.
-        self.listed = np.where(view.is_float, by_node[owners], 0).astype(np.uint8)
-        allowed = np.ones(len(view.nodes) + 1, bool)
-        allowed[-1] = False
-        allowed[list(ineligible)] = False
+        codes = {op: LIST_NAMES.index(row.list_name) + 1 for op, row in lists.entries.items()}
+        self.listed = view.per_slot(functools.partial(_list_codes, codes), np.uint8)
         # A node that runs a function must agree with the function's signature, which is float32.
-        bound = runs_functions[owners] & view.is_float
-        self.eligible = allowed[owners] & ~bound
+        bound = view.per_slot(_is_bound, bool)
+        allowed = np.ones(len(view.nodes) + 1, bool)
+        allowed[-1] = False  # the node -1 of the opaque vertex
+        allowed[list(ineligible)] = False
+        self.eligible = allowed[np.asarray(view.vertex_nodes)] & ~bound
         self.edges: Adjacency
         self.low = bytearray(vertices)
         self.denied = bytearray(vertices)
@@ -82,6 +68,7 @@ class Canvas:
             number = view.vertex_nodes[vertex]
             self.why[vertex] = ineligible.get(number, Reason.RUNS_FUNCTION)
         self.parents: dict[int, int] = {}
+        self._kernels: dict[int, bool] = {}
 
     def relist(self, listed: Mapping[str, str]) -> None:
         """Gives single nodes another list than their op has.
@@ -94,7 +81,7 @@ class Canvas:
         for name, list_name in listed.items():
             number = view.index[name]
             first = view.base[number]
-            vertices = range(first, first + len(view.layouts[number].slots))
+            vertices = range(first, first + len(view.layout(number).slots))
             floats = [vertex for vertex in vertices if view.is_float[vertex]]
             if list_name == FLOAT32:
                 self.listed[floats] = 0
@@ -142,13 +129,40 @@ class Canvas:
 
     def has_kernel(self, vertex: int) -> bool:
         """Whether the vertex's node has a kernel with this slot in the target dtype."""
-        number = self.view.vertex_nodes[vertex]
-        op_type = self.view.op_types[number]
-        return op_type is not None and self.support.has_kernel(
-            op_type, self.view.slot_of(vertex), self.view.nodes[number]
-        )
+        number = int(self.view.slot_numbers[vertex])
+        answer = self._kernels.get(number)
+        if answer is None:
+            view, node = self.view, self.view.vertex_nodes[vertex]
+            answer = self._kernels[number] = self.support.supports(
+                view.kind(node), vertex - view.base[node]
+            )
+        return answer
+
+    def with_kernel(self, mask: np.ndarray) -> np.ndarray:
+        """Those of the vertices of a mask for which `has_kernel` holds; bool [vertices]."""
+        slots = self.view.slot_numbers
+        _, examples, inverse = np.unique(slots[mask], return_index=True, return_inverse=True)
+        vertices = np.flatnonzero(mask)
+        answers = np.array([self.has_kernel(vertex) for vertex in vertices[examples].tolist()])
+        found = np.zeros(len(mask), bool)
+        found[vertices] = answers[inverse] if len(vertices) else False
+        return found
 
     def is_permitted(self, vertex: int) -> bool:
         """Whether the op definition lets the vertex's slot hold the target dtype."""
-        op_type = self.view.op_types[self.view.vertex_nodes[vertex]]
+        op_type = self.view.op_type(self.view.vertex_nodes[vertex])
         return op_type is not None and op_type.allows(self.view.slot_of(vertex), self.target)
+
+
+def _list_codes(codes: Mapping[str, int], kind: Kind) -> list[int]:
+    """For each slot of a kind the code of the list that it is on."""
+    code = 0 if kind.op_type is None else codes.get(kind.op_type.name, 0)
+    if kind.is_joined_call:  # its functions change with it
+        code = code or CLEAR
+    return [code if dtype == FLOAT else 0 for dtype in kind.dtypes]
+
+
+def _is_bound(kind: Kind) -> list[bool]:
+    """For each slot of a kind whether a function that a node runs fixes its dtype."""
+    runs = kind.op_type is not None and kind.op_type.runs_functions and not kind.is_joined_call
+    return [runs and dtype == FLOAT for dtype in kind.dtypes]

@@ -21,9 +21,7 @@ def paint_constants(canvas: Canvas) -> None:
     A reader on the clear list that nothing reads in turn, as frozen graphs have them, follows.
     """
     view, low = canvas.view, canvas.low
-    for number, op_type in enumerate(view.op_types):
-        if op_type is None or op_type.name != "Const":
-            continue
+    for number in view.of_op("Const"):
         made = view.base[number]
         if not view.is_float[made] or not canvas.eligible[made]:
             continue

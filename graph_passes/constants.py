@@ -13,7 +13,9 @@ import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
 from graph_passes.canvas import Canvas
+from graph_passes.kinds import Kind
 from graph_passes.reasons import Reason
+from graph_passes.view import FLOAT
 
 LARGEST = 65504.0
 """The largest finite float16."""
@@ -38,6 +40,10 @@ def is_out_of_range(tensor: tensor_pb2.TensorProto) -> bool:
     return sizes.size <= SMALL_TENSOR and bool(((finite > 0) & (finite < SMALLEST)).any())
 
 
+def _is_float_constant(kind: Kind) -> bool:
+    return kind.op == "Const" and kind.dtypes == (FLOAT,)
+
+
 def deny_out_of_range(canvas: Canvas) -> list[int]:
     """Denies the readers of constants out of range.
 
@@ -46,14 +52,14 @@ def deny_out_of_range(canvas: Canvas) -> list[int]:
     """
     view = canvas.view
     roots: list[int] = []
-    for number, op_type in enumerate(view.op_types):
-        if op_type is None or op_type.name != "Const":
-            continue
-        made = view.base[number]
-        if not view.is_float[made]:
-            continue
-        readers = [v for v in view.readers(made) if canvas.listed[v] and canvas.eligible[v]]
-        if readers and is_out_of_range(op_type.attr(view.nodes[number], "value").tensor):
+    for number in view.of_kind(_is_float_constant):
+        readers = [
+            vertex
+            for vertex in view.readers(view.base[number])
+            if canvas.listed[vertex] and canvas.eligible[vertex]
+        ]
+        value = view.nodes[number].attr.get("value")  # [] would write to a map that lacks it
+        if readers and value is not None and is_out_of_range(value.tensor):
             roots.extend(readers)
     canvas.deny(roots, Reason.CONSTANT_RANGE)
     return roots

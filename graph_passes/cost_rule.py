@@ -291,7 +291,7 @@ class _Sizes:
     def _inputs(self, number: int) -> list[str]:
         """The float32 tensors that a node reads."""
         view = self._view
-        first, slots = view.base[number], view.layouts[number].in_slots
+        first, slots = view.base[number], view.layout(number).in_slots
         names = view.nodes[number].input[: len(slots)]
         return [
             name for name, slot in zip(names, slots, strict=True) if view.is_float[first + slot]
@@ -318,8 +318,7 @@ def _elements(shape: Shape | None) -> int | None:
 def _loop_groups(view: GraphView) -> list[list[int]]:
     """The vertices at both ends of each back edge of a TensorFlow 1 loop."""
     groups = []
-    for number, op_type in enumerate(view.op_types):
-        if op_type is not None and op_type.name == "NextIteration":
-            back = view.base[number] + view.layouts[number].out_slots[0]
-            groups.append([back, *view.readers(back)])
+    for number in view.of_op("NextIteration"):
+        back = view.base[number] + view.layout(number).out_slots[0]
+        groups.append([back, *view.readers(back)])
     return groups

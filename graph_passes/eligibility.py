@@ -30,17 +30,13 @@ def find_ineligible(
         Node number -> `Reason.PRESERVED` or `Reason.OTHER_DEVICE`.
     """
     ineligible: dict[int, Reason] = {}
-    elsewhere: dict[str, bool] = {"": False}
     wanted = config.device.lower()
-    for number, node in enumerate(view.nodes):
-        device = node.device
-        if device not in elsewhere:
-            elsewhere[device] = wanted not in device.rpartition("/")[2].lower()
-        if elsewhere[device]:
-            ineligible[number] = Reason.OTHER_DEVICE
-    for number, node in enumerate(view.nodes) if view.is_function else ():
-        if node.op in _BOUNDARY_OPS:
-            ineligible[number] = Reason.PRESERVED
+    for device, numbers in view.devices.items():
+        if wanted not in device.rpartition("/")[2].lower():
+            ineligible.update(dict.fromkeys(numbers, Reason.OTHER_DEVICE))
+    if view.is_function:
+        boundary = view.of_kind(lambda kind: kind.op in _BOUNDARY_OPS)
+        ineligible.update(dict.fromkeys(boundary, Reason.PRESERVED))
     for reference in preserve:
         known = view.index.get(node_name(reference))
         if known is not None:

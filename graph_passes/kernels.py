@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from tensorflow.core.framework import kernel_def_pb2, node_def_pb2
+from tensorflow.core.framework import kernel_def_pb2, node_def_pb2, types_pb2
 from tensorflow.python.framework import kernels
 
+from graph_passes.kinds import Kind
 from graph_passes.op_registry import SINGLE, OpType, Slot
 
 _DEFAULT = "DEFAULT"
@@ -89,13 +90,31 @@ class KernelSupport:
         """Whether the node could run with the slot in the target dtype."""
         if not slot.attr:
             return False
+        slots = op_type.layout_of(node).slots
+        return self._has(op_type, slot, slots, [op_type.dtype_of(node, each) for each in slots])
+
+    def supports(self, kind: Kind, position: int) -> bool:
+        """Whether nodes of a kind could run with one of its slots in the target dtype.
+
+        Args:
+            kind: the kind.
+            position: of the slot in the kind's layout.
+        """
+        slot = kind.layout.slots[position]
+        if kind.op_type is None or not slot.attr:
+            return False
+        return self._has(kind.op_type, slot, kind.layout.slots, kind.dtypes)
+
+    def _has(
+        self, op_type: OpType, slot: Slot, slots: Sequence[Slot], dtypes: Sequence[int]
+    ) -> bool:
         key = (op_type.name, slot.attr)
         known = self._by_attr.get(key)
         if known is None:
             known = self._by_attr[key] = self._independent_answer(op_type, slot)
         if isinstance(known, bool):
             return known
-        values = tuple(self._values(op_type, node, name, slot) for name in known)
+        values = tuple(self._values(name, slot, slots, dtypes) for name in known)
         full_key = (*key, values)
         answer = self._answers.get(full_key)
         if answer is None:
@@ -122,19 +141,14 @@ class KernelSupport:
         return tuple(names)
 
     def _values(
-        self, op_type: OpType, node: node_def_pb2.NodeDef, name: str, slot: Slot
+        self, name: str, retyped: Slot, slots: Sequence[Slot], dtypes: Sequence[int]
     ) -> frozenset[int]:
-        if name == slot.attr and slot.index == SINGLE:
-            return frozenset((self._dtype,))
-        value = op_type.attr(node, name)
-        listed = value.list.type
-        if not listed:
-            return frozenset((value.type,))
-        if name == slot.attr:
-            return frozenset(
-                self._dtype if entry == slot.index else dtype for entry, dtype in enumerate(listed)
-            )
-        return frozenset(listed)
+        """The dtypes that an attr has once a slot is retyped."""
+        return frozenset(
+            self._dtype if slot == retyped else dtype
+            for slot, dtype in zip(slots, dtypes, strict=True)
+            if slot.attr == name
+        ) or frozenset((types_pb2.DT_INVALID,))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ its slots. Most op types have one layout; those with variadic ports have one per
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2, op_def_pb2, types_pb2
@@ -63,7 +63,7 @@ class OpType:
         name: the op type.
         op_def: its definition.
         layout: the layout of every node of this type, None where it depends on the node.
-        only_attr: the one `type` attr that holds the only slot, where that is all there is.
+        key_of: gives for a node what decides its layout and dtypes, as one hashable value.
         runs_functions: whether nodes of this type name functions that they run (While, If ...).
     """
 
@@ -71,9 +71,9 @@ class OpType:
         "_arity_attrs",
         "_defaults",
         "_layouts",
+        "key_of",
         "layout",
         "name",
-        "only_attr",
         "op_def",
         "runs_functions",
     )
@@ -86,16 +86,14 @@ class OpType:
         }
         numbers = {arg.number_attr for arg in (*op_def.input_arg, *op_def.output_arg)} - {""}
         lists = {attr.name for attr in op_def.attr if attr.type == "list(type)"}
+        types = tuple(attr.name for attr in op_def.attr if attr.type == "type")
         self._arity_attrs = tuple(sorted(numbers)), tuple(sorted(lists))
+        self.key_of = _key_reader(types, *self._arity_attrs)
         self.runs_functions = any(attr.type in ("func", "list(func)") for attr in op_def.attr)
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self.layout: Layout | None = None
-        self.only_attr = ""
         if not numbers and not lists:
             self.layout = self._build(lambda _: 0)
-            slots = self.layout.slots
-            if len(slots) == 1 and slots[0].attr:
-                self.only_attr = slots[0].attr
 
     def attr(self, node: node_def_pb2.NodeDef, name: str) -> attr_value_pb2.AttrValue:
         """The node's attr, or the op definition's default where the node leaves it out."""
@@ -163,6 +161,36 @@ class OpType:
                 for entry in range(count(attr.name)):
                     place(Slot(attr.name, entry))
         return Layout(tuple(slots), tuple(in_slots), tuple(out_slots), offsets)
+
+
+def _key_reader(
+    types: tuple[str, ...], numbers: tuple[str, ...], lists: tuple[str, ...]
+) -> Callable[[node_def_pb2.NodeDef], Hashable]:
+    """Makes `OpType.key_of`. An attr that a node leaves out counts as None.
+
+    This is read for every node of a graph: the common cases, no attr and one, do without a tuple.
+    """
+
+    def no_attr(_: node_def_pb2.NodeDef) -> Hashable:
+        return None
+
+    def one_type(node: node_def_pb2.NodeDef) -> Hashable:
+        value = node.attr.get(types[0])  # [] would write to a map that lacks the key
+        return None if value is None else value.type
+
+    def some_types(node: node_def_pb2.NodeDef) -> Hashable:
+        get = node.attr.get
+        return tuple([None if (value := get(name)) is None else value.type for name in types])
+
+    def anything(node: node_def_pb2.NodeDef) -> Hashable:
+        get = node.attr.get
+        counts = (None if (value := get(name)) is None else value.i for name in numbers)
+        listed = (None if (value := get(name)) is None else (*value.list.type,) for name in lists)
+        return (some_types(node), *counts, *listed)
+
+    if numbers or lists:
+        return anything
+    return (no_attr, one_type)[len(types)] if len(types) < 2 else some_types
 
 
 @functools.lru_cache(maxsize=4096)

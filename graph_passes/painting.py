@@ -12,9 +12,10 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.canvas import ALLOW, CLEAR, DENY, INFER, Canvas
+from graph_passes.kinds import Kind
 from graph_passes.op_lists import may_be_forced
 from graph_passes.reasons import Reason
-from graph_passes.recurrences import reads_ref_variable
+from graph_passes.recurrences import ref_variable_readers
 
 _QUANTIZED = frozenset(
     (
@@ -36,7 +37,7 @@ def paint_allow_list(canvas: Canvas) -> None:
 
 
 def _may_force(canvas: Canvas, vertex: int) -> bool:
-    op_type = canvas.view.op_types[canvas.view.vertex_nodes[vertex]]
+    op_type = canvas.view.op_type(canvas.view.vertex_nodes[vertex])
     if op_type is None:
         return False
     op_def = op_type.op_def
@@ -72,10 +73,7 @@ def paint_between_allow(canvas: Canvas) -> None:
     denied = np.frombuffer(bytes(canvas.denied), bool)
     roots = canvas.where((listed == ALLOW) & canvas.eligible & ~_own_deny(canvas, denied))
     follows = ((listed == INFER) | (listed == CLEAR)) & canvas.eligible & ~denied
-    supported = bytearray(len(listed))
-    for vertex in canvas.where(follows):
-        supported[vertex] = canvas.has_kernel(vertex)
-    downstream = canvas.edges.reach(roots, supported, forward=True)
+    downstream = canvas.edges.reach(roots, canvas.with_kernel(follows).tobytes(), forward=True)
     between = canvas.edges.reach(roots, downstream, backward=True)
     for root in roots:
         between[root] = 0
@@ -95,11 +93,9 @@ def paint_infer_after_allow(canvas: Canvas) -> None:
     """
     low, denied = canvas.low, canvas.denied
     producers = canvas.edges.predecessors
-    candidates = [
-        vertex
-        for vertex in canvas.where((canvas.listed == INFER) & canvas.eligible)
-        if not denied[vertex] and not low[vertex] and canvas.is_permitted(vertex)
-    ]
+    settled = np.frombuffer(bytes(low), bool) | np.frombuffer(bytes(denied), bool)
+    infer = (canvas.listed == INFER) & canvas.eligible & ~settled
+    candidates = [vertex for vertex in canvas.where(infer) if canvas.is_permitted(vertex)]
     while True:
         joined = []
         for vertex in candidates:
@@ -119,14 +115,14 @@ def flood_clear(canvas: Canvas) -> None:
     denied = np.frombuffer(bytes(canvas.denied), bool)
     low = np.frombuffer(bytes(canvas.low), bool)
     roots = canvas.where(low & canvas.eligible)
-    enter = bytearray(len(view.dtypes))
-    for vertex in canvas.where((canvas.listed == CLEAR) & canvas.eligible & ~denied & ~low):
-        if canvas.has_kernel(vertex):
-            if reads_ref_variable(view, view.vertex_nodes[vertex]):
+    enter = canvas.with_kernel((canvas.listed == CLEAR) & canvas.eligible & ~denied & ~low)
+    for number in ref_variable_readers(view):
+        first = view.base[number]
+        for vertex in range(first, first + len(view.layout(number).slots)):
+            if enter[vertex]:
+                enter[vertex] = False
                 canvas.why[vertex] = Reason.READS_VARIABLE
-            else:
-                enter[vertex] = 1
-    flooded = canvas.edges.reach(roots, enter, forward=True, backward=True)
+    flooded = canvas.edges.reach(roots, enter.tobytes(), forward=True, backward=True)
     canvas.paint(canvas.where(np.frombuffer(flooded, np.uint8)), Reason.CLEAR_FLOOD)
 
 
@@ -136,28 +132,23 @@ def erase_unsupported(canvas: Canvas) -> None:
     TensorFlow's pass asks the op definition alone here and may leave an op without a kernel;
     this one asks for the kernel too, for every converted vertex.
     """
-    view = canvas.view
-    for vertex in canvas.where(np.frombuffer(bytes(canvas.low), np.uint8)):
-        if not canvas.has_kernel(vertex):
-            canvas.erase((vertex,), Reason.NO_KERNEL)
-        elif canvas.listed[vertex] == ALLOW and _is_quantized(canvas, view.vertex_nodes[vertex]):
-            canvas.erase((vertex,), Reason.QUANTIZED)
+    low = np.frombuffer(bytes(canvas.low), bool)
+    supported = canvas.with_kernel(low)
+    canvas.erase(canvas.where(low & ~supported), Reason.NO_KERNEL)
+    quantized = canvas.view.per_slot(_is_quantized, bool)
+    canvas.erase(canvas.where(supported & (canvas.listed == ALLOW) & quantized), Reason.QUANTIZED)
 
 
-def _is_quantized(canvas: Canvas, number: int) -> bool:
-    first = canvas.view.base[number]
-    dtypes = canvas.view.dtypes[first : first + len(canvas.view.layouts[number].slots)]
-    return not _QUANTIZED.isdisjoint(dtypes)
+def _is_quantized(kind: Kind) -> list[bool]:
+    """For each slot of a kind whether any of its slots is quantized."""
+    return [not _QUANTIZED.isdisjoint(kind.dtypes)] * len(kind.dtypes)
 
 
 def match_existing_casts(canvas: Canvas) -> None:
     """A Cast to float32 that converted ops alone read makes the target dtype itself."""
     view = canvas.view
-    for number, op_type in enumerate(view.op_types):
-        if op_type is None or op_type.name != "Cast":
-            continue
-        first = view.base[number]
-        made = first + view.layouts[number].out_slots[0]
+    for number in view.of_op("Cast"):
+        made = view.base[number] + view.layout(number).out_slots[0]
         if not view.is_float[made] or not canvas.eligible[made]:
             continue
         readers = view.readers(made)

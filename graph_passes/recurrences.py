@@ -9,12 +9,18 @@ from graph_passes.view import GraphView, InvalidGraphError
 _REF_VARIABLES = frozenset(("Variable", "VariableV2"))
 
 
-def reads_ref_variable(view: GraphView, number: int) -> bool:
-    """Whether a node reads a non-resource variable: an Identity of it, or that Identity's Enter.
+def ref_variable_readers(view: GraphView) -> list[int]:
+    """The nodes that read a non-resource variable: an Identity of it, or that Identity's Enter.
 
     Converting such a node would put the low-precision value where savers, summaries and, for an
     Enter, assignments inside the loop expect the variable itself.
     """
+    if view.ops.isdisjoint(_REF_VARIABLES):
+        return []
+    return [number for number in view.of_op("Identity", "Enter") if _reads_ref(view, number)]
+
+
+def _reads_ref(view: GraphView, number: int) -> bool:
     node = view.nodes[number]
     while node.op in ("Identity", "Enter") and node.input:
         producer = view.index.get(view.split(node.input[0])[0])
@@ -36,10 +42,8 @@ def match_loop_edges(canvas: Canvas) -> None:
         InvalidGraphError: something else than a Merge reads a NextIteration.
     """
     view = canvas.view
-    for number, op_type in enumerate(view.op_types):
-        if op_type is None or op_type.name != "NextIteration":
-            continue
-        back = view.base[number] + view.layouts[number].out_slots[0]
+    for number in view.of_op("NextIteration"):
+        back = view.base[number] + view.layout(number).out_slots[0]
         if not view.is_float[back]:
             continue
         merges = view.readers(back)

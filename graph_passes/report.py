@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from graph_passes.application import Applied
 from graph_passes.canvas import ALLOW, CLEAR, DENY, INFER
 from graph_passes.patterns.units import Fusion
@@ -91,25 +93,21 @@ class Report:
 
     def _count_nodes(self, plan: Plan) -> None:
         canvas = plan.canvas
-        owners = canvas.view.vertex_nodes
+        owners = np.asarray(canvas.view.vertex_nodes)
         listed = canvas.listed
+        low, why = np.frombuffer(canvas.low, bool), np.frombuffer(canvas.why, np.uint8)
 
-        def nodes(vertices: list[int]) -> int:
-            return len({owners[vertex] for vertex in vertices})
+        def nodes(mask: np.ndarray) -> int:
+            return len(np.unique(owners[mask]))
 
         candidates = canvas.eligible & canvas.view.is_float
-        self.eligible_nodes = nodes(canvas.where(candidates))
-        self.listed_nodes = nodes(canvas.where(candidates & (listed > 0)))
-        self.converted_nodes = nodes(list(plan.low))
-        self.allow_nodes = nodes([v for v in plan.low if listed[v] == ALLOW])
-        self.denied_nodes = nodes(canvas.where(listed == DENY))
-        self.blocked_nodes = nodes(
-            [
-                vertex
-                for vertex in canvas.where((listed == INFER) | (listed == CLEAR))
-                if canvas.why[vertex] == Reason.BEHIND_DENY
-            ]
-        )
+        self.eligible_nodes = nodes(candidates)
+        self.listed_nodes = nodes(candidates & (listed > 0))
+        self.converted_nodes = nodes(low)
+        self.allow_nodes = nodes(low & (listed == ALLOW))
+        self.denied_nodes = nodes(listed == DENY)
+        blocked = (why == Reason.BEHIND_DENY) & ((listed == INFER) | (listed == CLEAR))
+        self.blocked_nodes = nodes(blocked)
 
     def _count_casts(self, plan: Plan, applied: Applied) -> None:
         view = plan.canvas.view

@@ -8,10 +8,12 @@ TensorFlow's `auto_mixed_precision.cc`.
 
 from __future__ import annotations
 
+import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.adjacency import Adjacency
 from graph_passes.canvas import Canvas
+from graph_passes.kinds import Kind
 from graph_passes.op_registry import SINGLE
 from graph_passes.reasons import Reason
 from graph_passes.view import GraphView
@@ -110,11 +112,9 @@ def match_cluster_colours(canvas: Canvas, clusters: list[Cluster]) -> None:
 def _element_vertices(view: GraphView) -> dict[int, int]:
     """Tensor-list node -> the vertex of its element dtype, where that is float32."""
     found: dict[int, int] = {}
-    for number, op_type in enumerate(view.op_types):
-        if op_type is None or "TensorList" not in op_type.name:
-            continue
+    for number in view.of_kind(lambda k: k.op_type is not None and "TensorList" in k.op_type.name):
         first = view.base[number]
-        for position, slot in enumerate(view.layouts[number].slots):
+        for position, slot in enumerate(view.layout(number).slots):
             if slot.attr and slot.index == SINGLE and view.is_float[first + position]:
                 found[number] = first + position
                 break
@@ -125,24 +125,29 @@ def _handle_vertices(view: GraphView, number: int) -> list[int]:
     first = view.base[number]
     return [
         first + position
-        for position in range(len(view.layouts[number].slots))
+        for position in range(len(view.layout(number).slots))
         if view.dtypes[first + position] == types_pb2.DT_VARIANT
     ]
+
+
+def _is_container(kind: Kind) -> bool:
+    return kind.op_type is not None and kind.op_type.name.startswith(_CONTAINERS)
 
 
 def _nested(view: GraphView) -> list[tuple[int, int]]:
     """Joins a list of lists to its elements: a list that is put in comes out again elsewhere."""
     pairs: list[tuple[int, int]] = []
-    for number, op_type in enumerate(view.op_types):
-        if op_type is not None and op_type.name.startswith(_CONTAINERS):
-            handle, *elements = _handle_vertices(view, number) or [0]
-            pairs.extend((handle, element) for element in elements)
+    for number in view.of_kind(_is_container):
+        handle, *elements = _handle_vertices(view, number) or [0]
+        pairs.extend((handle, element) for element in elements)
     return pairs
 
 
 def _members(view: GraphView, handles: Adjacency, roots: list[int]) -> list[int]:
-    reached = handles.reach(roots, lambda _: True, forward=True, backward=True)
-    return sorted({view.vertex_nodes[v] for v in range(len(reached)) if reached[v]})
+    everywhere = b"\1" * len(view.dtypes)
+    reached = handles.reach(roots, everywhere, forward=True, backward=True)
+    owners = np.asarray(view.vertex_nodes)[np.frombuffer(reached, bool)]
+    return np.unique(owners).tolist()  # type: ignore[no-any-return]
 
 
 def _is_boundary(canvas: Canvas, number: int) -> bool:

@@ -8,7 +8,10 @@ value of the network enters it: an op of the allow list, or one that reduces or 
 
 from __future__ import annotations
 
+import numpy as np
+
 from graph_passes.canvas import ALLOW, CLEAR, INFER, Canvas
+from graph_passes.kinds import Kind
 from graph_passes.reasons import Reason
 
 _ASSIGN_PREFIXES = ("Assign", "ResourceApply", "ResourceSparseApply", "Apply", "SparseApply")
@@ -39,6 +42,14 @@ def is_assignment(op: str) -> bool:
     ) and op not in _NOT_ASSIGNMENTS
 
 
+def _is_assignment(kind: Kind) -> bool:
+    return kind.op_type is not None and is_assignment(kind.op_type.name)
+
+
+def _is_reduction(kind: Kind) -> list[bool]:
+    return [kind.op in _REDUCTIONS] * len(kind.dtypes)
+
+
 def find_variable_updates(canvas: Canvas) -> list[int]:
     """The infer and clear vertices that compute what is assigned to a variable.
 
@@ -47,18 +58,14 @@ def find_variable_updates(canvas: Canvas) -> list[int]:
     """
     view = canvas.view
     roots: list[int] = []
-    for number, op_type in enumerate(view.op_types):
-        if op_type is not None and is_assignment(op_type.name):
-            roots.extend(v for v in view.producers(number) if view.is_float[v])
+    for number in view.of_kind(_is_assignment):
+        roots.extend(v for v in view.producers(number) if view.is_float[v])
     if not roots:
         return []
     arithmetic = (canvas.listed == INFER) | (canvas.listed == CLEAR)
-    enter = bytearray(arithmetic.tobytes())
-    for vertex in canvas.where(arithmetic):
-        if view.op_of(vertex) in _REDUCTIONS:
-            enter[vertex] = 0
-    reached = canvas.edges.reach([v for v in roots if enter[v]], enter, backward=True)
-    return [v for v in range(len(reached)) if reached[v] and canvas.listed[v] != ALLOW]
+    enter = arithmetic & ~view.per_slot(_is_reduction, bool)
+    reached = canvas.edges.reach([v for v in roots if enter[v]], enter.tobytes(), backward=True)
+    return canvas.where(np.frombuffer(reached, bool) & (canvas.listed != ALLOW))
 
 
 def protect_variable_updates(canvas: Canvas) -> None:

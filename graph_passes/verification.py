@@ -6,7 +6,7 @@ from the names that their inputs hold. Nodes that the rewrite did not touch are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from tensorflow.core.framework import (
@@ -19,6 +19,7 @@ from tensorflow.core.framework import (
 
 from graph_passes.application import Applied
 from graph_passes.call_graph import CallKind, Library, Region, function_names
+from graph_passes.kinds import Kind, KindTable
 from graph_passes.planning import Plan
 from graph_passes.reasons import Reason
 from graph_passes.view import OPAQUE, InvalidGraphError, view_function, view_graph
@@ -79,38 +80,44 @@ class _Verification:
     def check(self) -> None:
         """Runs all checks but that of the signature."""
         rewired = {(number, port): cast for number, port, cast in self._applied.rewired}
-        dtypes = self._read_dtypes()
+        kinds = self._read_kinds()
+        dtypes = self._read_dtypes(kinds)
         self._check_inputs(rewired)
         self._check_uncut_edges(rewired, dtypes)
         self._check_casts(rewired, dtypes)
-        for number in self._applied.retyped:
-            self._check_retyped(number)
+        self._check_retyped(kinds)
 
     def _inputs(self, number: int) -> list[str]:
         """What a node of the new graph reads; for a pseudo-node the new result."""
         if number >= self._end:
             return [self._applied.proto.ret[self._results[number - self._end]]]
-        return list(self._nodes[number - self._shift].input)
+        return self._nodes[number - self._shift].input[:]  # type: ignore[no-any-return]
 
-    def _read_dtypes(self) -> np.ndarray:
+    def _read_kinds(self) -> list[Kind]:
+        """For each retyped node its kind in the new graph."""
+        table = KindTable(self._view.functions)
+        return [
+            table.kind_of(self._nodes[number - self._shift]) for number in self._applied.retyped
+        ]
+
+    def _read_dtypes(self, kinds: Sequence[Kind]) -> np.ndarray:
         """The dtype of each vertex in the new graph; a ref dtype counts as its dtype."""
         view = self._view
         dtypes = np.array(view.dtypes, np.int32)
-        for number in self._applied.retyped:
-            node, op_type = self._nodes[number - self._shift], view.op_types[number]
-            for offset, slot in enumerate(view.layouts[number].slots):
-                dtypes[view.base[number] + offset] = op_type.dtype_of(node, slot)  # type: ignore[union-attr]
+        for number, kind in zip(self._applied.retyped, kinds, strict=True):
+            if len(kind.dtypes) != len(view.layout(number).slots):
+                raise VerificationError(f"node {view.nodes[number].name!r} has other ports")
+            first = view.base[number]
+            dtypes[first : first + len(kind.dtypes)] = kind.dtypes
         return dtypes % 100
 
     def _check_inputs(self, rewired: Mapping[tuple[int, int], str]) -> None:
         """Touched nodes read what they read before, but for the Casts."""
         view = self._view
-        expected: dict[int, list[str]] = {
-            n: list(view.nodes[n].input) for n in self._applied.retyped
-        }
+        expected: dict[int, list[str]] = {n: view.nodes[n].input[:] for n in self._applied.retyped}
         for (number, port), cast in rewired.items():
             if number not in expected:
-                expected[number] = list(view.nodes[number].input)
+                expected[number] = view.nodes[number].input[:]
             expected[number][port] = f"{cast}:y:0" if view.is_function else cast
         for number, inputs in expected.items():
             if self._inputs(number) != inputs:
@@ -124,7 +131,7 @@ class _Verification:
         view = self._view
         plain = np.ones(len(view.sources), bool)
         plain[[view.edge_starts[number] + port for number, port in rewired]] = False
-        before = np.array(view.dtypes, np.int32) % 100
+        before = np.asarray(view.dtypes) % 100
         made, taken = dtypes[view.sources], dtypes[view.targets]
         # An op that TensorFlow does not know makes and takes what it did before.
         made = np.where(view.sources == OPAQUE, before[view.targets], made)
@@ -141,42 +148,44 @@ class _Verification:
 
     def _check_casts(self, rewired: Mapping[tuple[int, int], str], dtypes: np.ndarray) -> None:
         view, read = self._view, set(rewired.values())
+        inputs: dict[str, list[str]] = {}
+        ends: dict[str, tuple[int, int]] = {}
+        for name, cast in self._casts.items():
+            if name not in read:
+                raise VerificationError(f"nothing reads the Cast {name!r}")
+            inputs[name] = cast.input[:]
+            ends[name] = (cast.attr["SrcT"].type, cast.attr["DstT"].type)
         for (number, port), name in rewired.items():
-            cast = self._casts.get(name)
-            if cast is None:
+            if name not in self._casts:
                 raise VerificationError(f"no node makes the Cast {name!r}")
             tensor = view.nodes[number].input[port]
-            if list(cast.input) != [tensor] and view.split(cast.input[0]) != view.split(tensor):
-                raise VerificationError(
-                    f"the Cast {name!r} reads {list(cast.input)}, not {tensor!r}"
-                )
+            if inputs[name] != [tensor] and view.split(inputs[name][0]) != view.split(tensor):
+                raise VerificationError(f"the Cast {name!r} reads {inputs[name]}, not {tensor!r}")
             edge = view.edge_starts[number] + port
             source, target = int(view.sources[edge]), int(view.targets[edge])
             made = dtypes[source] if source != OPAQUE else view.dtypes[target] % 100
             taken = dtypes[target] if target != OPAQUE else view.dtypes[source] % 100
-            ends = (cast.attr["SrcT"].type, cast.attr["DstT"].type)
-            if ends != (made, taken) or made == taken:
+            if ends[name] != (made, taken) or made == taken:
                 raise VerificationError(
-                    f"the Cast {name!r} is from {_name(ends[0])} to {_name(ends[1])} between "
-                    f"{_name(made)} and {_name(taken)}"
+                    f"the Cast {name!r} is from {_name(ends[name][0])} to {_name(ends[name][1])} "
+                    f"between {_name(made)} and {_name(taken)}"
                 )
-        for name in self._casts:
-            if name not in read:
-                raise VerificationError(f"nothing reads the Cast {name!r}")
 
-    def _check_retyped(self, number: int) -> None:
+    def _check_retyped(self, kinds: Sequence[Kind]) -> None:
         canvas, view = self._plan.canvas, self._view
-        op_type, node = view.op_types[number], self._nodes[number - self._shift]
-        if op_type is None or canvas.why[view.base[number]] == Reason.PRESERVED:
-            raise VerificationError(f"the preserved node {node.name!r} was retyped")
-        for slot in view.layouts[number].slots:
-            if op_type.dtype_of(node, slot) == canvas.target and not canvas.support.has_kernel(
-                op_type, slot, node
-            ):
-                raise VerificationError(
-                    f"node {node.name!r} ({node.op}) has no {canvas.config.device} kernel with "
-                    f"{slot} in {canvas.config.target_dtype}"
-                )
+        for number in self._applied.retyped:
+            if view.op_type(number) is None or canvas.why[view.base[number]] == Reason.PRESERVED:
+                name = view.nodes[number].name
+                raise VerificationError(f"the preserved node {name!r} was retyped")
+        # What has a kernel depends on the kind alone: one node of each is enough.
+        for kind, number in dict(zip(kinds, self._applied.retyped, strict=True)).items():
+            for position, dtype in enumerate(kind.dtypes):
+                if dtype == canvas.target and not canvas.support.supports(kind, position):
+                    raise VerificationError(
+                        f"node {view.nodes[number].name!r} ({kind.op}) has no "
+                        f"{canvas.config.device} kernel with {kind.layout.slots[position]} in "
+                        f"{canvas.config.target_dtype}"
+                    )
 
 
 def _name(dtype: int) -> str:

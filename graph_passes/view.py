@@ -8,8 +8,10 @@ as pseudo-nodes of the ops `_Arg` and `_Retval`.
 
 from __future__ import annotations
 
+import array
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from tensorflow.core.framework import (
@@ -20,11 +22,11 @@ from tensorflow.core.framework import (
     types_pb2,
 )
 
-from graph_passes.adjacency import Adjacency
-from graph_passes.op_registry import Layout, OpType, Slot, registered_op_type
-
-OPAQUE = 0
-"""The vertex that stands for every port of a node whose op type is unknown."""
+from graph_passes.adjacency import Adjacency, Neighbours
+from graph_passes.indexing import InvalidGraphError, NodeIndex
+from graph_passes.kinds import Kind
+from graph_passes.op_registry import Layout, OpType, Slot
+from graph_passes.vertices import OPAQUE, Vertices, join_ports
 
 Shape = tuple[int | None, ...]
 """A static shape; None stands for a dimension that is not known."""
@@ -35,14 +37,9 @@ Shapes = Callable[[str], Sequence[Shape | None]]
 FLOAT = types_pb2.DT_FLOAT
 _ARGUMENT = "_Arg"
 _RESULT = "_Retval"
-_NO_LAYOUT = Layout((), (), (), {})
 
 JOINED_ARGUMENT = "_JoinedArgument"
 """Op of a node that is another name for what a calling node takes at a port (`joining`)."""
-
-
-class InvalidGraphError(ValueError):
-    """The graph is not one that TensorFlow could run: an input that nothing makes, say."""
 
 
 class GraphView:
@@ -50,20 +47,20 @@ class GraphView:
 
     Attributes:
         nodes: the NodeDefs, pseudo-nodes included, in graph order.
-        op_types: for each node its op type, None where this TensorFlow does not know the op.
-        layouts: for each node its layout.
+        index: name of a node -> its number.
+        kinds: the kinds of node there are.
+        kind_of: for each node the number of its kind.
         base: for each node the number of its first vertex.
         dtypes: for each vertex its dtype (a value of `types_pb2.DataType`).
         vertex_nodes: for each vertex the node it belongs to, -1 for `OPAQUE`.
-        sources: for each edge the vertex of the port that makes the tensor.
-        targets: for each edge the vertex of the port that reads it.
-        edge_starts: for each node the number of its first edge; edges are numbered by reading
-            node, then by port.
-        control_readers: name of a node -> the nodes that have it as a control input.
+        slot_numbers: for each vertex the number of its slot among those of all kinds, for tables
+            that `per_slot` makes; 0 for `OPAQUE`. int32 [vertices].
+        sources: for each edge the vertex of the port that makes the tensor; int32 [edges].
+        targets: for each edge the vertex of the port that reads it; int32 [edges].
+        edge_starts: for each node the number of its first edge, and the number of edges; edges
+            are numbered by reading node, then by port.
         is_function: whether the graph is the body of a function.
-        ops: the ops that nodes have.
         functions: names of the functions that nodes may call as ops.
-        joined_calls: numbers of the calling nodes whose functions' bodies are in the graph too.
         aliases: number of a `JOINED_ARGUMENT` -> number and input port of its calling node.
     """
 
@@ -79,129 +76,86 @@ class GraphView:
         self.nodes = nodes
         self.functions = functions
         self.is_function = is_function
-        self.index: dict[str, int] = {}
-        self.op_types: list[OpType | None] = []
-        self.layouts: list[Layout] = []
-        self.base: list[int] = []
-        self.control_readers: dict[str, list[int]] = {}
-        self._vertex_of_tensor: dict[str, int] = {}
-        self.joined_calls: set[int] = set()
-        self.aliases: dict[int, tuple[int, int]] = {}
-        self._index_nodes()
-        self._index_edges()
+        self._index = NodeIndex(functions)
+        self._index.extend(nodes)
+        self.index = self._index.numbers
+        self.kinds = self._index.kinds.kinds
+        self.kind_of = self._index.kind_of
+        self.aliases = dict(map(self._alias, self.of_kind(lambda k: k.op == JOINED_ARGUMENT)))
+        vertices = Vertices(self._index)
+        self.base, self.vertex_nodes = _packed(vertices.base), _packed(vertices.owners)
+        self.dtypes, self.slot_numbers = _packed(vertices.dtypes), vertices.slot_numbers
+        self.sources, self.targets = join_ports(self._index, vertices, self.aliases)
+        self.edge_starts = _packed(self._index.starts)
 
-    def _index_nodes(self) -> None:
-        index, tensor = self.index, self._vertex_of_tensor
-        base, op_types, layouts = self.base, self.op_types, self.layouts
-        dtypes: list[int] = [types_pb2.DT_INVALID]
-        known: dict[str, OpType | None] = {}
-        plain_names = not self.is_function
-        for number, node in enumerate(self.nodes):
-            op, name = node.op, node.name
-            try:
-                op_type = known[op]
-            except KeyError:
-                op_type = known[op] = self._resolve(op)
-            index[name] = number
-            op_types.append(op_type)
-            first = len(dtypes)
-            base.append(first)
-            if op_type is None:
-                layouts.append(_NO_LAYOUT)
-                if op == JOINED_ARGUMENT:
-                    tensor[name] = self._add_alias(number, node)
-                continue
-            only = op_type.only_attr
-            if only:
-                layout = op_type.layout
-                value = node.attr.get(only)  # [] would write to a map that lacks the key
-                dtypes.append(value.type if value is not None else op_type.attr(node, only).type)
-            else:
-                if op_type.name != op:
-                    self.joined_calls.add(number)
-                layout = op_type.layout_of(node)
-                dtypes.extend([op_type.dtype_of(node, slot) for slot in layout.slots])
-            layouts.append(layout)  # type: ignore[arg-type]
-            if plain_names or op == _ARGUMENT:
-                out_slots = layout.out_slots  # type: ignore[union-attr]
-                if out_slots:
-                    tensor[name] = first + out_slots[0]
-        if len(index) != len(self.nodes):
-            raise InvalidGraphError("two nodes have the same name")
-        self.dtypes = dtypes
-        self.ops = frozenset(known)
-        ends = [*base[1:], len(dtypes)] if base else []
-        counts = np.array(ends, np.int64) - np.array(base, np.int64)
-        self.vertex_nodes = [-1, *np.repeat(np.arange(len(base)), counts).tolist()]
+    def _alias(self, number: int) -> tuple[int, tuple[int, int]]:
+        attr = self.nodes[number].attr
+        return number, (self.index[attr["call"].s.decode()], attr["port"].i)
 
-    def _add_alias(self, number: int, node: node_def_pb2.NodeDef) -> int:
-        call, port = self.index[node.attr["call"].s.decode()], node.attr["port"].i
-        self.aliases[number] = (call, port)
-        return self.base[call] + self.layouts[call].in_slots[port]
+    @functools.cached_property
+    def op_types(self) -> list[OpType | None]:
+        """For each node its op type, None where this TensorFlow does not know the op."""
+        kinds = self.kinds
+        return [kinds[kind].op_type for kind in self.kind_of]
 
-    def _resolve(self, op: str) -> OpType | None:
-        if op in self.functions:
-            return OpType(self.functions[op])
-        return registered_op_type(op)
+    @functools.cached_property
+    def layouts(self) -> list[Layout]:
+        """For each node its layout."""
+        kinds = self.kinds
+        return [kinds[kind].layout for kind in self.kind_of]
 
-    def _index_edges(self) -> None:
-        sources: list[int] = []
-        offsets: list[int] = []
-        starts: list[int] = []
-        opaque: list[tuple[int, int]] = []
-        vertex_of = self._vertex_of_tensor.get
-        layouts = self.layouts
-        for number, node in enumerate(self.nodes):
-            start = len(sources)
-            starts.append(start)
-            found: Sequence[int | None] = [vertex_of(name) for name in node.input]
-            if None in found:
-                found = self._resolve_inputs(number, node)
-            in_slots = layouts[number].in_slots
-            sources += found  # type: ignore[arg-type]
-            if len(found) == len(in_slots):
-                offsets += in_slots
-            elif self.op_types[number] is None:
-                offsets += [0] * len(found)
-                opaque.append((start, len(sources)))
-            else:
-                raise InvalidGraphError(
-                    f"node {node.name!r} ({node.op}) has {len(found)} inputs, not {len(in_slots)}"
-                )
-        starts.append(len(sources))
-        self.edge_starts = starts
-        self.sources = np.array(sources, np.int64)
-        counts = np.array(starts[1:], np.int64) - np.array(starts[:-1], np.int64)
-        bases = np.repeat(np.array(self.base, np.int64), counts)
-        self.targets = bases + np.array(offsets, np.int64)
-        for start, end in opaque:
-            self.targets[start:end] = OPAQUE
+    @functools.cached_property
+    def ops(self) -> frozenset[str]:
+        """The ops that nodes have."""
+        return frozenset(self.kinds[kind].op for kind in set(self.kind_of))
 
-    def _resolve_inputs(self, number: int, node: node_def_pb2.NodeDef) -> list[int]:
-        """The vertices of a node's inputs, where not all are known by name yet."""
-        tensor = self._vertex_of_tensor
-        found = []
-        for name in node.input:
-            vertex = tensor.get(name)
-            if vertex is None:
+    def kind(self, number: int) -> Kind:
+        """The kind of a node."""
+        return self._index.kind(number)
+
+    def op_type(self, number: int) -> OpType | None:
+        """A node's op type, None where this TensorFlow does not know the op."""
+        return self._index.kind(number).op_type
+
+    def layout(self, number: int) -> Layout:
+        """A node's layout."""
+        return self._index.layout(number)
+
+    def of_kind(self, fits: Callable[[Kind], bool]) -> list[int]:
+        """The nodes whose kind fits, in order."""
+        table = np.array([fits(kind) for kind in self.kinds], bool)
+        return np.flatnonzero(table[np.asarray(self.kind_of)]).tolist()  # type: ignore[no-any-return]
+
+    def of_op(self, *ops: str) -> list[int]:
+        """The nodes whose op type has one of the names, in order."""
+        return self.of_kind(lambda kind: kind.op_type is not None and kind.op_type.name in ops)
+
+    def per_slot(self, values: Callable[[Kind], Sequence[Any]], dtype: type) -> np.ndarray:
+        """A value for each vertex that depends on its node's kind alone.
+
+        Args:
+            values: gives for a kind the values of its slots.
+            dtype: what NumPy is to keep them as; `OPAQUE` has its zero.
+        """
+        flat = [dtype(0), *(value for kind in self.kinds for value in values(kind))]
+        return np.array(flat, dtype)[self.slot_numbers]
+
+    @functools.cached_property
+    def control_readers(self) -> dict[str, list[int]]:
+        """Name of a node -> the nodes that have it as a control input."""
+        found: dict[str, list[int]] = {}
+        for number in self._index.with_controls:
+            for name in self.nodes[number].input:
                 if name[0] == "^":
-                    self.control_readers.setdefault(name[1:], []).append(number)
-                    continue
-                vertex = tensor[name] = self._find_tensor(name)
-            found.append(vertex)
+                    found.setdefault(name[1:], []).append(number)
         return found
 
-    def _find_tensor(self, name: str) -> int:
-        producer, port = self.split(name)
-        number = self.index.get(producer)
-        if number is None:
-            raise InvalidGraphError(f"no node makes the tensor {name!r}")
-        if self.op_types[number] is None:
-            return OPAQUE
-        out_slots = self.layouts[number].out_slots
-        if port >= len(out_slots):
-            raise InvalidGraphError(f"node {producer!r} has no output {port}")
-        return self.base[number] + out_slots[port]
+    @functools.cached_property
+    def devices(self) -> dict[str, list[int]]:
+        """Device -> the nodes that name it, for those that name one."""
+        codes = np.asarray(self._index.device_of)
+        named = {device: code for device, code in self._index.devices.items() if code}
+        return {device: np.flatnonzero(codes == code).tolist() for device, code in named.items()}
 
     def split(self, tensor: str) -> tuple[str, int]:
         """The node and the output port that a tensor's name stands for.
@@ -209,15 +163,7 @@ class GraphView:
         `name` and `name:2` in a GraphDef; `node:output_arg:1` in a function, where an argument
         goes by its name alone. A joined graph has both.
         """
-        name, _, rest = tensor.partition(":")
-        if not rest:
-            return name, 0
-        if rest.isdigit():
-            return name, int(rest)
-        arg, _, entry = rest.partition(":")
-        number = self.index.get(name)
-        offset = 0 if number is None else self.layouts[number].output_offsets.get(arg, 0)
-        return name, offset + int(entry or 0)
+        return self._index.split(tensor)
 
     def shape(self, tensor: str) -> Shape | None:
         """The static shape of a tensor: None where it is unknown, a None dimension likewise."""
@@ -234,29 +180,30 @@ class GraphView:
     def slot_of(self, vertex: int) -> Slot:
         """The slot of its node that a vertex stands for."""
         number = self.vertex_nodes[vertex]
-        return self.layouts[number].slots[vertex - self.base[number]]
+        return self.layout(number).slots[vertex - self.base[number]]
 
     def op_of(self, vertex: int) -> str:
         """The op type of the node that a vertex belongs to, "" for `OPAQUE`."""
         number = self.vertex_nodes[vertex]
-        return "" if number < 0 else self.nodes[number].op
+        return "" if number < 0 else self.kind(number).op
 
     def calls_function(self, number: int) -> bool:
         """Whether a node is a call, by an op named after the function."""
-        return self.nodes[number].op in self.functions and number not in self.joined_calls
+        kind = self.kind(number)
+        return kind.op in self.functions and not kind.is_joined_call
 
     @functools.cached_property
     def is_float(self) -> np.ndarray:
         """For each vertex whether it is float32; shape [vertices], bool."""
-        return np.array(self.dtypes, np.int32) == FLOAT
+        return np.asarray(self.dtypes) == FLOAT
 
     def adjacency(self, dtype: int, extra: Sequence[tuple[int, int]] = ()) -> Adjacency:
         """The edges between vertices of one dtype, with extra (source, target) pairs added."""
-        of_dtype = np.array(self.dtypes, np.int32) == dtype
+        of_dtype = np.asarray(self.dtypes) == dtype
         kept = of_dtype[self.sources] & of_dtype[self.targets]
         sources, targets = self.sources[kept], self.targets[kept]
         if extra:
-            added = np.array(extra, np.int64)
+            added = np.array(extra, np.int32)
             sources = np.concatenate([sources, added[:, 0]])
             targets = np.concatenate([targets, added[:, 1]])
         return Adjacency(len(self.dtypes), sources, targets)
@@ -267,7 +214,7 @@ class GraphView:
         Raises:
             InvalidGraphError: a node reads a tensor of another dtype; the message names it.
         """
-        dtypes = np.array(self.dtypes, np.int32) % 100  # a ref dtype is its dtype plus 100
+        dtypes = np.asarray(self.dtypes) % 100  # a ref dtype is its dtype plus 100
         known = (self.sources != OPAQUE) & (self.targets != OPAQUE)
         wrong = np.flatnonzero((dtypes[self.sources] != dtypes[self.targets]) & known)
         if len(wrong):
@@ -278,36 +225,44 @@ class GraphView:
             )
 
     @functools.cached_property
-    def _by_source(self) -> tuple[np.ndarray, np.ndarray]:
-        order = np.argsort(self.sources, kind="stable")
-        return self.sources[order], self.targets[order]
+    def _readers(self) -> Neighbours:
+        return Neighbours(len(self.dtypes), self.sources, self.targets)
 
     def readers(self, vertex: int) -> list[int]:
         """The vertices that read a tensor of this vertex, `OPAQUE` among them."""
-        sources, targets = self._by_source
-        start, end = np.searchsorted(sources, (vertex, vertex + 1))
-        return targets[start:end].tolist()  # type: ignore[no-any-return]
+        return self._readers[vertex].tolist()
 
     def reading_nodes(self, number: int) -> set[int]:
         """The nodes that read an output of a node, control inputs not counted."""
-        outputs = {self.base[number] + slot for slot in self.layouts[number].out_slots}
-        found = {self.vertex_nodes[v] for output in outputs for v in self.readers(output)}
+        base, owners, readers = self.base[number], self.vertex_nodes, self._readers
         # A vertex may stand for inputs and outputs at once, and `OPAQUE` for any node at all.
-        return {n for n in found if n >= 0} | self._opaque_readers(number, -1 in found)
+        found = {
+            owners[vertex]
+            for slot in set(self.layout(number).out_slots)
+            for vertex in readers[base + slot]
+        }
+        if -1 in found:
+            found.remove(-1)
+            found |= self._opaque_readers(number)
+        return found
 
-    def _opaque_readers(self, number: int, any_at_all: bool) -> set[int]:
-        if not any_at_all:
-            return set()
+    def _opaque_readers(self, number: int) -> set[int]:
         name = self.nodes[number].name
         return {
             reader
-            for reader, op_type in enumerate(self.op_types)
-            if op_type is None and any(self.split(t)[0] == name for t in self.nodes[reader].input)
+            for reader in self.of_kind(lambda kind: kind.op_type is None)
+            if any(self.split(tensor)[0] == name for tensor in self.nodes[reader].input)
         }
 
     def producers(self, number: int) -> list[int]:
         """The vertices of the tensors that a node reads, by port."""
-        return self.sources[self.edge_starts[number] : self.edge_starts[number + 1]].tolist()
+        edges = slice(self.edge_starts[number], self.edge_starts[number + 1])
+        return self.sources[edges].tolist()  # type: ignore[no-any-return]
+
+
+def _packed(values: np.ndarray) -> array.array[int]:
+    """Numbers in 4 bytes each that are read as plain ints, one by one as from a list."""
+    return array.array("i", values.astype(np.int32, copy=False).tobytes())
 
 
 def view_graph(graph_def: graph_pb2.GraphDef, shapes: Shapes | None = None) -> GraphView:
@@ -322,7 +277,7 @@ def view_graph(graph_def: graph_pb2.GraphDef, shapes: Shapes | None = None) -> G
             number of inputs.
     """
     functions = {f.signature.name: f.signature for f in graph_def.library.function}
-    return GraphView(list(graph_def.node), functions, is_function=False, shapes=shapes)
+    return GraphView(graph_def.node, functions, is_function=False, shapes=shapes)
 
 
 def view_joined(
@@ -340,7 +295,7 @@ def view_joined(
     Raises:
         InvalidGraphError: as `view_graph`.
     """
-    return GraphView(list(graph_def.node), functions, is_function=False, shapes=shapes)
+    return GraphView(graph_def.node, functions, is_function=False, shapes=shapes)
 
 
 def view_function(

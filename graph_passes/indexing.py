@@ -1,0 +1,132 @@
+"""Reads every node of a graph once: names, kinds, and what reads what.
+
+Reading a field of a proto costs more than all else that is done with a node, so each is read once
+and kept as a number where it can be.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2, op_def_pb2
+
+from graph_passes.kinds import Kind, KindTable
+from graph_passes.op_registry import Layout
+
+
+class InvalidGraphError(ValueError):
+    """The graph is not one that TensorFlow could run: an input that nothing makes, say."""
+
+
+class NodeIndex:
+    """What was read of the nodes, in their order.
+
+    Attributes:
+        numbers: name of a node -> its number.
+        kinds: the kinds of the nodes.
+        kind_of: for each node the number of its kind.
+        arity: for each node how many tensors it reads.
+        makers: for each tensor read, by reader and port, the number of the node whose output 0 it
+            is, else ~n for the entry n of `references`.
+        references: tensors that are other outputs, or were read before the node that makes them
+            was met; their names -> 0, 1, 2 ...
+        with_controls: the nodes that have control inputs.
+        devices: device -> its number; the empty device has number 0.
+        device_of: for each node the number of its device.
+    """
+
+    def __init__(self, functions: Mapping[str, op_def_pb2.OpDef]) -> None:
+        self.numbers: dict[str, int] = {}
+        self.kinds = KindTable(functions)
+        self.kind_of = array.array("i")
+        self.arity = array.array("i")
+        self.makers = array.array("i")
+        self.references: dict[str, int] = {}
+        self.with_controls = array.array("i")
+        self.devices: dict[str, int] = {"": 0}
+        self.device_of = array.array("i")
+
+    def extend(self, nodes: Sequence[node_def_pb2.NodeDef]) -> None:
+        """Reads nodes and adds them.
+
+        Raises:
+            InvalidGraphError: two nodes have the same name.
+        """
+        numbers, find = self.numbers, self.numbers.get
+        families, devices = self.kinds.families, self.devices
+        # Lists first, for their speed; the numbers in them are shared or small.
+        kind_of: list[int] = []
+        arity: list[int] = []
+        makers: list[int] = []
+        device_of: list[int] = []
+        for number, node in enumerate(nodes, len(numbers)):
+            op, device = node.op, node.device
+            family = families.get(op) or self.kinds.family(op)
+            key = family.key_of(node)
+            kind = family.numbers.get(key)
+            kind_of.append(self.kinds.add(family, key, node) if kind is None else kind)
+            device_of.append(devices.setdefault(device, len(devices)) if device else 0)
+            inputs = node.input[:]  # a list: to iterate over the field takes twice as long
+            found = [find(name) for name in inputs]
+            known = self._resolve(number, inputs, found) if None in found else found
+            makers += known  # type: ignore[arg-type]
+            arity.append(len(known))
+            numbers[node.name] = number
+        self.kind_of.extend(kind_of)
+        self.device_of.extend(device_of)
+        self.arity.extend(arity)
+        self.makers.extend(makers)
+        if len(numbers) != len(self.kind_of):
+            raise InvalidGraphError("two nodes have the same name")
+
+    def _resolve(
+        self, number: int, inputs: Sequence[str], found: Sequence[int | None]
+    ) -> list[int]:
+        """The makers of a node's inputs where not all are names of nodes met before."""
+        references = self.references
+        if any(name[0] == "^" for name in inputs):
+            self.with_controls.append(number)
+        return [
+            ~references.setdefault(name, len(references)) if maker is None else maker
+            for name, maker in zip(inputs, found, strict=True)
+            if maker is not None or name[0] != "^"
+        ]
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """For each node the number of its first tensor in `makers`, and the end; int32."""
+        starts = np.zeros(len(self.arity) + 1, np.int32)
+        np.cumsum(self.arity, out=starts[1:])
+        return starts
+
+    def name(self, number: int) -> str:
+        """The name of a node. Takes time: for messages."""
+        return next(itertools.islice(self.numbers, number, None))
+
+    def kind(self, number: int) -> Kind:
+        """The kind of a node."""
+        return self.kinds.kinds[self.kind_of[number]]
+
+    def layout(self, number: int) -> Layout:
+        """The layout of a node."""
+        return self.kinds.kinds[self.kind_of[number]].layout
+
+    def split(self, tensor: str) -> tuple[str, int]:
+        """The node and the output port that a tensor's name stands for.
+
+        `name` and `name:2` in a GraphDef; `node:output_arg:1` in a function, where an argument
+        goes by its name alone. A joined graph has both.
+        """
+        name, _, rest = tensor.partition(":")
+        if not rest:
+            return name, 0
+        if rest.isdigit():
+            return name, int(rest)
+        arg, _, entry = rest.partition(":")
+        number = self.numbers.get(name)
+        offset = 0 if number is None else self.layout(number).output_offsets.get(arg, 0)
+        return name, offset + int(entry or 0)

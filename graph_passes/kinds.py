@@ -1,0 +1,98 @@
+"""What many nodes have in common: op type, layout and dtypes.
+
+A graph of a hundred thousand nodes has a few hundred *kinds* of node. Whatever depends on op and
+dtypes alone (the list a slot is on, whether it has a kernel) is found out once a kind and then
+spread over the nodes by number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+
+from tensorflow.core.framework import node_def_pb2, op_def_pb2
+
+from graph_passes.op_registry import Layout, OpType, registered_op_type
+
+_NO_LAYOUT = Layout((), (), (), {})
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Kind:
+    """One kind of node. Each is made once a graph, so that equal kinds are one object.
+
+    Attributes:
+        op: the op that nodes of this kind have.
+        op_type: its op type, None where this TensorFlow does not know the op.
+        layout: the slots of its ports; none for an unknown op.
+        dtypes: for each slot its dtype.
+    """
+
+    op: str
+    op_type: OpType | None
+    layout: Layout
+    dtypes: tuple[int, ...]
+
+    @property
+    def is_joined_call(self) -> bool:
+        """Whether the op stands for a call whose functions' bodies are in the graph too."""
+        return self.op_type is not None and self.op_type.name != self.op
+
+
+class Family:
+    """The kinds of one op: `numbers` has for each key (see `OpType.key_of`) a kind's number."""
+
+    __slots__ = ("key_of", "numbers", "op", "op_type")
+
+    def __init__(self, op: str, op_type: OpType | None) -> None:
+        self.op = op
+        self.op_type = op_type
+        self.key_of = _no_key if op_type is None else op_type.key_of
+        self.numbers: dict[Hashable, int] = {}
+
+
+class KindTable:
+    """The kinds of a graph's nodes, numbered as they are met.
+
+    Attributes:
+        kinds: the kinds by number.
+        families: op -> its kinds.
+    """
+
+    def __init__(self, functions: Mapping[str, op_def_pb2.OpDef]) -> None:
+        self.kinds: list[Kind] = []
+        self.families: dict[str, Family] = {}
+        self._functions = functions
+
+    def kind_of(self, node: node_def_pb2.NodeDef) -> Kind:
+        """The kind of a node."""
+        family = self.family(node.op)
+        key = family.key_of(node)
+        number = family.numbers.get(key)
+        return self.kinds[self.add(family, key, node) if number is None else number]
+
+    def family(self, op: str) -> Family:
+        """The kinds of an op."""
+        family = self.families.get(op)
+        if family is None:
+            function = self._functions.get(op)
+            op_type = registered_op_type(op) if function is None else OpType(function)
+            family = self.families[op] = Family(op, op_type)
+        return family
+
+    def add(self, family: Family, key: Hashable, node: node_def_pb2.NodeDef) -> int:
+        """Numbers the kind of a node that is the first with its key."""
+        op_type = family.op_type
+        if op_type is None:
+            kind = Kind(family.op, None, _NO_LAYOUT, ())
+        else:
+            layout = op_type.layout_of(node)
+            dtypes = tuple(op_type.dtype_of(node, slot) for slot in layout.slots)
+            kind = Kind(family.op, op_type, layout, dtypes)
+        number = family.numbers[key] = len(self.kinds)
+        self.kinds.append(kind)
+        return number
+
+
+def _no_key(_: node_def_pb2.NodeDef) -> None:
+    return None
