@@ -3,10 +3,11 @@
     python benchmarks/cast_bytes.py CORPUS_DIRECTORY
 
 The corpus has MetaGraphDefs NAME.pb with sidecars NAME.json ("batch") and NAME.shapes.json.gz (the
-static shapes of tracing). A cast moves what it reads and what it writes. The casts that a pass has
-added are counted once a step: those in functions once for each function that can be reached, those
-in loops once. An unknown dimension counts as the batch size; casts whose shape cannot be told count
-as casts without bytes, and the table says how many there are.
+static shapes of tracing, which our pass gets as the function host gives them to it; TensorFlow's
+infers them). A cast moves what it reads and what it writes. The casts that a pass has added are
+counted once a step: those in functions once for each function that can be reached, those in loops
+once. An unknown dimension counts as the batch size; casts whose shape cannot be told count as casts
+without bytes, and the table says how many there are.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def measure(request: Message, directory: Path, dtype: str) -> Message:
         on the graph; for a rewrite of ours that was given up "failure".
     """
     import oracle
+    from tensor_shapes import static_shapes
 
     from graph_passes import PrecisionConfig, rewrite_graph_def
 
@@ -70,7 +72,12 @@ def measure(request: Message, directory: Path, dtype: str) -> Message:
     except oracle.OracleError:
         theirs = None
     config = PrecisionConfig(target_dtype=dtype, device=oracle.DEVICES[dtype])
-    result = rewrite_graph_def(before, config, preserve=oracle.fetches(meta_graph))
+    result = rewrite_graph_def(
+        before,
+        config,
+        preserve=oracle.fetches(meta_graph),
+        shapes=static_shapes(shapes.get("", {})),
+    )
     answer: Message = {
         "nodes": len(before.node) + sum(len(f.node_def) for f in before.library.function),
         "oracle": None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -116,6 +116,24 @@ def _dimensions(shape: Shape) -> list[int | None] | None:
 
 def _as_list(shape: tf.TensorShape) -> Shape:
     return None if shape.rank is None else [-1 if size is None else size for size in shape]
+
+
+def static_shapes(
+    traced: Mapping[str, Sequence[Shape]],
+) -> Callable[[str], tuple[tuple[int | None, ...] | None, ...]]:
+    """Returns the shapes of tracing in the form in which the pass asks for them.
+
+    Args:
+        traced: as for `TensorShapes`.
+    """
+
+    def shapes_of(node: str) -> tuple[tuple[int | None, ...] | None, ...]:
+        return tuple(
+            None if shape is None else tuple(None if size < 0 else size for size in shape)
+            for shape in traced.get(node, ())
+        )
+
+    return shapes_of
 
 
 def argument_shapes(function: function_pb2.FunctionDef) -> dict[str, list[Shape]]:
