@@ -36,6 +36,7 @@ _FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
     "Mul": np.multiply,
     "Neg": np.negative,
     "Rsqrt": lambda value: 1 / np.sqrt(value),
+    "Squeeze": np.squeeze,
 }
 
 
@@ -143,7 +144,7 @@ class _Emission:
         try:
             factor, shift = _evaluate(m, scale), _evaluate(m, offset)
             weight = _evaluate(m, self._convolution.weight)
-            bias = 0.0 if old_bias is None else _evaluate(m, old_bias)
+            bias = np.zeros(1) if old_bias is None else _evaluate(m, old_bias).ravel()
         except NoMatchError:
             return None
         scaled = weight * factor.reshape([size or 0 for size in self._scale_shape])
