@@ -1,0 +1,171 @@
+"""Both forms of GELU, and their gradients.
+
+    tanh form:  0.5 * x * (1 + Tanh(c * (x + b * Pow(x, 3))))      gradient: Pow(x, 2)
+    erf form:   0.5 * x * Erfc(-x / sqrt(2)), or 1 + Erf           gradient: Exp(-Square(v))
+
+Pow, Square and Exp are denied, and with them all that is behind, the next matrix product's operand
+included. Here they do no harm:
+
+- Rounding. With everything in the target dtype, values and gradients are within 5 and 8 units of
+  2^-9 (bfloat16) or within 9 and 9 units of 2^-12 (float16) on [-12, 12], where float32 inside and
+  one rounding at the end give 4 and 2: a few roundings of a number near 1. Exp(-v^2) turns the
+  rounding of v into at most 2 v^2 Exp(-v^2) < 0.74 times as much.
+- Range, tanh form. float16 overflows at |x| = 40, and the gradient multiplies infinity by 0. In
+  float16 the powers read x clamped to `CLAMP`. Beyond it, the tanh is at least that of
+  c * (10 + b * 1000) > 43, which is exactly 1 in float32 already, and its slope exactly 0: neither
+  the value nor the gradient changes. bfloat16 has float32's range.
+- Range, erf form. v^2 may overflow to infinity; then Exp(-v^2) is 0, as it is in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from graph_passes.patterns.edits import GraphEdits, NearMiss
+from graph_passes.patterns.matching import Matcher, NoMatchError
+from graph_passes.view import FLOAT
+
+CLAMP = 10.0
+"""How far from 0 the argument of the powers may be in float16: 10^3 is well within its range."""
+
+_ADDS = ("AddV2", "Add")
+_INNER = 0.044715
+_OUTER = float(np.sqrt(2 / np.pi))
+
+
+def lower_gelus(edits: GraphEdits, preserve: Collection[str], *, clamp: bool) -> None:
+    """Lets the powers and exponentials of GELUs go low.
+
+    Args:
+        edits: receives the changes, the units and the near misses.
+        preserve: names of nodes that must stay as they are.
+        clamp: whether powers could leave the range of the target dtype.
+    """
+    m = Matcher(edits.view)
+    for number, op_type in enumerate(edits.view.op_types):
+        name = "" if op_type is None else op_type.name
+        found = False
+        try:
+            if name == "Tanh":
+                found = _lower_powers(edits, m, number, preserve, clamp=clamp)
+            elif name in ("Erf", "Erfc"):
+                found = _lower_exponential(edits, m, number)
+        except NoMatchError as miss:
+            edits.misses.append(NearMiss(m.node(number).name, str(miss)))
+        if found:
+            edits.units.append(f"gelu: {m.node(number).name}")
+
+
+def _lower_powers(
+    edits: GraphEdits, m: Matcher, tanh: int, preserve: Collection[str], *, clamp: bool
+) -> bool:
+    cube = _cube_in(m, tanh)
+    if cube is None:
+        return False
+    x, exponent = m.inputs(cube)
+    if len(_value_readers(m, cube)) != 1:
+        raise NoMatchError("more than the tanh reads the cube")
+    squares = [n for n in m.readers(m.maker(x)) if _is_slope_of(m, n, x, exponent)]
+    powers = [cube, *squares]
+    for number in squares:
+        if any(m.op(reader) != "Mul" for reader in _value_readers(m, number)):
+            raise NoMatchError("more than a product reads the square")
+    for number in powers:
+        if m.node(number).name in preserve:
+            raise NoMatchError(f"{m.node(number).name!r} is to be preserved")
+    if clamp:
+        clamped = _clamped(edits, m, cube, x)
+        for number in powers:
+            edits.inputs[m.node(number).name] = (clamped, m.tensor(number, 1))
+    edits.listed.update((m.node(number).name, "infer") for number in powers)
+    return True
+
+
+def _value_readers(m: Matcher, number: int) -> list[int]:
+    """The readers of a node that ask for more than its shape."""
+    return [reader for reader in m.readers(number) if m.op(reader) not in ("Shape", "ShapeN")]
+
+
+def _cube_in(m: Matcher, tanh: int) -> int | None:
+    """The cube in tanh(c * (x + b * x^3)); None where a tanh is of something else."""
+    total = _scaled(m, m.tensor(tanh, 0), _OUTER)
+    if total is None or m.op(m.maker(total)) not in _ADDS:
+        return None
+    operands = m.inputs(m.maker(total))
+    for x, cubic in (operands, operands[::-1]):
+        cube = _scaled(m, cubic, _INNER)
+        if cube is None:
+            continue
+        number = m.maker(cube)
+        if m.op(number) != "Pow":
+            raise NoMatchError(f"the cube is made by {m.op(number)}, not by Pow")
+        if m.tensor(number, 0) != x or _number(m, m.tensor(number, 1)) != 3:
+            raise NoMatchError("the power inside the tanh is not the cube of what it is added to")
+        return number
+    return None
+
+
+def _scaled(m: Matcher, tensor: str, factor: float) -> str | None:
+    """What a product multiplies by a constant factor; None where it is no such product."""
+    number = m.maker(tensor)
+    if m.op(number) != "Mul":
+        return None
+    operands = m.inputs(number)
+    for constant, other in (operands, operands[::-1]):
+        value = _number(m, constant)
+        if value is not None and abs(value / factor - 1) < 1e-2:
+            return other
+    return None
+
+
+def _number(m: Matcher, tensor: str) -> float | None:
+    """The value of a constant with one element, or of the difference of two; None otherwise."""
+    number = m.maker(tensor)
+    if m.op(number) == "Const":
+        value = m.constant(tensor)
+        return float(value.ravel()[0]) if value.size == 1 else None
+    if m.op(number) == "Sub":
+        whole, part = (_number(m, operand) for operand in m.inputs(number))
+        return None if whole is None or part is None else whole - part
+    return None
+
+
+def _is_slope_of(m: Matcher, number: int, x: str, exponent: str) -> bool:
+    """Whether a node is the Pow(x, 2) that the gradient of Pow(x, 3) makes."""
+    if m.op(number) != "Pow" or m.tensor(number, 0) != x:
+        return False
+    lowered = m.tensor(number, 1)
+    if m.op(m.maker(lowered)) == "Sub" and m.tensor(m.maker(lowered), 0) != exponent:
+        return False
+    return _number(m, lowered) == 2
+
+
+def _clamped(edits: GraphEdits, m: Matcher, cube: int, x: str) -> str:
+    node = m.node(cube)
+    stem = f"{node.name}/clamped"
+    bounds = [
+        edits.add_constant(f"{stem}/{side}", np.array(bound, np.float32), node.device, x)
+        for side, bound in (("least", -CLAMP), ("most", CLAMP))
+    ]
+    inputs, shape = (x, *bounds), edits.view.shape(x)
+    edits.add("ClipByValue", stem, inputs, node.device, {"T": FLOAT}, [shape])
+    return edits.output(stem, "ClipByValue")
+
+
+def _lower_exponential(edits: GraphEdits, m: Matcher, erf: int) -> bool:
+    """Lists Exp(-v^2) in the gradient of Erf(v) or Erfc(v)."""
+    found = False
+    v = m.tensor(erf, 0)
+    for square in m.readers(m.maker(v)):
+        if m.op(square) != "Square" or m.tensor(square, 0) != v:
+            continue
+        negated = m.readers(square)
+        exponentials = [n for number in negated for n in m.readers(number)]
+        if [m.op(n) for n in negated] != ["Neg"] or [m.op(n) for n in exponentials] != ["Exp"]:
+            raise NoMatchError("the square is not only negated and taken to a power of e")
+        for number in (square, exponentials[0]):
+            edits.listed[m.node(number).name] = "infer"
+        found = True
+    return found

@@ -1,0 +1,71 @@
+"""Sums that nothing reads ask for no Cast; those that something reads are denied as before."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+from traced_graphs import kinds, of_op, trace
+
+from graph_passes import PrecisionConfig
+from graph_passes.patterns.units import find_units
+from graph_passes.view import view_function, view_graph
+
+FLOAT = tf.float32.as_datatype_enum
+CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
+GPU = PrecisionConfig(target_dtype="float16", device="GPU")
+SPEC = tf.TensorSpec((64, 32))
+
+
+def dropout_gradient(x):
+    """The gradient of a Select between a product and a constant, with one for the constant."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        product = tf.matmul(x, tf.ones((32, 32)))
+        result = tf.matmul(tf.where(product > 0, product, 0.0), tf.ones((32, 8)))
+    return tape.gradient(result, x)
+
+
+@pytest.mark.parametrize("config", [CPU, GPU])
+def test_the_gradient_of_a_constant_asks_for_no_cast(config):
+    traced = trace(dropout_gradient, SPEC)
+    assert "unread-sum" in kinds(traced.find(config))
+    for rules, casts in ((frozenset(), 0), (frozenset(("unread-sum",)), 1)):
+        chosen = PrecisionConfig(
+            target_dtype=config.target_dtype, device=config.device, disabled_rules=rules
+        )
+        after = traced.rewrite(chosen).graph_def
+        selects = {node.name for node in of_op(after, "SelectV2")}
+        up = [n for n in of_op(after, "Cast") if n.attr["DstT"].type == FLOAT]
+        assert len([cast for cast in up if cast.input[0] in selects]) == casts
+
+
+@pytest.mark.parametrize("what", ["Sum", "Reshape"])
+def test_what_is_fetched_is_read(what):
+    traced = trace(dropout_gradient, SPEC)
+    fetched = [n.name for n in of_op(traced.graph_def, what) if n.name.startswith("gradient_tape")]
+    assert "unread-sum" not in kinds(traced.find(CPU, fetched))
+
+
+def test_a_sum_that_is_read_is_denied():
+    def network(x):
+        return tf.reduce_sum(tf.matmul(x, tf.ones((32, 32)))) + 1.0
+
+    traced = trace(network, SPEC)
+    assert "unread-sum" not in kinds(traced.find(CPU))
+    (total,) = of_op(traced.rewrite(CPU).graph_def, "Sum")
+    assert total.attr["T"].type == FLOAT
+
+
+def test_where_fetches_are_not_said_everything_may_be_one():
+    traced = trace(dropout_gradient, SPEC)
+    view = view_graph(traced.graph_def, traced.shapes)
+    assert "unread-sum" not in kinds(find_units(traced.graph_def, view, CPU, ()))
+
+
+def test_results_of_a_function_are_read():
+    @tf.function(autograph=False)
+    def total(x):
+        return tf.reduce_sum(tf.matmul(x, tf.ones((32, 32))))
+
+    body = total.get_concrete_function(SPEC).function_def
+    assert "unread-sum" not in kinds(find_units(body, view_function(body), CPU, ()))
