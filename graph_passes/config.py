@@ -140,6 +140,9 @@ RULES: dict[str, str] = {
     "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",
     "unread-sum": "a sum that nothing reads denies nothing",
     "gelu": "the powers and exponentials in a GELU and its gradient deny nothing",
+    "layer-norm": "a layer or group normalization takes and gives the target dtype",
+    "rms-norm": "a root-mean-square normalization takes and gives the target dtype",
+    "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",
     "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
     "cost": "what is slower in the target dtype on this device stays float32",
 }

@@ -14,6 +14,7 @@ from graph_passes.patterns.bias_sums import multiply_by_ones, use_bias_gradients
 from graph_passes.patterns.bounded_values import lower_bounded_values
 from graph_passes.patterns.broadcast_sums import leave_out_idle_sums
 from graph_passes.patterns.edits import GraphEdits, NearMiss
+from graph_passes.patterns.float32_norms import CENTRED, UNCENTRED, keep_norms_inside
 from graph_passes.patterns.fused_batch_norm import fuse_batch_norms, has_fused_kernels
 from graph_passes.patterns.gradient_sums import merge_weight_gradients
 from graph_passes.patterns.low_products import LowProducts
@@ -77,7 +78,14 @@ def find_units(
         ineligible = find_ineligible(view, preserve, config)
         multiply_by_ones(edits, kept, LowProducts(view, lists, support, ineligible))
     lower_bounded_values(edits, kept, config, lists, ops)
+    norms = [rule for rule in (CENTRED, UNCENTRED) if config.has_rule(rule)]
+    if norms and "Rsqrt" in ops:
+        keep_norms_inside(edits, norms)
     if not edits.units:
         return Fusion(proto, misses=tuple(edits.misses))
     new = edits.apply(proto, kept)
-    return Fusion(new, tuple(edits.units), tuple(edits.misses), edits.shapes, edits.listed)
+    listed = edits.listed
+    if listed and new is not proto:
+        names = {node.name for node in (new.node_def if view.is_function else new.node)}
+        listed = {name: where for name, where in listed.items() if name in names}
+    return Fusion(new, tuple(edits.units), tuple(edits.misses), edits.shapes, listed)

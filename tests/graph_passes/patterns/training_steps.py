@@ -83,6 +83,10 @@ class Step:
         losses = [float(step(*self._batch)) for _ in range(steps)]
         return losses, [variable.numpy() for variable in self.variables]
 
+    def updates(self, final: list[np.ndarray]) -> list[np.ndarray]:
+        """What training changed in each variable, the optimizer's among them."""
+        return [new - old for new, old in zip(final, self._initial, strict=True)]
+
 
 def trace(build: Callable[[], keras.Model], batch: int | None) -> Step:
     """Traces a training step of a network; `batch` None leaves the batch size open."""
