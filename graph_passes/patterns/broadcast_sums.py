@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from graph_passes.patterns.edits import GraphEdits
+from graph_passes.patterns.gradient_sums import PRODUCTS
 from graph_passes.patterns.matching import Matcher
 from graph_passes.patterns.sums import control_inputs, float_sums
 from graph_passes.view import Shape
@@ -43,6 +44,10 @@ def leave_out_idle_sums(edits: GraphEdits, preserve: Collection[str]) -> None:
         waited_for = node.name in view.control_readers or control_inputs(node)
         if not waited_for and (None not in gradient or _meets_a_matrix(matcher, number)):
             edits.redirect[edits.output(node.name, "Sum")] = matcher.tensor(number, 0)
+            if matcher.op(matcher.maker(matcher.tensor(number, 0))) in PRODUCTS:
+                # What follows the product follows a clear op now, and would be painted too late.
+                for reader in matcher.readers(number):
+                    edits.listed[matcher.node(reader).name] = "infer"
         else:
             edits.listed[node.name] = "clear"
 

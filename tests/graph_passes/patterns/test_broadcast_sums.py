@@ -74,6 +74,16 @@ def test_the_gradient_of_what_meets_a_matrix_is_not_summed(config, batch):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["gpu", "cpu"])
+def test_gradients_of_several_products_are_added_in_the_target_dtype(config):
+    def projections(x: tf.Tensor, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, query) * tf.matmul(x, key)
+
+    traced = gradient_of(projections, (None, 4, 8), (8, 8), (8, 8))
+    (total,) = of_op(traced.rewrite(config).graph_def, "AddN")
+    assert total.attr["T"].type == config.target
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["gpu", "cpu"])
 @pytest.mark.parametrize("batches", [(3, 3), (1, 3), (3, 1)])
 def test_sums_over_a_batch_that_is_not_known_go_low_and_stay_right(config, batches):
     traced = gradient_of(lambda x, y: tf.nn.relu(x) + tf.nn.relu(y), (None, 4, 8), (None, 4, 8))
