@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import training_steps
+from keras import layers
 from traced_graphs import Traced, kinds, of_op, trace
 
-from graph_passes import PrecisionConfig
+from graph_passes import PrecisionConfig, rewrite_function_def, rewrite_graph_def
 from graph_passes.config import ListEdit
 from graph_passes.costs import shipped_table
 
@@ -263,3 +266,35 @@ def test_costs_leave_a_sum_with_the_products_beside_it(batch):
     ones = [node for node in of_op(after, "MatMul") if "ones_product" in node.name]
     assert [node.attr["T"].type for node in ones] == [BFLOAT16]
     assert of_op(after, "Conv2D")[0].attr["T"].type == BFLOAT16
+
+
+def biased_cnn() -> keras.Model:
+    inputs = keras.Input((32, 32, 4))
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(inputs)
+    x = layers.Conv2D(16, 3, strides=2)(x)
+    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+
+
+def dense_net() -> keras.Model:
+    inputs = keras.Input((16,))
+    x = layers.Dense(4096, activation="relu")(inputs)
+    return keras.Model(inputs, layers.Dense(3)(layers.Dense(8)(x)))
+
+
+@pytest.mark.parametrize("batch", [8, None])
+@pytest.mark.parametrize("build", [biased_cnn, dense_net])
+def test_training_steps_of_keras_sum_biases_in_bfloat16(build, batch):
+    step = training_steps.trace(build, batch)
+    result = rewrite_function_def(step.function_def, CPU, shapes=step.shapes)
+    assert result.failure is None and result.changed
+    nodes = {node.name: node for node in result.proto.node_def}
+    ones = [n for n in nodes.values() if n.op == "MatMul" and "ones_product" in n.name]
+    assert ones
+    assert all(node.attr["T"].type == BFLOAT16 for node in ones)
+    for node in ones:
+        rows = nodes[node.input[1].partition(":")[0]]
+        assert rows.op != "Cast"
+    before, _ = step.train(step.graph_def, 4)
+    low = rewrite_graph_def(step.graph_def, CPU, preserve=step.preserve, shapes=step.shapes)
+    after, _ = step.train(low.graph_def, 4)
+    np.testing.assert_allclose(after, before, rtol=0.02)

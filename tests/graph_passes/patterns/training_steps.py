@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.view import Shape
 from tf_amp.hosts.function_shapes import static_shapes
@@ -54,6 +54,11 @@ class Step:
     _function: object
     _batch: tuple[np.ndarray, np.ndarray]
     _initial: list[np.ndarray]
+
+    @property
+    def function_def(self) -> function_pb2.FunctionDef:
+        """The step as a function; its nodes have the names that they have in the graph."""
+        return self._function.function_def
 
     def train(
         self, graph_def: graph_pb2.GraphDef, steps: int
