@@ -21,17 +21,14 @@ What a ``.pth`` file does not reach: ``python -S``, frozen programs, ``pip insta
 
 from __future__ import annotations
 
-import importlib.abc
 import logging
 import os
 import site
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from tf_amp.after_import import AfterImport
 from tf_amp.env_variables import ENABLING_VARIABLES, EnvConfigError
-from tf_amp.loss_scale.patching import AfterImport
 from tf_amp.visible_log import ensure_visible
 
 _log = logging.getLogger("tf_amp")
@@ -49,17 +46,15 @@ def activate() -> None:
     """
     if not any(os.environ.get(name) for name in ENABLING_VARIABLES):
         return
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
-    if _TRIGGER in sys.modules:
-        _install()
-    else:
-        sys.meta_path.insert(0, _Finder())
+    if not any(isinstance(finder, _TensorFlowAwaited) for finder in sys.meta_path):
+        _TensorFlowAwaited().start()
 
 
 def deactivate() -> None:
     """Takes back `activate`, as long as TensorFlow has not been imported."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    for finder in list(sys.meta_path):
+        if isinstance(finder, _TensorFlowAwaited):
+            finder.stop()
 
 
 def pth_path() -> str | None:
@@ -92,50 +87,23 @@ def _install() -> None:
         _log.debug("The fault in full:", exc_info=True)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds ``tensorflow`` where the other finders find it, and has its loader call back."""
+class _TensorFlowAwaited(AfterImport):
+    """Installs the hosts after ``import tensorflow``, which an illegal value stops."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _TRIGGER:
-            return None
-        for finder in sys.meta_path:
-            find_spec = getattr(finder, "find_spec", None)
-            if finder is self or find_spec is None:
-                continue
-            spec = find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self)
-                return spec
-        return None
+    def __init__(self) -> None:
+        super().__init__({_TRIGGER: _after_tensorflow}, {_TRIGGER: _check})
 
 
-class _Loader(importlib.abc.Loader):
-    """Runs the real loader, then installs the hosts."""
+def _check() -> None:
+    from tf_amp.env_config import check_environment
 
-    def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
-        self._loader = loader
-        self._finder = finder
+    # An illegal value must stop the import before it has run half-way.
+    check_environment()
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
 
-    def exec_module(self, module: ModuleType) -> None:
-        from tf_amp.env_config import check_environment
-
-        # An illegal value must stop the import before it has run half-way.
-        check_environment()
-        # Whoever asks the module for its source or data files must meet the real loader.
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
-        if "graph_passes" in sys.modules:
-            # Its import may be what imports TensorFlow; the hosts need it whole.
-            AfterImport({"graph_passes": lambda _: _install()}).start()
-        else:
-            _install()
+def _after_tensorflow(_: ModuleType) -> None:
+    if "graph_passes" in sys.modules:
+        # Its import may be what imports TensorFlow; the hosts need it whole.
+        AfterImport({"graph_passes": lambda _: _install()}).start()
+    else:
+        _install()

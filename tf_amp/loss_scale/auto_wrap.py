@@ -7,7 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
-from tf_amp.loss_scale.patching import AfterImport, Patches
+from tf_amp.after_import import AfterImport
+from tf_amp.loss_scale.patching import Patches
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 

@@ -1,0 +1,124 @@
+"""Runs something right after a module was imported, without importing it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Runs an action right after a module was imported, or at once if it was before.
+
+    A module whose import is under way (`import keras` imports TensorFlow, whose import may be what
+    led here) is waited for too.
+
+    Args:
+        actions: What to run, by the name of the module; it gets the module.
+        checks: What to run before the module of that name, if it is not imported yet. A check that
+            raises stops the import, which may be tried again.
+    """
+
+    def __init__(
+        self,
+        actions: Mapping[str, Callable[[ModuleType], None]],
+        checks: Mapping[str, Callable[[], None]] | None = None,
+    ) -> None:
+        self._actions = dict(actions)
+        self._checks = dict(checks or {})
+
+    def start(self) -> None:
+        """Runs the actions of imported modules and waits for the others."""
+        for name in [name for name in self._actions if name in sys.modules]:
+            spec = sys.modules[name].__spec__
+            if spec is not None and getattr(spec, "_initializing", False):
+                _WatchedSpec.watch(spec, functools.partial(self.act, name))
+            else:
+                self.act(name)
+        if self._actions:
+            sys.meta_path.insert(0, self)
+
+    def stop(self) -> None:
+        """Waits no longer."""
+        self._actions.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def check(self, name: str) -> None:
+        """Runs the check of a module that is about to be imported."""
+        if name in self._actions and name in self._checks:
+            self._checks[name]()
+
+    def act(self, name: str) -> None:
+        """Runs the action of a module that was imported, once."""
+        action = self._actions.pop(name, None)
+        if not self._actions:
+            self.stop()
+        if action is not None and name in sys.modules:
+            action(sys.modules[name])
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Finds an awaited module as the other finders do, with a loader that runs the action."""
+        if fullname not in self._actions:
+            return None
+        for finder in sys.meta_path:
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is self or find_spec is None:
+                continue
+            spec = find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _ActingLoader(spec.loader, self)
+                return spec
+        return None
+
+
+class _WatchedSpec(importlib.machinery.ModuleSpec):
+    """The spec of a module being imported, which tells when the import has ended.
+
+    The import system marks that by setting `_initializing`; nothing else happens at that moment
+    that a module which is half imported already could be waited for by.
+    """
+
+    _on_end: Callable[[], None]
+
+    @classmethod
+    def watch(cls, spec: importlib.machinery.ModuleSpec, on_end: Callable[[], None]) -> None:
+        """Has `on_end` called when the import of the spec's module has ended."""
+        spec.__class__ = cls
+        spec.__dict__["_on_end"] = on_end
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(self.__dict__.get("_initializing", False))
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        self.__dict__["_initializing"] = value
+        if not value:
+            self.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
+            self.__dict__.pop("_on_end")()
+
+
+class _ActingLoader(importlib.abc.Loader):
+    """Runs the real loader, with the check before it and the action behind it."""
+
+    def __init__(self, loader: importlib.abc.Loader, waiting: AfterImport) -> None:
+        self._loader = loader
+        self._waiting = waiting
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._waiting.check(module.__name__)
+        # Whoever asks the module for its source or data files must meet the real loader.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._waiting.act(module.__name__)
