@@ -82,6 +82,9 @@ class PrecisionConfig:
     fused: bool = False
 
     def __post_init__(self) -> None:
+        # Configurations are keys of caches: a list or a set would be none.
+        object.__setattr__(self, "list_edits", tuple(self.list_edits))
+        object.__setattr__(self, "disabled_rules", frozenset(self.disabled_rules))
         _require("target_dtype", self.target_dtype, get_args(TargetDtype))
         _require("device", self.device, get_args(Device))
         _require("level", self.level, get_args(Level))

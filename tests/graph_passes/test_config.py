@@ -58,3 +58,11 @@ def test_rules_are_in_force_unless_disabled_or_in_parity_mode(rule: str) -> None
     assert PrecisionConfig().has_rule(rule)
     assert not PrecisionConfig(disabled_rules=frozenset([rule])).has_rule(rule)
     assert not PrecisionConfig(parity=True).has_rule(rule)
+
+
+def test_any_collection_of_rules_and_edits_will_do() -> None:
+    edit = ListEdit(list_name="allow", action="add", op="Exp")
+    config = PrecisionConfig(disabled_rules={"cost"}, list_edits=[edit])  # type: ignore[arg-type]
+    assert hash(config) == hash(
+        PrecisionConfig(disabled_rules=frozenset(("cost",)), list_edits=(edit,))
+    )
