@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
 
 from graph_passes.constant_folding import convert_tensor
+from graph_passes.copying import Proto, copy_graph
 from graph_passes.op_registry import SINGLE
 from graph_passes.planning import Plan
 from graph_passes.view import FLOAT, GraphView
-
-Proto = TypeVar("Proto", graph_pb2.GraphDef, function_pb2.FunctionDef)
 
 _SHORT = {
     types_pb2.DT_HALF: "Fp16",
@@ -54,8 +53,7 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
         The rewritten copy and what was done.
     """
     view, target = plan.canvas.view, plan.canvas.target
-    new = type(proto)()
-    new.CopyFrom(proto)
+    new = copy_graph(proto, view)
     editor = _editor(view, new)
     retyped: list[int] = []
     for vertex in plan.low:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
@@ -50,8 +50,14 @@ class NodeIndex:
         self.devices: dict[str, int] = {"": 0}
         self.device_of = array.array("i")
 
-    def extend(self, nodes: Sequence[node_def_pb2.NodeDef]) -> None:
+    def extend(
+        self, nodes: Iterable[node_def_pb2.NodeDef], numbers_of: Iterable[int] | None = None
+    ) -> None:
         """Reads nodes and adds them.
+
+        Args:
+            nodes: the nodes.
+            numbers_of: their numbers, by default those that come next.
 
         Raises:
             InvalidGraphError: two nodes have the same name.
@@ -63,7 +69,7 @@ class NodeIndex:
         arity: list[int] = []
         makers: list[int] = []
         device_of: list[int] = []
-        for number, node in enumerate(nodes, len(numbers)):
+        for number, node in zip(numbers_of or itertools.count(), nodes, strict=False):
             op, device = node.op, node.device
             family = families.get(op) or self.kinds.family(op)
             key = family.key_of(node)
@@ -80,7 +86,7 @@ class NodeIndex:
         self.device_of.extend(device_of)
         self.arity.extend(arity)
         self.makers.extend(makers)
-        if len(numbers) != len(self.kind_of):
+        if len(numbers) < len(self.kind_of):
             raise InvalidGraphError("two nodes have the same name")
 
     def _resolve(
@@ -95,6 +101,56 @@ class NodeIndex:
             for name, maker in zip(inputs, found, strict=True)
             if maker is not None or name[0] != "^"
         ]
+
+    def edited(
+        self, nodes: Sequence[node_def_pb2.NodeDef], moved: np.ndarray, anew: Sequence[int]
+    ) -> NodeIndex:
+        """The index of a graph that has most of its nodes in common with this one.
+
+        Args:
+            nodes: the nodes of that graph.
+            moved: for each node here its number there, -1 where it is gone; int32 [nodes here].
+            anew: numbers of the nodes there to be read, in order. All others are as they are here.
+
+        Raises:
+            InvalidGraphError: two nodes have the same name, or a node reads one that is gone.
+        """
+        origin = np.full(len(nodes), -1, np.int32)
+        origin[moved[moved >= 0]] = np.flatnonzero(moved >= 0)
+        names = np.array([*self.numbers, ""], object)[origin]
+        names[anew] = [nodes[number].name for number in anew]
+        read, new = NodeIndex({}), NodeIndex({})
+        for index in (read, new):
+            index.kinds, index.devices = self.kinds, self.devices
+            index.references = self.references
+            index.numbers = dict(zip(names.tolist(), range(len(nodes)), strict=True))
+        if len(new.numbers) != len(nodes):
+            raise InvalidGraphError("two nodes have the same name")
+        read.extend((nodes[number] for number in anew), anew)
+        origin[anew] = -1
+        old = origin >= 0
+
+        def merge(of_old: array.array[int], of_read: array.array[int]) -> array.array[int]:
+            values = np.asarray(of_old)[origin]
+            values[~old] = of_read
+            return packed(values)
+
+        new.kind_of = merge(self.kind_of, read.kind_of)
+        new.arity = merge(self.arity, read.arity)
+        new.device_of = merge(self.device_of, read.device_of)
+        readers = np.repeat(np.arange(len(nodes)), new.arity)
+        ports = np.arange(len(readers)) - new.starts[readers]
+        of_old = old[readers]
+        before = np.asarray(self.makers)[(self.starts[origin[readers]] + ports)[of_old]]
+        after = np.where(before < 0, before, moved[np.maximum(before, 0)])
+        if np.any((after < 0) & (before >= 0)):
+            raise InvalidGraphError("a node reads a tensor of one that is gone")
+        makers = np.empty(len(readers), np.int32)
+        makers[of_old], makers[~of_old] = after, read.makers
+        new.makers = packed(makers)
+        kept = moved[np.asarray(self.with_controls)]
+        new.with_controls = packed(np.sort([*kept[old[kept] & (kept >= 0)], *read.with_controls]))
+        return new
 
     @functools.cached_property
     def starts(self) -> np.ndarray:
@@ -130,3 +186,8 @@ class NodeIndex:
         number = self.numbers.get(name)
         offset = 0 if number is None else self.layout(number).output_offsets.get(arg, 0)
         return name, offset + int(entry or 0)
+
+
+def packed(values: np.ndarray) -> array.array[int]:
+    """Numbers in 4 bytes each that are read as plain ints, one by one as from a list."""
+    return array.array("i", values.astype(np.int32, copy=False).tobytes())

@@ -20,8 +20,8 @@ from graph_passes.patterns.units import Fusion
 from graph_passes.planning import Plan
 from graph_passes.report import Report
 from graph_passes.signatures import convert_tree, name_functions
-from graph_passes.stages import convert, extend_shapes, no_library, prepare
-from graph_passes.view import Shapes
+from graph_passes.stages import convert, no_library, prepare
+from graph_passes.view import Shapes, extend_shapes
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ def _rewrite(
     try:
         with _collector_paused():
             view, fusion = prepare(proto, config, preserve, library, shapes)
-            plan, applied = convert(fusion.proto, view, preserve, config, fusion.listed)
+            plan, applied = convert(fusion.original, view, preserve, config, fusion.listed)
             report = _report(config, total, notes, plan, applied, fusion)
     except Exception as error:
         _LOGGER.debug("A graph was left as it is.", exc_info=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from tensorflow.core.framework import graph_pb2, op_def_pb2, types_pb2
 
@@ -24,7 +24,7 @@ from graph_passes.planning import Plan, make_plan
 from graph_passes.reasons import Reason
 from graph_passes.variables import protect_variable_updates
 from graph_passes.verification import verify
-from graph_passes.view import GraphView, Shape, Shapes, view_function, view_graph
+from graph_passes.view import GraphView, Shapes, view_function, view_graph
 
 NOTHING_LISTED: Mapping[str, str] = types.MappingProxyType({})
 
@@ -95,10 +95,9 @@ def prepare(
         graph = _with_new_batch_norms(proto)
         view = view_of(graph, shapes)
     fusion = find_units(graph, view, config, preserve)
-    if fusion.proto is not graph:
-        view = view_of(fusion.proto, extend_shapes(shapes, fusion.shapes))
-        view.require_matching_dtypes()
-    return view, fusion
+    if fusion.view is not view:
+        fusion.view.require_matching_dtypes()
+    return fusion.view, fusion
 
 
 def _view(
@@ -123,13 +122,6 @@ def convert(
     applied = apply_plan(plan, graph)
     verify(plan, applied, graph)
     return plan, applied
-
-
-def extend_shapes(
-    shapes: Shapes | None, added: Mapping[str, Sequence[Shape | None]]
-) -> Shapes | None:
-    """The shapes of a graph with those of nodes that were added; None where none are known."""
-    return None if shapes is None else lambda node: added.get(node) or shapes(node)
 
 
 def _with_new_batch_norms(proto: Graph) -> Graph:

@@ -82,8 +82,10 @@ class _Joiner:
         if np.any(sources == _NO_OUTPUT):
             name = self._index.name(int(makers[np.argmin(sources)]))
             raise InvalidGraphError(f"node {name!r} has no output 0")
-        references = np.array([self._find(name) for name in self._index.references], np.int32)
-        sources[makers < 0] = references[~makers[makers < 0]]
+        names = list(self._index.references)
+        numbers, positions = np.unique(~makers[makers < 0], return_inverse=True)
+        found = np.array([self._find(names[number]) for number in numbers.tolist()], np.int32)
+        sources[makers < 0] = found[positions]
         return sources
 
     def _first_outputs(self) -> np.ndarray:

@@ -8,7 +8,6 @@ as pseudo-nodes of the ops `_Arg` and `_Retval`.
 
 from __future__ import annotations
 
-import array
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from tensorflow.core.framework import (
 )
 
 from graph_passes.adjacency import Adjacency, Neighbours
-from graph_passes.indexing import InvalidGraphError, NodeIndex
+from graph_passes.indexing import InvalidGraphError, NodeIndex, packed
 from graph_passes.kinds import Kind
 from graph_passes.op_registry import Layout, OpType, Slot
 from graph_passes.vertices import OPAQUE, Vertices, join_ports
@@ -35,8 +34,8 @@ Shapes = Callable[[str], Sequence[Shape | None]]
 """Gives for a node's name the shapes of its outputs, () for an unknown node."""
 
 FLOAT = types_pb2.DT_FLOAT
-_ARGUMENT = "_Arg"
-_RESULT = "_Retval"
+ARGUMENT = "_Arg"
+RESULT = "_Retval"
 
 JOINED_ARGUMENT = "_JoinedArgument"
 """Op of a node that is another name for what a calling node takes at a port (`joining`)."""
@@ -60,37 +59,68 @@ class GraphView:
         edge_starts: for each node the number of its first edge, and the number of edges; edges
             are numbered by reading node, then by port.
         is_function: whether the graph is the body of a function.
-        functions: names of the functions that nodes may call as ops.
+        functions: definitions of the functions that nodes may call as ops, by name.
+        is_edited: whether some nodes are others than those of the graph that was indexed.
         aliases: number of a `JOINED_ARGUMENT` -> number and input port of its calling node.
     """
 
     def __init__(
         self,
         nodes: Sequence[node_def_pb2.NodeDef],
+        index: NodeIndex,
         functions: Mapping[str, op_def_pb2.OpDef],
         *,
         is_function: bool,
         shapes: Shapes | None = None,
+        is_edited: bool = False,
     ) -> None:
         self._shapes = shapes
+        self._index = index
         self.nodes = nodes
         self.functions = functions
         self.is_function = is_function
-        self._index = NodeIndex(functions)
-        self._index.extend(nodes)
-        self.index = self._index.numbers
-        self.kinds = self._index.kinds.kinds
-        self.kind_of = self._index.kind_of
+        self.is_edited = is_edited
+        self.index = index.numbers
+        self.kinds = index.kinds.kinds
+        self.kind_of = index.kind_of
         self.aliases = dict(map(self._alias, self.of_kind(lambda k: k.op == JOINED_ARGUMENT)))
-        vertices = Vertices(self._index)
-        self.base, self.vertex_nodes = _packed(vertices.base), _packed(vertices.owners)
-        self.dtypes, self.slot_numbers = _packed(vertices.dtypes), vertices.slot_numbers
-        self.sources, self.targets = join_ports(self._index, vertices, self.aliases)
-        self.edge_starts = _packed(self._index.starts)
+        vertices = Vertices(index)
+        self.base, self.vertex_nodes = packed(vertices.base), packed(vertices.owners)
+        self.dtypes, self.slot_numbers = packed(vertices.dtypes), vertices.slot_numbers
+        self.sources, self.targets = join_ports(index, vertices, self.aliases)
+        self.edge_starts = packed(index.starts)
 
     def _alias(self, number: int) -> tuple[int, tuple[int, int]]:
         attr = self.nodes[number].attr
         return number, (self.index[attr["call"].s.decode()], attr["port"].i)
+
+    def edited(
+        self,
+        nodes: Sequence[node_def_pb2.NodeDef],
+        moved: np.ndarray,
+        anew: Sequence[int],
+        shapes: Mapping[str, Sequence[Shape | None]],
+    ) -> GraphView:
+        """The view of a graph that has most of its nodes in common with this one.
+
+        Args:
+            nodes: the nodes of that graph, pseudo-nodes included.
+            moved: for each node here its number there, -1 where it is gone; int32 [nodes here].
+            anew: numbers of the nodes there that are not as they are here, in order.
+            shapes: name of an added node -> static shapes of its outputs.
+
+        Raises:
+            InvalidGraphError: as `view_graph`, or a node reads one that is gone.
+        """
+        index = self._index.edited(nodes, moved, anew)
+        return GraphView(
+            nodes,
+            index,
+            self.functions,
+            is_function=self.is_function,
+            shapes=extend_shapes(self._shapes, shapes),
+            is_edited=True,
+        )
 
     @functools.cached_property
     def op_types(self) -> list[OpType | None]:
@@ -149,6 +179,11 @@ class GraphView:
                 if name[0] == "^":
                     found.setdefault(name[1:], []).append(number)
         return found
+
+    @functools.cached_property
+    def control_ends(self) -> frozenset[int]:
+        """The nodes that have control inputs."""
+        return frozenset(self._index.with_controls)
 
     @functools.cached_property
     def devices(self) -> dict[str, list[int]]:
@@ -260,9 +295,11 @@ class GraphView:
         return self.sources[edges].tolist()  # type: ignore[no-any-return]
 
 
-def _packed(values: np.ndarray) -> array.array[int]:
-    """Numbers in 4 bytes each that are read as plain ints, one by one as from a list."""
-    return array.array("i", values.astype(np.int32, copy=False).tobytes())
+def extend_shapes(
+    shapes: Shapes | None, added: Mapping[str, Sequence[Shape | None]]
+) -> Shapes | None:
+    """The shapes of a graph with those of nodes that were added; None where none are known."""
+    return None if shapes is None else lambda node: added.get(node) or shapes(node)
 
 
 def view_graph(graph_def: graph_pb2.GraphDef, shapes: Shapes | None = None) -> GraphView:
@@ -277,7 +314,7 @@ def view_graph(graph_def: graph_pb2.GraphDef, shapes: Shapes | None = None) -> G
             number of inputs.
     """
     functions = {f.signature.name: f.signature for f in graph_def.library.function}
-    return GraphView(graph_def.node, functions, is_function=False, shapes=shapes)
+    return _read(graph_def.node, functions, is_function=False, shapes=shapes)
 
 
 def view_joined(
@@ -295,7 +332,7 @@ def view_joined(
     Raises:
         InvalidGraphError: as `view_graph`.
     """
-    return GraphView(graph_def.node, functions, is_function=False, shapes=shapes)
+    return _read(graph_def.node, functions, is_function=False, shapes=shapes)
 
 
 def view_function(
@@ -317,7 +354,7 @@ def view_function(
     for arg in function_def.signature.input_arg:
         if arg.number_attr or arg.type_list_attr or arg.type_attr:
             raise InvalidGraphError(f"the argument {arg.name!r} has no fixed dtype")
-        pseudo = node_def_pb2.NodeDef(name=arg.name, op=_ARGUMENT)
+        pseudo = node_def_pb2.NodeDef(name=arg.name, op=ARGUMENT)
         pseudo.attr["T"].type = arg.type
         nodes.append(pseudo)
     nodes.extend(function_def.node_def)
@@ -326,8 +363,20 @@ def view_function(
         result = function_def.ret.get(arg.name)  # [] would write to a map that lacks the key
         if not result:
             raise InvalidGraphError(f"nothing is named as the result {arg.name!r}")
-        pseudo = node_def_pb2.NodeDef(name=f"{arg.name}/{_RESULT}", op=_RESULT)
+        pseudo = node_def_pb2.NodeDef(name=f"{arg.name}/{RESULT}", op=RESULT)
         pseudo.attr["T"].type = arg.type
         pseudo.input.append(result)
         nodes.append(pseudo)
-    return GraphView(nodes, functions or {}, is_function=True, shapes=shapes)
+    return _read(nodes, functions or {}, is_function=True, shapes=shapes)
+
+
+def _read(
+    nodes: Sequence[node_def_pb2.NodeDef],
+    functions: Mapping[str, op_def_pb2.OpDef],
+    *,
+    is_function: bool,
+    shapes: Shapes | None,
+) -> GraphView:
+    index = NodeIndex(functions)
+    index.extend(nodes)
+    return GraphView(nodes, index, functions, is_function=is_function, shapes=shapes)

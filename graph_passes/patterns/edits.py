@@ -9,7 +9,7 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2, types_pb2
 from tensorflow.python.framework import tensor_util
 
-from graph_passes.patterns.surgery import Proto, output_name, replace_tensors
+from graph_passes.patterns.surgery import output_name, replace_tensors
 from graph_passes.view import FLOAT, GraphView, Shape
 
 
@@ -108,17 +108,21 @@ class GraphEdits:
         """The name of an output, as readers in this graph write it."""
         return output_name(self.view, node, op, port)
 
-    def apply(self, proto: Proto, preserve: Collection[str]) -> Proto:
-        """A copy of the graph with all edits made, the graph itself where only lists differ."""
+    def apply(self, preserve: Collection[str]) -> GraphView:
+        """The graph with all edits made; nothing in the view or the protos is changed.
+
+        Args:
+            preserve: names of nodes that must stay even if nothing reads them.
+        """
         if not (self.redirect or self.inputs or self.new_nodes):
-            return proto
+            return self.view
         return replace_tensors(
-            proto,
             self.view,
             redirect={tensor: self._final(tensor) for tensor in self.redirect},
             inputs={n: [self._final(t) for t in tensors] for n, tensors in self.inputs.items()},
             new_nodes=self.new_nodes,
             preserve=preserve,
+            shapes=self.shapes,
         )
 
     def _final(self, tensor: str) -> str:

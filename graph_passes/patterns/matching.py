@@ -29,7 +29,7 @@ class Matcher:
 
     def op(self, number: int) -> str:
         """A node's op type."""
-        return self.view.nodes[number].op
+        return self.view.kind(number).op
 
     def tensor(self, number: int, port: int) -> str:
         """The tensor that a node reads at a port."""

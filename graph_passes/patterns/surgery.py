@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
 
-from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+import numpy as np
+from tensorflow.core.framework import node_def_pb2
 
+from graph_passes.eligibility import node_name
+from graph_passes.indexing import packed
 from graph_passes.op_registry import registered_op_type
-from graph_passes.view import GraphView
-
-Proto = TypeVar("Proto", graph_pb2.GraphDef, function_pb2.FunctionDef)
+from graph_passes.view import ARGUMENT, RESULT, GraphView, Shape
 
 
 def output_name(view: GraphView, node: str, op: str, port: int) -> str:
@@ -28,126 +28,161 @@ def output_name(view: GraphView, node: str, op: str, port: int) -> str:
 
 
 def replace_tensors(
-    proto: Proto,
     view: GraphView,
     *,
     redirect: Mapping[str, str],
     inputs: Mapping[str, Sequence[str]],
     new_nodes: Sequence[node_def_pb2.NodeDef],
     preserve: Collection[str],
-) -> Proto:
-    """A copy of a graph in which tensors come from elsewhere.
+    shapes: Mapping[str, Sequence[Shape | None]],
+) -> GraphView:
+    """A graph in which tensors come from elsewhere.
 
     Args:
-        proto: the GraphDef or FunctionDef; it is not changed.
-        view: its view.
+        view: the graph; it is not changed.
         redirect: tensor -> the tensor that its readers shall read instead.
         inputs: node -> all its new inputs.
         new_nodes: nodes to add; their inputs are redirected too.
         preserve: nodes that must stay even if nothing reads them.
+        shapes: name of a new node -> static shapes of its outputs.
 
     Returns:
-        The copy. Nodes that made redirected tensors or fed replaced inputs, and that nothing reads
-        any more, are gone with all that only they read.
+        The view of the new graph, which shares with the old one the nodes that are as they were.
+        Nodes that made redirected tensors or fed replaced inputs, and that nothing reads any more,
+        are gone with all that only they read.
+
+    Raises:
+        InvalidGraphError: a name is used twice, or an input names no tensor.
     """
-    copy = type(proto)()
-    copy.CopyFrom(proto)
-    nodes = copy.node_def if view.is_function else copy.node  # type: ignore[union-attr]
-    first = len(copy.signature.input_arg) if view.is_function else 0  # type: ignore[union-attr]
     orphans = {view.split(tensor)[0] for tensor in redirect}
     touched = {view.index[name] for name in inputs}
     for name in orphans:
         touched |= view.reading_nodes(view.index[name])
     # What a tensor is redirected to has readers that its view does not know of.
     kept = {*preserve, *(view.split(tensor)[0] for tensor in redirect.values())}
+    changed: dict[int, node_def_pb2.NodeDef] = {}
     for number in touched:
-        if not 0 <= number - first < len(nodes):
-            continue  # a result of the function, redirected below
-        node: node_def_pb2.NodeDef = nodes[number - first]
+        node = changed[number] = node_def_pb2.NodeDef()
+        node.CopyFrom(view.nodes[number])
         if node.name in inputs:
-            orphans.update(view.split(name)[0] for name in node.input if name[0] != "^")
-            controls: list[str] = [name for name in node.input if name[0] == "^"]
-            del node.input[:]
-            node.input.extend((*inputs[node.name], *controls))
+            orphans.update(map(node_name, _data(node)))
+            node.input[:] = [*inputs[node.name], *_controls(node)]
             if node.op == "AddN":
                 node.attr["N"].i = len(inputs[node.name])
-        for port, name in enumerate(node.input):
-            node.input[port] = redirect.get(name, name)
-    nodes.extend(new_nodes)
-    for node in nodes[len(nodes) - len(new_nodes) :]:
-        for port, name in enumerate(node.input):
-            node.input[port] = redirect.get(name, name)
-    if view.is_function:
-        for result, name in copy.ret.items():  # type: ignore[union-attr]
-            copy.ret[result] = redirect.get(name, name)  # type: ignore[union-attr]
-            kept.add(copy.ret[result].partition(":")[0])  # type: ignore[union-attr]
-        kept.update(copy.control_ret.values())  # type: ignore[union-attr]
-    dead = _Unread(view, nodes, first, len(new_nodes), kept).find(orphans)
-    remaining = [node for node in nodes if node.name not in dead]
-    survivors = type(proto)()
-    target = survivors.node_def if view.is_function else survivors.node  # type: ignore[union-attr]
-    target.extend(remaining)
-    del nodes[:]
-    nodes.MergeFrom(target)
-    return copy
+    for node in (*changed.values(), *new_nodes):
+        node.input[:] = [redirect.get(name, name) for name in node.input[:]]
+    dead = _Unread(view, changed, new_nodes, kept).find(orphans)
+    nodes, moved, anew = _assemble(view, changed, new_nodes, dead)
+    return view.edited(nodes, moved, anew, shapes)
+
+
+def _data(node: node_def_pb2.NodeDef) -> list[str]:
+    return [name for name in node.input[:] if name[0] != "^"]
+
+
+def _controls(node: node_def_pb2.NodeDef) -> list[str]:
+    return [name for name in node.input[:] if name[0] == "^"]
+
+
+def _assemble(
+    view: GraphView,
+    changed: Mapping[int, node_def_pb2.NodeDef],
+    new_nodes: Sequence[node_def_pb2.NodeDef],
+    dead: Collection[int],
+) -> tuple[list[node_def_pb2.NodeDef], np.ndarray, list[int]]:
+    """What is left of a graph, with its changed and its new nodes, as `GraphView.edited` takes it.
+
+    New nodes stand behind the others, but before the results of a function.
+    """
+    alive = np.ones(len(view.nodes), bool)
+    alive[list(dead)] = False
+    moved = np.where(alive, np.cumsum(alive, dtype=np.int32) - 1, -1)
+    end = len(view.nodes) - len(view.of_op(RESULT) if view.is_function else ())
+    moved[end:] += len(new_nodes)
+    first_new = int(np.count_nonzero(alive[:end]))
+    nodes = [changed.get(number, node) for number, node in enumerate(view.nodes) if alive[number]]
+    nodes[first_new:first_new] = new_nodes
+    anew = {int(moved[number]) for number in changed} - {-1}
+    anew.update(range(first_new, first_new + len(new_nodes)))
+    return nodes, moved, sorted(anew)
 
 
 class _Unread:
-    """Finds nodes that nothing reads in an edited graph."""
+    """Finds nodes that nothing reads in an edited graph.
+
+    Args:
+        view: the graph before the edits.
+        changed: number of a node -> the node as it is now.
+        new_nodes: the nodes added.
+        kept: names of nodes that must stay.
+    """
 
     def __init__(
         self,
         view: GraphView,
-        nodes: Sequence[node_def_pb2.NodeDef],
-        first: int,
-        added: int,
+        changed: Mapping[int, node_def_pb2.NodeDef],
+        new_nodes: Sequence[node_def_pb2.NodeDef],
         kept: Collection[str],
     ) -> None:
         self._view = view
-        self._nodes = nodes
-        self._first = first
+        self._changed = changed
         self._kept = kept
-        self._added = nodes[len(nodes) - added :]
-        self._of_added = {
-            name.lstrip("^").partition(":")[0] for node in self._added for name in node.input
-        }
+        makers = np.asarray(view.vertex_nodes)[view.sources]
+        self._makers = packed(makers)
+        readers = np.bincount(makers[makers >= 0], minlength=len(view.nodes))
+        # How often a node that stays reads each node, control inputs included.
+        self._uses: list[int] = readers.tolist()
+        for name, waiting in view.control_readers.items():
+            if name in view.index:
+                self._uses[view.index[name]] += len(waiting)
+        for number, node in changed.items():
+            for read in self._read_before(number):
+                self._uses[read] -= 1
+            for read in self._numbers(node):
+                self._uses[read] += 1
+        for node in new_nodes:
+            for read in self._numbers(node):
+                self._uses[read] += 1
 
-    def find(self, orphans: Collection[str]) -> set[str]:
+    def find(self, orphans: Collection[str]) -> set[int]:
         """The orphans that nothing reads, and what only such nodes read, one after another."""
-        dead: set[str] = set()
-        pending = list(orphans)
+        dead: set[int] = set()
+        index = self._view.index
+        pending = [index[name] for name in orphans if name in index]
         while pending:
-            name = pending.pop()
-            number = self._view.index.get(name)
-            if number is None or name in dead or not self._may_go(number, name, dead):
+            number = pending.pop()
+            if self._uses[number] or number in dead or not self._may_go(number):
                 continue
-            dead.add(name)
-            pending.extend(n.lstrip("^").partition(":")[0] for n in self._node(number).input)
+            dead.add(number)
+            node = self._changed.get(number)
+            given_up = self._read_before(number) if node is None else self._numbers(node)
+            for read in given_up:
+                self._uses[read] -= 1
+            pending.extend(given_up)
         return dead
 
-    def _node(self, number: int) -> node_def_pb2.NodeDef:
-        return self._nodes[number - self._first]
-
-    def _may_go(self, number: int, name: str, dead: Collection[str]) -> bool:
-        view = self._view
-        if name in self._kept or name in self._of_added or view.op_types[number] is None:
-            return False
-        if not 0 <= number - self._first < len(self._nodes) - len(self._added):
-            return False  # an argument of the function
-        if _has_effect(self._node(number).op):
-            return False
-        readers = view.reading_nodes(number) | set(view.control_readers.get(name, ()))
-        return not any(
-            self._reads(reader, name) for reader in readers if view.nodes[reader].name not in dead
+    def _may_go(self, number: int) -> bool:
+        op = self._view.kind(number).op
+        op_type = registered_op_type(op)
+        return (
+            op_type is not None
+            and not op_type.op_def.is_stateful
+            and op not in ("Placeholder", ARGUMENT, RESULT)
+            and self._view.nodes[number].name not in self._kept
         )
 
-    def _reads(self, reader: int, name: str) -> bool:
-        """Whether a node still reads another, now that inputs are redirected."""
-        if reader - self._first >= len(self._nodes) - len(self._added):
-            return False  # a result of the function: what it reads is kept
-        return any(n.lstrip("^").partition(":")[0] == name for n in self._node(reader).input)
+    def _read_before(self, number: int) -> list[int]:
+        """The nodes that a node read before the edits, each as often as it did."""
+        view = self._view
+        first, end = view.edge_starts[number], view.edge_starts[number + 1]
+        read = [maker for maker in self._makers[first:end] if maker >= 0]
+        if number in view.control_ends:
+            read += self._numbers(view.nodes[number], controls_alone=True)
+        return read
 
-
-def _has_effect(op: str) -> bool:
-    op_type = registered_op_type(op)
-    return op_type is None or op_type.op_def.is_stateful or op == "Placeholder"
+    def _numbers(self, node: node_def_pb2.NodeDef, *, controls_alone: bool = False) -> list[int]:
+        """The nodes of the old graph that a node reads now."""
+        view = self._view
+        names = _controls(node) if controls_alone else node.input[:]
+        numbers = (view.index.get(node_name(name)) for name in names)
+        return [number for number in numbers if number is not None]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 
 from graph_passes.config import PrecisionConfig
+from graph_passes.copying import Proto, copy_graph
 from graph_passes.eligibility import find_ineligible, node_name
 from graph_passes.kernels import kernel_support
 from graph_passes.op_lists import load_op_lists
@@ -19,7 +21,6 @@ from graph_passes.patterns.fused_batch_norm import fuse_batch_norms, has_fused_k
 from graph_passes.patterns.gradient_sums import merge_weight_gradients
 from graph_passes.patterns.low_products import LowProducts
 from graph_passes.patterns.ones_product import ones_products_pay
-from graph_passes.patterns.surgery import Proto
 from graph_passes.view import GraphView, Shape
 
 
@@ -28,18 +29,25 @@ class Fusion:
     """The outcome of looking for units.
 
     Attributes:
-        proto: the new graph, the original where nothing was replaced.
+        original: the graph that was searched.
+        view: the view of the new graph, that of the original where nothing was replaced.
         units: "pattern: node" of each subgraph that was replaced.
         misses: what came close.
         shapes: static shapes of the outputs of new nodes.
         listed: node -> the list that it counts as being on, as in `GraphEdits`.
     """
 
-    proto: Proto  # type: ignore[valid-type]
+    original: Proto  # type: ignore[valid-type]
+    view: GraphView
     units: tuple[str, ...] = ()
     misses: tuple[NearMiss, ...] = ()
     shapes: Mapping[str, tuple[Shape | None, ...]] = dataclasses.field(default_factory=dict)
     listed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def proto(self) -> Proto:  # type: ignore[type-var]
+        """The new graph, the original where nothing was replaced."""
+        return copy_graph(self.original, self.view) if self.view.is_edited else self.original
 
 
 def find_units(
@@ -59,9 +67,9 @@ def find_units(
         The new graph, what was replaced, and near misses.
     """
     lists = load_op_lists(config)
-    ops = {op_type.name for op_type in view.op_types if op_type is not None}
+    ops = {kind.op_type.name for kind in view.kinds if kind.op_type is not None}
     if config.parity or not any(lists.list_of(op) == "allow" for op in ops):
-        return Fusion(proto)
+        return Fusion(proto, view)
     kept = {node_name(reference) for reference in preserve}
     support = kernel_support(config.device, config.target)
     edits = GraphEdits(view)
@@ -82,10 +90,9 @@ def find_units(
     if norms and "Rsqrt" in ops:
         keep_norms_inside(edits, norms)
     if not edits.units:
-        return Fusion(proto, misses=tuple(edits.misses))
-    new = edits.apply(proto, kept)
-    listed = edits.listed
-    if listed and new is not proto:
-        names = {node.name for node in (new.node_def if view.is_function else new.node)}
-        listed = {name: where for name, where in listed.items() if name in names}
-    return Fusion(new, tuple(edits.units), tuple(edits.misses), edits.shapes, listed)
+        return Fusion(proto, view, misses=tuple(edits.misses))
+    if view.is_function:
+        kept.update(proto.control_ret.values())
+    new = edits.apply(kept)
+    listed = {name: where for name, where in edits.listed.items() if name in new.index}
+    return Fusion(proto, new, tuple(edits.units), tuple(edits.misses), edits.shapes, listed)
