@@ -27,6 +27,8 @@ _QUANTIZED = frozenset(
     )
 )
 
+_STORED = frozenset(("Const", "ReadVariableOp"))
+
 
 def paint_allow_list(canvas: Canvas) -> None:
     """Ops of the allow list go low: they are safe and worth the most."""
@@ -109,12 +111,68 @@ def paint_infer_after_allow(canvas: Canvas) -> None:
         candidates = [vertex for vertex in candidates if not low[vertex]]
 
 
-def flood_clear(canvas: Canvas) -> None:
-    """Clear ops joined to a converted op, either way, go low."""
+def paint_infer_after_clear(canvas: Canvas) -> None:
+    """Infer ops behind clear ops that went low follow, where that makes Casts fewer.
+
+    The other sweep comes before clear ops go low, so an op behind one, such as a Sigmoid behind a
+    Split or the sum of gradients that were reshaped, has stayed float32. It joins if at least as
+    many of its operands are low as are in float32, constants and weights not counted, and none is
+    denied. What then saves no Cast leaves again.
+    """
+    low, producers = canvas.low, canvas.edges.predecessors
+    before = bytes(low)
+    denied = np.frombuffer(bytes(canvas.denied), bool)
+    pending = canvas.where((canvas.listed == INFER) & canvas.eligible & ~denied)
+    joined = [0]
+    while joined:
+        pending = [v for v in pending if not low[v]]
+        joined = [v for v in pending if any(map(low.__getitem__, producers[v]))]
+        joined = [v for v in joined if _reads_mostly_low(canvas, v) and canvas.is_permitted(v)]
+        canvas.paint(joined, Reason.AFTER_ALLOW)
+        if joined:
+            flood_clear(canvas, joined)
+    new = np.frombuffer(bytes(low), np.uint8) > np.frombuffer(before, np.uint8)
+    pending = canvas.where(new)
+    while pending:
+        vertex = pending.pop()
+        if low[vertex] and _saved_casts(canvas, vertex) <= 0:
+            canvas.erase((vertex,), Reason.NO_ALLOW_NEAR)
+            neighbours = (*producers[vertex], *canvas.edges.successors[vertex])
+            pending.extend(v for v in neighbours if new[v])
+
+
+def _reads_mostly_low(canvas: Canvas, vertex: int) -> bool:
+    op_of, inputs = canvas.view.op_of, canvas.edges.predecessors[vertex]
+    makers = [v for v in inputs if op_of(v) not in _STORED]
+    low = sum(canvas.low[v] for v in makers)
+    return 0 < len(makers) <= 2 * low and not any(canvas.denied[v] for v in makers)
+
+
+def _saved_casts(canvas: Canvas, vertex: int) -> int:
+    """How many Casts there are fewer for a vertex being low, with the others as they are."""
+    low, edges = canvas.low, canvas.edges
+    readers = {low[v] for v in edges.successors[vertex]}
+    saved = (1 in readers) - (0 in readers)
+    for maker in edges.predecessors[vertex]:
+        if canvas.view.op_of(maker) in _STORED:
+            continue
+        others = {low[v] for v in edges.successors[maker] if v != vertex}
+        if 1 - low[maker] not in others:  # else the Cast is there in any case
+            saved += 1 if low[maker] else -1
+    return saved
+
+
+def flood_clear(canvas: Canvas, origins: list[int] | None = None) -> None:
+    """Clear ops joined to a converted op, either way, go low.
+
+    Args:
+        canvas: the painting.
+        origins: the converted vertices to start from; all where None.
+    """
     view = canvas.view
     denied = np.frombuffer(bytes(canvas.denied), bool)
     low = np.frombuffer(bytes(canvas.low), bool)
-    roots = canvas.where(low & canvas.eligible)
+    roots = canvas.where(low & canvas.eligible) if origins is None else origins
     enter = canvas.with_kernel((canvas.listed == CLEAR) & canvas.eligible & ~denied & ~low)
     for number in ref_variable_readers(view):
         first = view.base[number]

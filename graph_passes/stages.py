@@ -65,6 +65,8 @@ def paint(
     painting.paint_between_allow(canvas)
     painting.paint_infer_after_allow(canvas)
     painting.flood_clear(canvas)
+    if not config.parity:
+        painting.paint_infer_after_clear(canvas)
     painting.erase_unsupported(canvas)
     tensor_lists.match_cluster_colours(canvas, clusters)
     recurrences.match_loop_edges(canvas)

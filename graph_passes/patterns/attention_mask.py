@@ -60,17 +60,17 @@ class _Mask:
     bound: float
 
 
-def bound_masks(edits: GraphEdits, preserve: Collection[str]) -> None:
+def bound_masks(edits: GraphEdits, softmaxes: Collection[int], preserve: Collection[str]) -> None:
     """Puts numbers that float16 holds in the place of those in masks.
 
     Args:
         edits: receives the changes, the units and the near misses.
+        softmaxes: the Softmax nodes, by number.
         preserve: names of nodes that must stay as they are.
     """
     search = _MaskSearch(Matcher(edits.view), preserve)
-    for number, op_type in enumerate(edits.view.op_types):
-        if op_type is not None and op_type.name == "Softmax":
-            search.follow(number)
+    for number in softmaxes:
+        search.follow(number)
     bounded: dict[int, list[str]] = {}
     for mask in search.closed():
         node = edits.view.nodes[mask.reader]

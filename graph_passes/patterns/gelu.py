@@ -19,7 +19,8 @@ included. Here they do no harm:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -35,31 +36,47 @@ _INNER = 0.044715
 _OUTER = float(np.sqrt(2 / np.pi))
 
 
-def lower_gelus(edits: GraphEdits, preserve: Collection[str], *, clamp: bool) -> None:
-    """Lets the powers and exponentials of GELUs go low.
+def lower_tanh_gelus(
+    edits: GraphEdits, tanhs: Collection[int], preserve: Collection[str], *, clamp: bool
+) -> None:
+    """Lets the powers of GELUs go low.
 
     Args:
         edits: receives the changes, the units and the near misses.
+        tanhs: the Tanh nodes, by number.
         preserve: names of nodes that must stay as they are.
         clamp: whether powers could leave the range of the target dtype.
     """
-    m = Matcher(edits.view)
-    for number, op_type in enumerate(edits.view.op_types):
-        name = "" if op_type is None else op_type.name
-        found = False
+    matcher = Matcher(edits.view)
+    lower = functools.partial(_lower_powers, edits, matcher, preserve=preserve, clamp=clamp)
+    _attempt(edits, matcher, tanhs, lower)
+
+
+def lower_erf_gelus(edits: GraphEdits, erfs: Collection[int]) -> None:
+    """Lets the exponentials in gradients of GELUs go low.
+
+    Args:
+        edits: receives the lists, the units and the near misses.
+        erfs: the Erf and Erfc nodes, by number.
+    """
+    matcher = Matcher(edits.view)
+    _attempt(edits, matcher, erfs, functools.partial(_lower_exponential, edits, matcher))
+
+
+def _attempt(
+    edits: GraphEdits, m: Matcher, numbers: Collection[int], lower: Callable[[int], bool]
+) -> None:
+    for number in numbers:
+        name = m.node(number).name
         try:
-            if name == "Tanh":
-                found = _lower_powers(edits, m, number, preserve, clamp=clamp)
-            elif name in ("Erf", "Erfc"):
-                found = _lower_exponential(edits, m, number)
+            if lower(number):
+                edits.units.append(f"gelu: {name}")
         except NoMatchError as miss:
-            edits.misses.append(NearMiss(m.node(number).name, str(miss)))
-        if found:
-            edits.units.append(f"gelu: {m.node(number).name}")
+            edits.misses.append(NearMiss(name, str(miss)))
 
 
 def _lower_powers(
-    edits: GraphEdits, m: Matcher, tanh: int, preserve: Collection[str], *, clamp: bool
+    edits: GraphEdits, m: Matcher, tanh: int, *, preserve: Collection[str], clamp: bool
 ) -> bool:
     cube = _cube_in(m, tanh)
     if cube is None:

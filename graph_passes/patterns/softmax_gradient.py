@@ -36,20 +36,24 @@ _PASSES = (*SHAPERS, "Transpose", *_PRODUCTS, *_SELECTS, *_ADDS)
 
 
 def lower_softmax_gradients(
-    edits: GraphEdits, preserve: Collection[str], lists: OpLists, *, adds_up_in_float32: bool
+    edits: GraphEdits,
+    softmaxes: Collection[int],
+    preserve: Collection[str],
+    lists: OpLists,
+    *,
+    adds_up_in_float32: bool,
 ) -> None:
     """Lets the sums inside gradients of softmaxes go low.
 
     Args:
         edits: receives the changes, the units and the near misses.
+        softmaxes: the Softmax nodes, by number.
         preserve: names of nodes that must stay as they are.
         lists: the op lists in force.
         adds_up_in_float32: whether the kernel of Sum for the target dtype does.
     """
     search = _GradientSearch(edits, lists)
-    for number, op_type in enumerate(edits.view.op_types):
-        if op_type is None or op_type.name != "Softmax":
-            continue
+    for number in softmaxes:
         for total in search.sums_of(number):
             node = edits.view.nodes[total]
             if search.m.output(total) in edits.redirect:
@@ -80,7 +84,7 @@ class _GradientSearch:
         """The sums of something times the softmax that are subtracted from that something."""
         m = self.m
         own = m.output(softmax)
-        found = []
+        found: list[int] = []
         for product in m.readers(softmax):
             if m.op(product) != "Mul" or m.inputs(product).count(own) != 1:
                 continue

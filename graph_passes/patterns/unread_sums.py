@@ -9,43 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
+
 from graph_passes.patterns.edits import GraphEdits
 from graph_passes.patterns.matching import Matcher
 
-_REDUCTIONS = ("Sum", "Mean")
+REDUCTIONS = ("Sum", "Mean")
 
 
-def pass_unread_sums(edits: GraphEdits, preserve: Collection[str]) -> None:
+def pass_unread_sums(edits: GraphEdits, ends: Collection[int], preserve: Collection[str]) -> None:
     """Lets sums that nothing reads take whatever dtype comes.
 
     In a graph of which nobody has said what is fetched, everything may be.
 
     Args:
         edits: receives the lists and the units.
+        ends: the nodes that sum and the Reshapes, by number.
         preserve: names of nodes that are fetched or run.
     """
     view = edits.view
     if not (preserve or view.is_function):
         return
     matcher = Matcher(view)
-    for number, op_type in enumerate(view.op_types):
-        if op_type is None or op_type.name not in _REDUCTIONS:
-            continue
+    read = np.bincount(view.sources, minlength=len(view.dtypes)).astype(bool)
+    unread = {
+        number
+        for number in ends
+        if not read[view.base[number]] and view.nodes[number].name not in preserve
+    }
+    for end in sorted(unread):
+        number = matcher.maker(matcher.tensor(end, 0)) if matcher.op(end) == "Reshape" else end
         name = view.nodes[number].name
-        known = name in edits.listed or matcher.output(number) in edits.redirect
-        if known or not _is_unread(matcher, number, preserve):
-            continue
-        edits.listed[name] = "clear"
-        edits.units.append(f"unread-sum: {name}")
-
-
-def _is_unread(matcher: Matcher, number: int, preserve: Collection[str]) -> bool:
-    """Whether nothing reads a node, or only a Reshape that nothing reads."""
-    if matcher.node(number).name in preserve:
-        return False
-    return all(
-        matcher.op(reader) == "Reshape"
-        and matcher.node(reader).name not in preserve
-        and not matcher.readers(reader)
-        for reader in matcher.readers(number)
-    )
+        if (
+            matcher.op(number) in REDUCTIONS
+            and name not in preserve
+            and name not in edits.listed
+            and matcher.output(number) not in edits.redirect
+            and unread.issuperset(matcher.readers(number))
+        ):
+            edits.listed[name] = "clear"
+            edits.units.append(f"unread-sum: {name}")

@@ -21,10 +21,12 @@ f = MatMul(e, w)
 """
 
 
-def reasons(listed: dict[str, str]) -> dict[str, Reason | None]:
+def reasons(
+    listed: dict[str, str], text: str = TEXT, config: PrecisionConfig | None = None
+) -> dict[str, Reason | None]:
     """The reason of each float32 node, None for a converted one."""
-    view = view_graph(graph(TEXT))
-    canvas = paint(view, PrecisionConfig(device="GPU"), (), listed)
+    view = view_graph(graph(text))
+    canvas = paint(view, config or PrecisionConfig(device="GPU"), (), listed)
     floats = [vertex for vertex in range(1, len(view.dtypes)) if view.is_float[vertex]]
     return {
         view.node_of(v).name: None if canvas.low[v] else Reason(canvas.why[v] or Reason.UNLISTED)
@@ -53,3 +55,47 @@ def test_a_node_may_have_another_list_than_its_op(list_name: str) -> None:
 
 def test_a_relisted_node_may_be_denied() -> None:
     assert reasons({"b": "clear", "e": "deny"})["e"] is Reason.DENY_LIST
+
+
+BEHIND_CLEAR = """
+w = Const(0.5, [8, 8])
+v = Const(0.5, [16])
+x = Const(0.5, [4, 16])
+e = Exp(x)
+a = MatMul(w, w)
+b = MatMul(w, w)
+c = Reshape(a, [4, 16])
+d = Reshape(b, [4, 16])
+r = {joined}
+s = Reshape(r, [64])
+t = Exp(s)
+"""
+
+
+@pytest.mark.parametrize(
+    ("joined", "is_low"),
+    [
+        ("AddV2(c, d)", True),
+        ("AddN(c, d, x)", True),
+        ("AddN(c, d, e)", False),
+        ("BiasAdd(c, v)", False),
+        ("Mul(c, x)", False),
+    ],
+)
+def test_an_infer_op_behind_clear_ops_joins_where_that_saves_a_cast(joined, is_low) -> None:
+    text = BEHIND_CLEAR.format(joined=joined)
+    assert (reasons({}, text)["r"] is None) is is_low
+    parity = PrecisionConfig(device="GPU", parity=True)
+    assert reasons({}, text, parity)["r"] is not None
+
+
+def test_a_chain_that_only_moves_a_cast_leaves_as_a_whole() -> None:
+    text = BEHIND_CLEAR.format(joined="BiasAdd(c, v)").replace("Exp(s)", "Mul(s, 2.0)")
+    found = reasons({}, text + "u = Reshape(t, [64])\nz = Exp(u)")
+    assert [found[node] for node in "rst"] == [Reason.NO_ALLOW_NEAR] * 3
+
+
+def test_a_chain_on_the_way_to_a_converted_op_joins_as_a_whole() -> None:
+    text = BEHIND_CLEAR.format(joined="Sigmoid(c)").replace("Exp(s)", "Mul(s, s)")
+    low = reasons({}, text + "u = Reshape(t, [8, 8])\nz = AddV2(u, a)")
+    assert [low[node] for node in "rstuz"] == [None] * 5
