@@ -46,7 +46,7 @@ class _Replacement(Protocol):
 
     def pays(self, number: int, tensor: str) -> bool: ...
 
-    def add(self, node: node_def_pb2.NodeDef, tensor: str, shape: Shape | None) -> str: ...
+    def add(self, node: node_def_pb2.NodeDef, tensor: str, shape: Shape) -> str: ...
 
 
 def use_bias_gradients(edits: GraphEdits, preserve: Collection[str]) -> None:
@@ -78,8 +78,9 @@ def multiply_by_ones(edits: GraphEdits, preserve: Collection[str], products: Low
         if not is_last or not view.is_float[view.base[number]] or node.name in preserve:
             continue
         tensor = node.input[0]
-        if ones.pays(number, tensor):
-            made = ones.add(node, tensor, view.shape(tensor))
+        shape = view.shape(tensor)
+        if shape is not None and ones.pays(number, tensor):
+            made = ones.add(node, tensor, shape)
             edits.redirect[edits.output(node.name, "BiasAddGrad")] = made
             edits.units.append(f"{ones.rule}: {node.name}")
     _replace_sums(edits, preserve, ones)
@@ -93,10 +94,9 @@ class _BiasGradient:
     def pays(self, number: int, tensor: str) -> bool:
         return True
 
-    def add(self, node: node_def_pb2.NodeDef, tensor: str, shape: Shape | None) -> str:
+    def add(self, node: node_def_pb2.NodeDef, tensor: str, shape: Shape) -> str:
         name, inputs = f"{node.name}/BiasAddGrad", (tensor, *control_inputs(node))
-        channels = shape[-1] if shape else None
-        made = self.edits.add("BiasAddGrad", name, inputs, node.device, {"T": FLOAT}, [(channels,)])
+        made = self.edits.add("BiasAddGrad", name, inputs, node.device, {"T": FLOAT}, [shape[-1:]])
         made.attr["data_format"].s = b"NHWC"
         return self.edits.output(name, "BiasAddGrad")
 
