@@ -1,0 +1,43 @@
+"""Sizes of work, worked out from static shapes of which a dimension may be unknown."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from graph_passes.costs import BROADCAST, Curve, OpCost
+from graph_passes.view import view_graph
+from graph_passes.work_sizes import UNKNOWN_DIMENSION, WorkSizes
+from tf_amp.hosts.function_shapes import static_shapes
+
+FLOPS = OpCost("flops", Curve((1,), (1.0,)), Curve((1,), (1.0,)))
+
+
+def sizes_of(function, *shapes):
+    """The sizes of a function's graph, and the numbers of its nodes by name."""
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+    view = view_graph(graph.as_graph_def(), static_shapes(graph))
+    return WorkSizes(view), view.index
+
+
+@pytest.mark.parametrize(("batch", "counted"), [(5, 5), (None, UNKNOWN_DIMENSION)])
+def test_an_axis_made_of_several_counts_for_all_of_them(batch, counted):
+    def merge(x: tf.Tensor) -> tf.Tensor:
+        rows = tf.reshape(x, [-1, 4], name="rows")
+        return tf.matmul(rows, rows, transpose_a=True, name="product")
+
+    sizes, index = sizes_of(merge, (batch, 6, 7, 4))
+    assert sizes.elements("rows") == counted * 6 * 7 * 4
+    assert sizes.size(index["product"], FLOPS) == 2 * 4 * 4 * counted * 6 * 7
+
+
+def test_a_shape_of_unknown_rank_has_no_size():
+    sizes, _ = sizes_of(lambda x: tf.nn.relu(x, name="y"), None)
+    assert sizes.elements("y") is None
+
+
+@pytest.mark.parametrize(("other", "variant"), [((8,), BROADCAST), ((3, 8), "")])
+def test_reading_a_smaller_tensor_is_a_variant(other, variant):
+    sizes, index = sizes_of(lambda x, y: tf.add(x, y, name="z"), (3, 8), other)
+    assert sizes.variant(index["z"]) == variant
