@@ -85,7 +85,7 @@ def find_units(
     if config.has_rule("ones-product") and ones_products_pay(config, lists):
         ineligible = find_ineligible(view, preserve, config)
         multiply_by_ones(edits, kept, LowProducts(view, lists, support, ineligible))
-    lower_bounded_values(edits, kept, config, lists, ops)
+    lower_bounded_values(edits, kept, config, lists)
     norms = [rule for rule in (CENTRED, UNCENTRED) if config.has_rule(rule)]
     if norms and "Rsqrt" in ops:
         keep_norms_inside(edits, norms)
