@@ -52,8 +52,7 @@ class Canvas:
         self.support = support
         self.target = target
         vertices = len(view.dtypes)
-        codes = {op: LIST_NAMES.index(row.list_name) + 1 for op, row in lists.entries.items()}
-        self.listed = view.per_slot(functools.partial(_list_codes, codes), np.uint8)
+        self.listed = view.per_slot(functools.partial(_list_codes, lists), np.uint8)
         # A node that runs a function must agree with the function's signature, which is float32.
         bound = view.per_slot(_is_bound, bool)
         allowed = np.ones(len(view.nodes) + 1, bool)
@@ -92,6 +91,10 @@ class Canvas:
     def connect(self, implicit_edges: list[tuple[int, int]]) -> None:
         """Makes the edge tables, with implicit edges between the ends of tensor lists."""
         self.edges = self.view.adjacency(FLOAT, implicit_edges)
+
+    def disconnect(self) -> None:
+        """Drops the edge tables, which nothing but painting needs."""
+        del self.edges
 
     def where(self, mask: np.ndarray) -> list[int]:
         """The vertices of a mask, in order."""
@@ -154,9 +157,10 @@ class Canvas:
         return op_type is not None and op_type.allows(self.view.slot_of(vertex), self.target)
 
 
-def _list_codes(codes: Mapping[str, int], kind: Kind) -> list[int]:
+def _list_codes(lists: OpLists, kind: Kind) -> list[int]:
     """For each slot of a kind the code of the list that it is on."""
-    code = 0 if kind.op_type is None else codes.get(kind.op_type.name, 0)
+    entry = None if kind.op_type is None else lists.entries.get(kind.op_type.name)
+    code = 0 if entry is None else LIST_NAMES.index(entry.list_name) + 1
     if kind.is_joined_call:  # its functions change with it
         code = code or CLEAR
     return [code if dtype == FLOAT else 0 for dtype in kind.dtypes]

@@ -33,11 +33,15 @@ def is_out_of_range(tensor: tensor_pb2.TensorProto) -> bool:
         size = abs(tensor.float_val[0])
         return LARGEST < size < math.inf or 0 < size < SMALLEST
     stored = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
-    sizes = np.abs(stored)
-    finite = sizes[np.isfinite(sizes)]
-    if finite.size and finite.max() > LARGEST:
+    largest = max(abs(stored.max(initial=0.0)), abs(stored.min(initial=0.0)))
+    if not math.isfinite(largest):
+        largest = np.abs(stored[np.isfinite(stored)]).max(initial=0.0)
+    if largest > LARGEST:
         return True
-    return sizes.size <= SMALL_TENSOR and bool(((finite > 0) & (finite < SMALLEST)).any())
+    if stored.size > SMALL_TENSOR:
+        return False
+    sizes = np.abs(stored)
+    return bool(((sizes > 0) & (sizes < SMALLEST)).any())
 
 
 def _is_float_constant(kind: Kind) -> bool:

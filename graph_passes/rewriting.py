@@ -85,11 +85,11 @@ def rewrite_graph_def(
     main = _rewrite_with_calls(graph_def, config, preserve, library.get, shapes)
     if main.failure is not None:
         return main
-    new = graph_pb2.GraphDef()
-    new.CopyFrom(main.proto)  # type: ignore[arg-type]
+    new: graph_pb2.GraphDef = main.proto  # type: ignore[assignment]
+    changed = main.changed  # until then it is the caller's own
     extra = {function.signature.name: function for function in main.extra_functions}
-    new.library.function.extend(main.extra_functions)
-    changed = main.changed
+    if changed:
+        new.library.function.extend(main.extra_functions)
     reachable = reachable_functions(new)
     for position, function in enumerate(graph_def.library.function):
         if function.signature.name not in reachable or not function.node_def:
@@ -98,7 +98,8 @@ def rewrite_graph_def(
         if result.failure is not None:
             return dataclasses.replace(result, proto=graph_def)
         if result.changed:
-            changed = True
+            if not changed:
+                new, changed = main.copy(), True  # type: ignore[assignment]
             new.library.function[position].CopyFrom(result.proto)  # type: ignore[arg-type]
             extra.update({added.signature.name: added for added in result.extra_functions})
     if not changed:

@@ -75,6 +75,7 @@ def paint(
     painting.match_existing_casts(canvas)
     if config.has_rule("constant-folding"):
         paint_constants(canvas)
+    canvas.disconnect()
     return canvas
 
 
