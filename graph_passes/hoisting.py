@@ -14,6 +14,7 @@ from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 
 from graph_passes.call_graph import Call, Region
 from graph_passes.calls import called_functions
+from graph_passes.loop_variables import add_to_functions, add_to_loop, free_name, names_in
 
 _READ = "ReadVariableOp"
 # Ops that take a resource and change no float32 variable.
@@ -81,12 +82,12 @@ def _hoist_from(call: Call, editor: _CallerEditor, target: int) -> int:
     if not found:
         return 0
     editor.open(call.node)
-    taken = _names(body) | _names(cond)
+    taken = names_in(body) | names_in(cond)
     replaced: dict[str, str] = {}
     for source in found:
-        name = _free("hoisted_cast", taken)
+        name = free_name("hoisted_cast", taken)
         taken |= {name, f"{name}_out"}
-        _enter(body, cond, name, target)
+        add_to_functions(body, cond, name, target)
         editor.pass_to_loop(editor.add(source))
         replaced.update((cast, name) for cast in source.casts)
     _replace(body, replaced)
@@ -158,29 +159,6 @@ def may_write_variable(call: Call) -> bool:
     return False
 
 
-def _names(function: function_pb2.FunctionDef) -> set[str]:
-    signature = function.signature
-    names = {arg.name for arg in (*signature.input_arg, *signature.output_arg)}
-    return names | {node.name for node in function.node_def}
-
-
-def _free(name: str, taken: set[str]) -> str:
-    count = 0
-    while f"{name}_{count}" in taken:
-        count += 1
-    return f"{name}_{count}"
-
-
-def _enter(
-    body: function_pb2.FunctionDef, cond: function_pb2.FunctionDef, name: str, target: int
-) -> None:
-    """Adds a loop variable that no round changes."""
-    for function in (body, cond):
-        function.signature.input_arg.add(name=name, type=target)
-    body.signature.output_arg.add(name=f"{name}_out", type=target)
-    body.ret[f"{name}_out"] = name
-
-
 def _replace(function: function_pb2.FunctionDef, arguments: Mapping[str, str]) -> None:
     """Lets the readers of casts read arguments, and removes the casts."""
     kept = []
@@ -212,7 +190,7 @@ class _CallerEditor:
         self._waiting = {node.name for node in caller.nodes if node.input}
         self._taken = set(self._by_name)
         if self._in_function:
-            self._taken.update(_names(caller.proto))  # type: ignore[arg-type]
+            self._taken.update(names_in(caller.proto))  # type: ignore[arg-type]
         self._loop = node_def_pb2.NodeDef()
 
     def open(self, loop: str) -> None:
@@ -242,7 +220,7 @@ class _CallerEditor:
         node.CopyFrom(template)
         del node.input[:]
         own = template.name.rpartition("/")[2]
-        node.name = _free(f"{self._loop.name}/hoisted/{own}", self._taken)
+        node.name = free_name(f"{self._loop.name}/hoisted/{own}", self._taken)
         self._taken.add(node.name)
         return node
 
@@ -260,9 +238,4 @@ class _CallerEditor:
 
     def pass_to_loop(self, tensor: str) -> None:
         """Gives the loop one more loop variable."""
-        loop = self._loop
-        dtypes = loop.attr["T"].list.type
-        loop.input.insert(len(dtypes), tensor)
-        dtypes.append(self._target)
-        if "output_shapes" in loop.attr and loop.attr["output_shapes"].list.shape:
-            loop.attr["output_shapes"].list.shape.add(unknown_rank=True)
+        add_to_loop(self._loop, tensor, self._target)
