@@ -72,11 +72,10 @@ def find_batch_norms(
     """
     found, misses = [], []
     matcher = Matcher(view)
-    for number, op_type in enumerate(view.op_types):
-        if op_type is None or op_type.name != "Rsqrt":
-            continue
+    for number in view.of_op("Rsqrt"):
+        search = _ForwardSearch(matcher, number, preserve)
         try:
-            unit = _ForwardSearch(matcher, number, preserve).match()
+            unit = search.match()
         except NoMatchError as miss:
             misses.append(NearMiss(view.nodes[number].name, str(miss)))
         else:

@@ -34,8 +34,8 @@ def keep_norms_inside(edits: GraphEdits, rules: Collection[str]) -> None:
     """
     view = edits.view
     matcher = Matcher(view)
-    for number, op_type in enumerate(view.op_types):
-        if op_type is None or op_type.name != "Rsqrt" or view.nodes[number].name in edits.listed:
+    for number in view.of_op("Rsqrt"):
+        if view.nodes[number].name in edits.listed:
             continue
         try:
             norm = find_norm(matcher, number)

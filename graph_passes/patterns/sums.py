@@ -20,10 +20,8 @@ def float_sums(edits: GraphEdits) -> list[int]:
     view = edits.view
     return [
         number
-        for number, op_type in enumerate(view.op_types)
-        if op_type is not None
-        and op_type.name == "Sum"
-        and view.is_float[view.base[number]]
+        for number in view.of_op("Sum")
+        if view.is_float[view.base[number]]
         and edits.output(view.nodes[number].name, "Sum") not in edits.redirect
     ]
 
