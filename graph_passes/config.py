@@ -133,6 +133,7 @@ RULES: dict[str, str] = {
     "function-signatures": "functions are planned with their callers and may take and give the "
     "target dtype",
     "loop-hoisting": "casts of what a loop does not change move out of the loop",
+    "loop-gradient-sums": "sums of weight gradients over the rounds of a loop become one product",
     "batch-norm": "a batch normalization written in primitives becomes one fused op",
     "idle-sum": "a sum over the axes that broadcasting added is left out where it added none",
     "weight-gradient": "the sum over a batch of matrix products becomes one matrix product",
@@ -146,6 +147,7 @@ RULES: dict[str, str] = {
     "layer-norm": "a layer or group normalization takes and gives the target dtype",
     "rms-norm": "a root-mean-square normalization takes and gives the target dtype",
     "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",
+    "loss": "what a scalar loss or metric is reduced from is computed in float32",
     "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
     "cost": "what is slower in the target dtype on this device stays float32",
 }

@@ -18,6 +18,7 @@ from graph_passes.constant_folding import paint_constants
 from graph_passes.constants import deny_out_of_range
 from graph_passes.eligibility import find_ineligible
 from graph_passes.kernels import kernel_support
+from graph_passes.losses import keep_losses
 from graph_passes.op_lists import OpLists, load_op_lists
 from graph_passes.patterns.units import Fusion, find_units
 from graph_passes.planning import Plan, make_plan
@@ -53,6 +54,8 @@ def paint(
     canvas.deny(unsafe, Reason.UNSAFE_CLUSTER)
     if config.has_rule("variable-update"):
         protect_variable_updates(canvas)
+    if config.has_rule("loss"):
+        keep_losses(canvas)
     if config.has_rule("bounded-rsqrt"):
         release_bounded_rsqrts(canvas)
     out_of_range: list[int] = []
