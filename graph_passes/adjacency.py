@@ -39,7 +39,7 @@ class Adjacency:
     def reach(
         self,
         roots: Sequence[int],
-        enter: Callable[[int], object] | Sequence[int],
+        enter: Callable[[int], object] | bytes | bytearray,
         *,
         forward: bool = False,
         backward: bool = False,
@@ -49,7 +49,8 @@ class Adjacency:
 
         Args:
             roots: where the paths start.
-            enter: for each vertex whether a path may go through it; roots need no leave.
+            enter: for each vertex whether a path may go through it, as one byte each or as a
+                function; roots need no leave.
             forward: follow edges to readers.
             backward: follow edges to producers.
             parents: where given, receives for each vertex reached the one before it on a path.
@@ -58,7 +59,7 @@ class Adjacency:
             One byte a vertex, 1 where it is reached.
         """
         vertices = len(self.successors.starts) - 1
-        still_open = bytearray(map(bool, map(enter, range(vertices)) if callable(enter) else enter))
+        still_open = bytearray(map(bool, map(enter, range(vertices))) if callable(enter) else enter)
         tables = [self.successors] * forward + [self.predecessors] * backward
         flat = [(table.starts, table.flat) for table in tables]
         reached = bytearray(vertices)

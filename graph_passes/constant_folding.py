@@ -21,9 +21,10 @@ def paint_constants(canvas: Canvas) -> None:
     A reader on the clear list that nothing reads in turn, as frozen graphs have them, follows.
     """
     view, low = canvas.view, canvas.low
+    eligible = (view.is_float & canvas.eligible).tobytes()
     for number in view.of_op("Const"):
         made = view.base[number]
-        if not view.is_float[made] or not canvas.eligible[made]:
+        if not eligible[made]:
             continue
         readers = view.readers(made)
         float32 = [reader for reader in readers if not low[reader]]

@@ -55,13 +55,10 @@ def deny_out_of_range(canvas: Canvas) -> list[int]:
         The vertices denied, from which the colour then flows forward.
     """
     view = canvas.view
+    could_go_low = ((canvas.listed > 0) & canvas.eligible).tobytes()
     roots: list[int] = []
     for number in view.of_kind(_is_float_constant):
-        readers = [
-            vertex
-            for vertex in view.readers(view.base[number])
-            if canvas.listed[vertex] and canvas.eligible[vertex]
-        ]
+        readers = [v for v in view.readers(view.base[number]) if could_go_low[v]]
         value = view.nodes[number].attr.get("value")  # [] would write to a map that lacks it
         if readers and value is not None and is_out_of_range(value.tensor):
             roots.extend(readers)
