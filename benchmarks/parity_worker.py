@@ -21,11 +21,12 @@ def train(request: Message, variant: str) -> Message:
         The loss of every step, the accuracy on held-out data, and the evidence of what ran.
 
     Raises:
-        RuntimeError: AMP says that optimizers are given a loss scale, and this one has none.
+        RuntimeError: AMP is on and has converted nothing, or says that optimizers are given a loss
+            scale, and this one has none.
     """
     from function_evidence import low_precision_ops
 
-    task = make_task(request["task"], request["seed"])
+    task = make_task(request["task"], request["seed"], request["steps"])
     rng = np.random.default_rng(request["seed"])
     losses = []
     for _ in range(request["steps"]):
@@ -42,6 +43,11 @@ def train(request: Message, variant: str) -> Message:
     }
     if variant == "tf_amp":
         status = amp_status()
+        if not math_ops.get(status["target_dtype"]):
+            raise RuntimeError(
+                f"AMP is on for {status['target_dtype']}, but all matrix products and convolutions "
+                f"ran in another dtype: {math_ops}. The run would compare float32 with itself."
+            )
         wanted = "target_dtype nodes_converted casts graphs_rewritten graphs_failed loss_scaling"
         answer["amp"] = {key: status[key] for key in (*wanted.split(), "loss_scale")}
         if status["loss_scaling"] and not status["loss_scale"].get("managers"):
