@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from graph_text import graph
+from hypothesis import given
+from hypothesis import strategies as st
+from random_graphs import RandomGraph, random_graphs
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from graph_passes.indexing import InvalidGraphError, NodeIndex
+from graph_passes.view import GraphView, view_graph
+
+
+def index_of(graph_def: graph_pb2.GraphDef) -> NodeIndex:
+    index = NodeIndex({})
+    index.extend(graph_def.node)
+    return index
+
+
+def test_what_nodes_read() -> None:
+    index = index_of(
+        graph(
+            "x = Const(0.5, [4])\nparts = Split(0, x, num_split=2)\ny = AddV2(parts[1], parts[0])"
+        )
+    )
+    split, total = index.numbers["parts"], index.numbers["y"]
+    first, end = index.starts[total], index.starts[total + 1]
+    other, whole = index.makers[first:end]
+    assert whole == split
+    assert list(index.references)[~other] == "parts:1"
+    assert index.split("parts:1") == ("parts", 1)
+    assert index.name(total) == "y"
+    assert index.kind(total).op == "AddV2"
+
+
+def test_nodes_that_are_read_before_they_are_met() -> None:
+    graph_def = graph("x = Const(0.5, [4])\ny = Relu(x)\nz = Tanh(y)")
+    backwards = graph_pb2.GraphDef(node=reversed(graph_def.node))
+    view = view_graph(backwards)
+    assert [view.node_of(v).name for v in view.producers(view.index["z"])] == ["y"]
+    assert list(index_of(backwards).references) == ["y", "x"]
+
+
+def test_devices_and_control_inputs_are_kept_apart() -> None:
+    graph_def = graph(
+        """
+        x = Const(0.5, [4]) @ '/device:CPU:0'
+        y = Relu(x)
+        z = Tanh(y, after=[x]) @ '/device:CPU:0'
+        """
+    )
+    view = view_graph(graph_def)
+    assert view.devices == {"/device:CPU:0": [0, 2]}
+    assert view.control_readers == {"x": [2]}
+    assert view.control_ends == {2}
+
+
+def assert_same(found: GraphView, expected: GraphView) -> None:
+    """Two views of the same nodes say the same of them, whatever their kinds' numbers are."""
+    assert found.index == expected.index
+    for attribute in ("base", "dtypes", "vertex_nodes", "edge_starts", "sources", "targets"):
+        np.testing.assert_array_equal(
+            getattr(found, attribute), getattr(expected, attribute), err_msg=attribute
+        )
+    assert found.control_readers == expected.control_readers
+    assert {device: n for device, n in found.devices.items() if n} == expected.devices
+    assert [found.kind(n).dtypes for n in range(len(found.nodes))] == [
+        expected.kind(n).dtypes for n in range(len(expected.nodes))
+    ]
+
+
+@given(random_graphs(), st.integers(0, 1000))
+def test_an_edited_view_is_that_of_the_edited_graph(made: RandomGraph, seed: int) -> None:
+    """Some nodes that nothing reads go, some read another tensor of their dtype, some are new."""
+    graph_def, chance = made.graph_def, random.Random(seed)
+    view = view_graph(graph_def)
+    read = {view.split(name.lstrip("^"))[0] for node in graph_def.node for name in node.input}
+    alive = [node.name in read or chance.random() < 0.5 for node in graph_def.node]
+    changed = {}
+    for number, node in enumerate(graph_def.node):
+        if alive[number] and node.op == "Relu" and chance.random() < 0.5:
+            changed[number] = node_def_pb2.NodeDef()
+            changed[number].CopyFrom(node)
+            changed[number].op = "Tanh"
+    nodes = [changed.get(n, node) for n, node in enumerate(graph_def.node) if alive[n]]
+    nodes.append(graph("new = Const(0.5, [2])").node[0])
+    nodes.append(graph("new = Const(0.5, [2])\nlast = Relu(new, after=[new])").node[1])
+    moved = np.where(alive, np.cumsum(alive) - 1, -1).astype(np.int32)
+    anew = sorted({*(int(moved[n]) for n in changed), len(nodes) - 2, len(nodes) - 1})
+    expected = graph_pb2.GraphDef(node=nodes)
+    assert_same(view.edited(nodes, moved, anew, {}), view_graph(expected))
+
+
+def test_an_edit_must_not_leave_a_reader_without_its_tensor() -> None:
+    graph_def = graph("x = Const(0.5, [4])\ny = Relu(x)\nz = Tanh(y)")
+    view = view_graph(graph_def)
+    kept = [graph_def.node[0], graph_def.node[2]]
+    with pytest.raises(InvalidGraphError, match="one that is gone"):
+        view.edited(kept, np.array([0, -1, 1], np.int32), [], {})
+    graph_def.node[1].name = "x"
+    with pytest.raises(InvalidGraphError, match="the same name"):
+        view.edited(list(graph_def.node), np.array([0, 1, 2], np.int32), [1], {})

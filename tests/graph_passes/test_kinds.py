@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from graph_text import graph
+from tensorflow.core.framework import types_pb2
+
+from graph_passes.kinds import KindTable
+
+FLOAT, INT32, HALF = types_pb2.DT_FLOAT, types_pb2.DT_INT32, types_pb2.DT_HALF
+
+
+def test_nodes_that_differ_in_a_dtype_or_in_their_ports_are_of_different_kinds() -> None:
+    nodes = graph(
+        """
+        x = Const(0.5, [4, 4])
+        a = Relu(x)
+        b = Relu(a)
+        half = Cast(x, DstT=float16)
+        c = Relu(half)
+        two = AddN(x, a)
+        three = AddN(x, a, b)
+        """
+    ).node
+    table = KindTable({})
+    kinds = {node.name: table.kind_of(node) for node in nodes}
+    assert kinds["a"] is kinds["b"]
+    assert kinds["a"] is not kinds["c"]
+    assert (kinds["a"].dtypes, kinds["c"].dtypes) == ((FLOAT,), (HALF,))
+    assert kinds["half"].dtypes == (FLOAT, HALF)
+    assert [len(kinds[name].layout.in_slots) for name in ("two", "three")] == [2, 3]
+    assert table.kinds == list(dict.fromkeys(kinds.values()))
+
+
+def test_an_attr_that_is_left_out_has_its_default() -> None:
+    nodes = graph("x = Const(0.5, [4])\nn = Shape(x)\nm = Shape(x, out_type=int64)").node
+    table = KindTable({})
+    del nodes[1].attr["out_type"]
+    assert table.kind_of(nodes[1]).dtypes == (FLOAT, INT32)
+    assert table.kind_of(nodes[2]).dtypes == (FLOAT, types_pb2.DT_INT64)
+
+
+def test_lists_of_dtypes_are_part_of_the_kind() -> None:
+    nodes = graph(
+        "x = Const(0.5, [4])\nn = Const(1, [4])\na = IdentityN(x, n)\nb = IdentityN(n, x)"
+    ).node
+    table = KindTable({})
+    kinds = [table.kind_of(node) for node in nodes[2:]]
+    assert [kind.dtypes for kind in kinds] == [(FLOAT, INT32), (INT32, FLOAT)]
+    assert [str(slot) for slot in kinds[0].layout.slots] == ["T[0]", "T[1]"]
+
+
+def test_functions_come_before_registered_ops_and_unknown_ops_have_no_ports() -> None:
+    graph_def = graph(
+        """
+        def Relu(a: float32, b: int32):
+            return a
+
+        x = Const(0.5, [4])
+        n = Const(1, [4])
+        y = Relu(x, n)
+        """
+    )
+    node = graph_def.node[-1]
+    signature = graph_def.library.function[0].signature
+    assert KindTable({"Relu": signature}).kind_of(node).dtypes == (FLOAT, INT32)
+    node.op = "OpOfSomeLibrary"
+    unknown = KindTable({}).kind_of(node)
+    assert (unknown.op_type, unknown.dtypes, unknown.layout.in_slots) == (None, (), ())
+    assert not unknown.is_joined_call
