@@ -24,7 +24,7 @@ _ARITHMETIC = frozenset((*ADDS, *_JOINS_X, "Neg"))
 _SQUARES = ("Square", "Mul", "Pow")
 _STORED = ("ReadVariableOp", "VariableV2", "Const")
 _GIVEN = ("_Arg", "Placeholder")
-_DEEPEST_PARAMETER = 5
+_DEEPEST_PARAMETER = 3
 _MOST_NODES = 40
 """More nodes than a forward half has in any form."""
 
@@ -186,17 +186,17 @@ class _Growth:
                 pending.append(reader)
                 if len(self._reached) > _MOST_NODES:
                     raise NoMatchError("the statistics reach too many nodes")
-                if any(self._m.maker(t) in self._scaled for t in self._m.inputs(reader)):
+                if not self._scaled.isdisjoint(self._m.makers(reader)):
                     self._scaled.add(reader)
 
     def _belongs(self, number: int) -> bool:
         m, op = self._m, self._m.op(number)
-        inputs = m.inputs(number)
         if op in SHAPERS:
-            return m.maker(inputs[0]) in self._reached
+            return m.makers(number)[0] in self._reached
         if op not in _ARITHMETIC:
             return False
-        others = [tensor for tensor in inputs if m.maker(tensor) not in self._reached]
+        made = zip(m.inputs(number), m.makers(number), strict=True)
+        others = [tensor for tensor, maker in made if maker not in self._reached]
         if not others or (others == [self._statistics.x] and op in _JOINS_X):
             return True
         return len(others) == 1 and self._takes_parameter(op, others[0])
@@ -226,8 +226,7 @@ class _Growth:
     def _back_from(self, output: int) -> frozenset[int]:
         nodes, pending = {output}, [output]
         while pending:
-            for tensor in self._m.inputs(pending.pop()):
-                maker = self._m.maker(tensor)
+            for maker in self._m.makers(pending.pop()):
                 if maker in self._reached and maker not in nodes:
                     nodes.add(maker)
                     pending.append(maker)

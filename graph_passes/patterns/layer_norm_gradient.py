@@ -27,7 +27,7 @@ _UNBROADCAST = ("Reshape", "Sum")
 _MOST_NODES = 200
 """More nodes than a gradient has in any form."""
 _LONGEST_CHAIN = 16
-_DEEPEST_REBUILT = 3
+_DEEPEST_REBUILT = 2
 _MOST_ENTRIES = 8
 
 
@@ -62,6 +62,7 @@ class _GradientSearch:
     def __init__(self, matcher: Matcher, norm: Norm) -> None:
         self._m = matcher
         self._norm = norm
+        self._is_parameter: dict[str, bool] = {}
 
     def find(self) -> NormGradient | None:
         m, norm = self._m, self._norm
@@ -152,7 +153,7 @@ class _GradientSearch:
     def _back_from(self, end: int, reached: Collection[int]) -> set[int]:
         nodes, pending = {end}, [end]
         while pending:
-            for maker in self._makers(pending.pop()):
+            for maker in self._m.makers(pending.pop()):
                 if maker in reached and maker not in nodes:
                     nodes.add(maker)
                     pending.append(maker)
@@ -179,7 +180,7 @@ class _GradientSearch:
         inside: set[int] = set()
         entries: dict[str, None] = {}
         for number in sorted(nodes):
-            own = [t for t in m.inputs(number) if number != dx_sum or t in terms]
+            own = m.inputs(number) if number != dx_sum else terms
             self._enter(own, nodes, inside, entries)
         while len(entries) > 1:
             last = max(entries, key=m.maker)  # what is made of dy comes after it
@@ -224,9 +225,11 @@ class _GradientSearch:
         """The nodes that make a tensor from x, parameters and constants; None for another one."""
         m = self._m
         maker = m.maker(tensor)
-        if tensor == self._norm.x or m.op(maker) in ("Const", "Cast") or is_parameter(m, tensor):
+        if tensor == self._norm.x or maker in self._norm.nodes or m.op(maker) in ("Const", "Cast"):
             return set()
-        if maker in self._norm.nodes:
+        if tensor not in self._is_parameter:
+            self._is_parameter[tensor] = is_parameter(m, tensor)
+        if self._is_parameter[tensor]:
             return set()
         if depth == _DEEPEST_REBUILT or m.op(maker) not in _ARITHMETIC:
             return None
@@ -238,9 +241,6 @@ class _GradientSearch:
                     return None
                 found |= more
         return found
-
-    def _makers(self, number: int) -> list[int]:
-        return [self._m.maker(tensor) for tensor in self._m.inputs(number)]
 
     def _is_float(self, number: int) -> bool:
         """Whether the first output of a node is float32."""

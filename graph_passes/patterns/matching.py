@@ -22,6 +22,12 @@ class Matcher:
 
     def __init__(self, view: GraphView) -> None:
         self.view = view
+        self._inputs: dict[int, list[str]] = {}
+        self._readers: dict[int, list[int]] = {}
+        self._makers: dict[str, int] = {}
+        self._makers_of: dict[int, list[int]] = {}
+        self._constants: dict[int, np.ndarray] = {}
+        self._ops = [kind.op for kind in view.kinds]
 
     def node(self, number: int) -> node_def_pb2.NodeDef:
         """A node by its number."""
@@ -29,7 +35,7 @@ class Matcher:
 
     def op(self, number: int) -> str:
         """A node's op type."""
-        return self.view.kind(number).op
+        return self._ops[self.view.kind_of[number]]
 
     def tensor(self, number: int, port: int) -> str:
         """The tensor that a node reads at a port."""
@@ -37,11 +43,25 @@ class Matcher:
 
     def maker(self, tensor: str) -> int:
         """The node that makes a tensor."""
-        return self.view.index[self.view.split(tensor)[0]]
+        found = self._makers.get(tensor)
+        if found is None:
+            found = self._makers[tensor] = self.view.index[self.view.split(tensor)[0]]
+        return found
 
     def inputs(self, number: int) -> list[str]:
         """The tensors that a node reads, control inputs left out."""
-        return [name for name in self.view.nodes[number].input if not name.startswith("^")]
+        found = self._inputs.get(number)
+        if found is None:
+            names = self.view.nodes[number].input
+            found = self._inputs[number] = [name for name in names if name[0] != "^"]
+        return found
+
+    def makers(self, number: int) -> list[int]:
+        """The nodes that make the tensors that a node reads, by port."""
+        found = self._makers_of.get(number)
+        if found is None:
+            found = self._makers_of[number] = [self.maker(t) for t in self.inputs(number)]
+        return found
 
     def output(self, number: int) -> str:
         """The first tensor that a node makes, as its readers write it."""
@@ -53,7 +73,10 @@ class Matcher:
 
     def readers(self, number: int) -> list[int]:
         """The nodes that read an output of a node, in order."""
-        return sorted(self.view.reading_nodes(number))
+        found = self._readers.get(number)
+        if found is None:
+            found = self._readers[number] = sorted(self.view.reading_nodes(number))
+        return found
 
     def reads(self, number: int, tensor: str) -> bool:
         """Whether a node reads a tensor."""
@@ -95,4 +118,8 @@ class Matcher:
             NoMatchError: the tensor is not a constant.
         """
         number = self.expect(self.maker(tensor), "Const")
-        return tensor_util.MakeNdarray(self.node(number).attr["value"].tensor)
+        found = self._constants.get(number)
+        if found is None:
+            value = self.node(number).attr["value"].tensor
+            found = self._constants[number] = tensor_util.MakeNdarray(value)
+        return found

@@ -9,17 +9,21 @@ from collections.abc import Collection, Mapping
 from graph_passes.config import PrecisionConfig
 from graph_passes.copying import Proto, copy_graph
 from graph_passes.eligibility import find_ineligible, node_name
-from graph_passes.kernels import kernel_support
+from graph_passes.kernels import KernelSupport, kernel_support
 from graph_passes.op_lists import load_op_lists
 from graph_passes.patterns.batch_norm_inference import fuse_stored_batch_norms
 from graph_passes.patterns.bias_sums import multiply_by_ones, use_bias_gradients
 from graph_passes.patterns.bounded_values import lower_bounded_values
 from graph_passes.patterns.broadcast_sums import leave_out_idle_sums
 from graph_passes.patterns.edits import GraphEdits, NearMiss
-from graph_passes.patterns.float32_norms import CENTRED, UNCENTRED, keep_norms_inside
+from graph_passes.patterns.float32_norms import keep_norms_inside
 from graph_passes.patterns.fused_batch_norm import fuse_batch_norms, has_fused_kernels
+from graph_passes.patterns.fused_layer_norm import RULE as FUSED_LAYER_NORM
+from graph_passes.patterns.fused_layer_norm import fuse_layer_norms
 from graph_passes.patterns.gradient_sums import merge_weight_gradients
 from graph_passes.patterns.low_products import LowProducts
+from graph_passes.patterns.matching import Matcher
+from graph_passes.patterns.norms import CENTRED, UNCENTRED, FoundNorm, find_norms
 from graph_passes.patterns.ones_product import ones_products_pay
 from graph_passes.view import GraphView, Shape
 
@@ -76,6 +80,7 @@ def find_units(
     if config.has_rule("batch-norm") and "Rsqrt" in ops and has_fused_kernels(support):
         fuse_batch_norms(edits, kept)
         fuse_stored_batch_norms(edits, kept, fold=config.target_dtype == "bfloat16")
+    norms = _fuse_norms(edits, kept, config, support) if "Rsqrt" in ops else []
     if config.has_rule("idle-sum") and "BroadcastGradientArgs" in ops:
         leave_out_idle_sums(edits, kept)
     if config.has_rule("weight-gradient") and "Sum" in ops:
@@ -86,9 +91,7 @@ def find_units(
         ineligible = find_ineligible(view, preserve, config)
         multiply_by_ones(edits, kept, LowProducts(view, lists, support, ineligible))
     lower_bounded_values(edits, kept, config, lists)
-    norms = [rule for rule in (CENTRED, UNCENTRED) if config.has_rule(rule)]
-    if norms and "Rsqrt" in ops:
-        keep_norms_inside(edits, norms)
+    keep_norms_inside(edits, norms)  # after all that lists nodes inside, whose lists it replaces
     if not edits.units:
         return Fusion(proto, view, misses=tuple(edits.misses))
     if view.is_function:
@@ -96,3 +99,19 @@ def find_units(
     new = edits.apply(kept)
     listed = {name: where for name, where in edits.listed.items() if name in new.index}
     return Fusion(proto, new, tuple(edits.units), tuple(edits.misses), edits.shapes, listed)
+
+
+def _fuse_norms(
+    edits: GraphEdits, kept: Collection[str], config: PrecisionConfig, support: KernelSupport
+) -> list[FoundNorm]:
+    """Replaces normalizations by fused ops where there are such; returns those that stay."""
+    # A compiler that fuses element-wise ops has no use for fused kernels.
+    fuses = config.device == "GPU" and not config.fused and config.has_rule(FUSED_LAYER_NORM)
+    rules = [rule for rule in (CENTRED, UNCENTRED) if config.has_rule(rule)]
+    if not rules and not fuses:
+        return []
+    matcher = Matcher(edits.view)
+    norms = find_norms(edits, matcher)
+    if fuses and has_fused_kernels(support):
+        norms = fuse_layer_norms(edits, matcher, norms, kept)
+    return [norm for norm in norms if norm.rule in rules]
