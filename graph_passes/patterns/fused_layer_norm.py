@@ -173,14 +173,12 @@ class _Emission:
         edits, node = self._edits, self._m.node(number)
         shape = edits.view.shape(self._m.output(number)) or ()
         stem = f"{node.name}/BiasAddGrad"
-        flat = np.array([-1, self._size], np.int32)
-        rows = edits.add_reshape(
-            f"{stem}/rows",
-            tensor,
-            self._named_constant(f"{stem}/rows_shape", flat),
-            self._device,
-            (self._rows, self._size),
-        )
+        rows = tensor
+        if len(self._norm.axes) > 1:
+            flat = self._named_constant(f"{stem}/rows_shape", np.array([-1, self._size], np.int32))
+            sizes = (self._rows, self._size)
+            rows = edits.add_reshape(f"{stem}/rows", tensor, flat, self._device, sizes)
+            edits.listed[f"{stem}/rows"] = "infer"  # or its reader would not follow what is low
         gradient = edits.add(
             "BiasAddGrad", stem, (rows,), self._device, {"T": FLOAT}, [(self._size,)]
         )

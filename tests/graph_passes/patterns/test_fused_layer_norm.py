@@ -59,6 +59,16 @@ def test_the_fused_ops_take_and_give_float16(step: Step) -> None:
             assert nodes[maker.input[0].partition(":")[0]].op != "Cast"
 
 
+def test_sums_for_scale_and_offset_take_float16(step: Step) -> None:
+    result = rewrite_graph_def(step.graph_def, GPU, preserve=step.preserve, shapes=step.shapes)
+    sums = [
+        node
+        for node in result.graph_def.node
+        if node.op == "BiasAddGrad" and "layer_norm" in node.name
+    ]
+    assert {node.attr["T"].type for node in sums} <= {types_pb2.DT_HALF}
+
+
 def test_gradients_agree_with_float32(step: Step) -> None:
     """In float32 to rounding, in float16 to a part of the largest gradient."""
     (expected,), wanted = step.train(step.graph_def, 1)
