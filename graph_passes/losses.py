@@ -82,7 +82,7 @@ def _follow_back(canvas: Canvas, root: int, inside: set[int], around: set[int]) 
     pending, seen, ends = [root], {root}, set()
     while pending:
         for vertex in producers[pending.pop()]:
-            if vertex in seen or vertex in inside:
+            if vertex in seen:
                 continue
             if _belongs(canvas, vertex):
                 seen.add(vertex)
