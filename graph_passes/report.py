@@ -98,7 +98,8 @@ class Report:
         low, why = np.frombuffer(canvas.low, bool), np.frombuffer(canvas.why, np.uint8)
 
         def nodes(mask: np.ndarray) -> int:
-            return len(np.unique(owners[mask]))
+            # Vertices are in the order of their nodes.
+            return int(np.count_nonzero(np.diff(owners[mask], prepend=-2)))
 
         candidates = canvas.eligible & canvas.view.is_float
         self.eligible_nodes = nodes(candidates)

@@ -9,6 +9,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.eligibility import node_name
 from graph_passes.indexing import packed
+from graph_passes.kinds import Kind
 from graph_passes.op_registry import registered_op_type
 from graph_passes.view import ARGUMENT, RESULT, GraphView, Shape
 
@@ -62,22 +63,24 @@ def replace_tensors(
     kept = {*preserve, *(view.split(tensor)[0] for tensor in redirect.values())}
     changed: dict[int, node_def_pb2.NodeDef] = {}
     for number in touched:
-        node = changed[number] = node_def_pb2.NodeDef()
-        node.CopyFrom(view.nodes[number])
-        if node.name in inputs:
-            orphans.update(map(node_name, _data(node)))
-            node.input[:] = [*inputs[node.name], *_controls(node)]
-            if node.op == "AddN":
-                node.attr["N"].i = len(inputs[node.name])
+        node = view.nodes[number]
+        read = node.input[:]
+        given = inputs.get(node.name)
+        if given is not None:
+            orphans.update(node_name(name) for name in read if name[0] != "^")
+            read = [*given, *(name for name in read if name[0] == "^")]
+        elif redirect.keys().isdisjoint(read):
+            continue
+        new = changed[number] = node_def_pb2.NodeDef()
+        new.CopyFrom(node)
+        new.input[:] = read
+        if given is not None and node.op == "AddN":
+            new.attr["N"].i = len(given)
     for node in (*changed.values(), *new_nodes):
         node.input[:] = [redirect.get(name, name) for name in node.input[:]]
     dead = _Unread(view, changed, new_nodes, kept).find(orphans)
     nodes, moved, anew = _assemble(view, changed, new_nodes, dead)
     return view.edited(nodes, moved, anew, shapes)
-
-
-def _data(node: node_def_pb2.NodeDef) -> list[str]:
-    return [name for name in node.input[:] if name[0] != "^"]
 
 
 def _controls(node: node_def_pb2.NodeDef) -> list[str]:
@@ -126,7 +129,8 @@ class _Unread:
     ) -> None:
         self._view = view
         self._changed = changed
-        self._kept = kept
+        self._kept = {view.index[name] for name in kept if name in view.index}
+        self._may_go = [self._has_no_effect(kind) for kind in view.kinds]
         makers = np.asarray(view.vertex_nodes)[view.sources]
         self._makers = packed(makers)
         readers = np.bincount(makers[makers >= 0], minlength=len(view.nodes))
@@ -151,7 +155,9 @@ class _Unread:
         pending = [index[name] for name in orphans if name in index]
         while pending:
             number = pending.pop()
-            if self._uses[number] or number in dead or not self._may_go(number):
+            if self._uses[number] or number in dead or number in self._kept:
+                continue
+            if not self._may_go[self._view.kind_of[number]]:
                 continue
             dead.add(number)
             node = self._changed.get(number)
@@ -161,14 +167,12 @@ class _Unread:
             pending.extend(given_up)
         return dead
 
-    def _may_go(self, number: int) -> bool:
-        op = self._view.kind(number).op
-        op_type = registered_op_type(op)
+    def _has_no_effect(self, kind: Kind) -> bool:
         return (
-            op_type is not None
-            and not op_type.op_def.is_stateful
-            and op not in ("Placeholder", ARGUMENT, RESULT)
-            and self._view.nodes[number].name not in self._kept
+            kind.op_type is not None
+            and not kind.op_type.op_def.is_stateful
+            and kind.op not in ("Placeholder", ARGUMENT, RESULT)
+            and kind.op not in self._view.functions  # it may have an effect inside
         )
 
     def _read_before(self, number: int) -> list[int]:
