@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2, graph_pb2
 
@@ -15,13 +15,14 @@ from graph_passes.call_graph import Graph, Library, Region, build_call_tree
 from graph_passes.calls import reachable_functions
 from graph_passes.config import PrecisionConfig
 from graph_passes.hoisting import hoist_casts
+from graph_passes.loop_sum_moves import prepare_tree
 from graph_passes.op_lists import load_op_lists
 from graph_passes.patterns.units import Fusion
 from graph_passes.planning import Plan
 from graph_passes.report import Report
 from graph_passes.signatures import convert_tree, name_functions
 from graph_passes.stages import convert, no_library, prepare
-from graph_passes.view import Shapes, extend_shapes
+from graph_passes.view import Shape, Shapes, extend_shapes
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -171,20 +172,25 @@ def _rewrite_tree(
     def details(region: Region) -> tuple[Collection[str], Library, Shapes | None]:
         return (preserve, library, shapes) if region is tree else ((), library, None)
 
+    def prepare_body(
+        region: Region, body: Graph, added: Mapping[str, Sequence[Shape | None]]
+    ) -> Fusion:
+        kept, known, sizes = details(region)
+        return prepare(body, config, kept, known, extend_shapes(sizes, added))[1]
+
     if config.has_rule("function-signatures"):
-        fusions = {r: prepare(r.proto, config, *details(r))[1] for r in tree.walk()}
-        fused = tree.with_bodies(lambda region: fusions[region].proto)
+        fused, fusions = prepare_tree(tree, config, preserve, prepare_body)
         converted = convert_tree(
             fused,
             library,
             preserve,
             lambda graph, view, kept, listed: convert(graph, view, kept, config, listed),
-            {new: fusions[old].listed for old, new in zip(tree.walk(), fused.walk(), strict=True)},
-            extend_shapes(shapes, fusions[tree].shapes),
+            {region: fusion.listed for region, fusion in fusions.items()},
+            extend_shapes(shapes, fusions[fused].shapes),
         )
         new, total = converted.root, sum(len(region.nodes) for region in tree.walk())
         notes = load_op_lists(config).notes
-        report = _report(config, total, notes, converted.plan, converted.applied, fusions[tree])
+        report = _report(config, total, notes, converted.plan, converted.applied, fusions[fused])
         if new is None:
             return RewriteResult(proto=tree.proto, report=report)
     else:
