@@ -29,6 +29,7 @@ from graph_passes.view import FLOAT, Shape
 
 RULE = "fused-layer-norm"
 _INT = types_pb2.DT_INT32
+_DEEPEST_IDLE = 5
 
 
 def fuse_layer_norms(
@@ -90,8 +91,28 @@ def _require_closed(
                 raise NoMatchError(f"the shape of {node.name!r} is not known")
             continue
         for reader in m.readers(number):
-            if reader not in replaced and m.op(reader) not in ("Shape", "ShapeN"):
-                raise NoMatchError(f"{m.node(reader).name!r} outside the unit reads {node.name!r}")
+            if (
+                reader in replaced
+                or m.op(reader) in ("Shape", "ShapeN")
+                or _is_idle(m, reader, preserve)
+            ):
+                continue
+            raise NoMatchError(f"{m.node(reader).name!r} outside the unit reads {node.name!r}")
+
+
+def _is_idle(
+    m: Matcher, number: int, preserve: Collection[str], depth: int = _DEEPEST_IDLE
+) -> bool:
+    """Whether nothing comes of a node: a gradient for what needs none.
+
+    Should somebody fetch it all the same, the primitives are there still, since it reads them.
+    """
+    name = m.node(number).name
+    if name in preserve or name in m.view.control_readers or not depth:
+        return False
+    if not m.view.layout(number).out_slots:
+        return False  # the result of a function, or an op that only has an effect
+    return all(_is_idle(m, reader, preserve, depth - 1) for reader in m.readers(number))
 
 
 def _take_shapes_of_input(edits: GraphEdits, m: Matcher, norm: FoundNorm) -> None:
@@ -171,6 +192,8 @@ class _Emission:
     def _emit_sum(self, number: int, tensor: str) -> None:
         """Replaces a sum over all rows."""
         edits, node = self._edits, self._m.node(number)
+        if self._m.output(number) in edits.redirect:
+            return  # two units share dy, and with it its sum
         shape = edits.view.shape(self._m.output(number)) or ()
         stem = f"{node.name}/BiasAddGrad"
         rows = tensor

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
+from keras import layers
 from norm_networks import NORMS, token_network
 from tensorflow.core.framework import types_pb2
 from training_steps import Step, trace
@@ -139,7 +141,7 @@ def test_a_reader_outside_is_a_near_miss(op: str) -> None:
     inside = next(node.name for node in step.graph_def.node if node.op == op)
     spy = step.graph_def.node.add(name="spy", op="Exp", input=[inside])
     spy.attr["T"].type = types_pb2.DT_FLOAT
-    fusion = units_of(step)
+    fusion = units_of(step, preserve=frozenset(("spy",)))
     assert fused(fusion) == 2
     assert any("outside the unit reads" in miss.why for miss in fusion.misses)
 
@@ -152,3 +154,34 @@ def test_a_node_that_waits_for_the_inside_is_a_near_miss() -> None:
     fusion = units_of(step)
     assert fused(fusion) == 2
     assert any("waits for" in miss.why for miss in fusion.misses)
+
+
+def shared_gradient() -> keras.Model:
+    """Two normalizations whose outputs are added, so that one tensor is the gradient of both."""
+    inputs = keras.Input((6, 8))
+    x = layers.Dense(8)(inputs)
+    y = layers.LayerNormalization()(layers.Dense(8)(x))
+    x = layers.Add()([layers.LayerNormalization()(x), y])
+    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+
+
+def first_layer() -> keras.Model:
+    """A normalization whose input needs no gradient."""
+    inputs = keras.Input((6, 8))
+    x = layers.Dense(8)(layers.LayerNormalization()(inputs))
+    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+
+
+@pytest.mark.parametrize("batch", [8, None])
+@pytest.mark.parametrize(("build", "count"), [(shared_gradient, 2), (first_layer, 1)])
+def test_other_networks_agree_with_float32(build, count: int, batch: int | None) -> None:
+    step = trace(build, batch)
+    assert fused(units_of(step)) == count
+    (expected,), wanted = step.train(step.graph_def, 1)
+    result = rewrite_graph_def(step.graph_def, GPU, preserve=step.preserve, shapes=step.shapes)
+    assert result.failure is None
+    (found,), weights = step.train(result.graph_def, 1)
+    assert found == pytest.approx(expected, rel=5e-3)
+    largest = max(np.max(np.abs(new)) for new in step.updates(wanted))
+    for new, old in zip(step.updates(weights), step.updates(wanted), strict=True):
+        np.testing.assert_allclose(new / largest, old / largest, atol=5e-3)
