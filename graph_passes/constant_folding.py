@@ -38,7 +38,7 @@ def _is_idle(canvas: Canvas, vertex: int) -> bool:
     return bool(
         canvas.listed[vertex] == CLEAR
         and canvas.eligible[vertex]
-        and not canvas.view.readers(vertex)
+        and not canvas.view.reading_nodes(canvas.view.vertex_nodes[vertex])
         and canvas.has_kernel(vertex)
     )
 
