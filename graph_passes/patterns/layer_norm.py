@@ -24,6 +24,8 @@ _ARITHMETIC = frozenset((*ADDS, *_JOINS_X, "Neg"))
 _SQUARES = ("Square", "Mul", "Pow")
 _STORED = ("ReadVariableOp", "VariableV2", "Const")
 _GIVEN = ("_Arg", "Placeholder")
+_KEEPS_PARAMETER = frozenset((*SHAPERS, "Cast", "Enter", "BroadcastTo", "Tile"))
+_MAKES_PARAMETER = _KEEPS_PARAMETER.union(_ARITHMETIC, _STORED, _GIVEN)
 _DEEPEST_PARAMETER = 3
 _MOST_NODES = 40
 """More nodes than a forward half has in any form."""
@@ -235,6 +237,8 @@ class _Growth:
 
 def is_parameter(m: Matcher, tensor: str) -> bool:
     """Whether a tensor is stored, or made of stored tensors alone in a few steps."""
+    if m.op(m.maker(tensor)) not in _MAKES_PARAMETER:
+        return False
     pending = [(tensor, 0)]
     stored = False
     while pending:
@@ -247,7 +251,7 @@ def is_parameter(m: Matcher, tensor: str) -> bool:
             stored = True
         elif depth == _DEEPEST_PARAMETER or not inputs:
             return False
-        elif op in (*SHAPERS, "Cast", "Enter", "BroadcastTo", "Tile"):
+        elif op in _KEEPS_PARAMETER:
             pending.append((inputs[0], depth + 1))
         elif op in _ARITHMETIC:
             pending.extend((one, depth + 1) for one in inputs)

@@ -245,5 +245,5 @@ class _GradientSearch:
     def _is_float(self, number: int) -> bool:
         """Whether the first output of a node is float32."""
         view = self._m.view
-        slots = view.layouts[number].out_slots
+        slots = view.layout(number).out_slots
         return bool(slots) and bool(view.is_float[view.base[number] + slots[0]])
