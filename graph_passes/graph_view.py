@@ -1,0 +1,295 @@
+"""An index of one graph, made once and read by every stage.
+
+Painting works on *vertices*: one per slot (type attribute) of a node, numbered in node order.
+Edges join the vertex of the port that makes a tensor to the vertex of each port that reads it.
+`view` makes the index of a GraphDef, a joined graph or the body of a function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2, op_def_pb2, types_pb2
+
+from graph_passes.adjacency import Adjacency, Neighbours
+from graph_passes.indexing import InvalidGraphError, NodeIndex, packed
+from graph_passes.kinds import Kind
+from graph_passes.op_registry import Layout, OpType, Slot
+from graph_passes.vertices import OPAQUE, Vertices, join_ports
+
+Shape = tuple[int | None, ...]
+"""A static shape; None stands for a dimension that is not known."""
+
+Shapes = Callable[[str], Sequence[Shape | None]]
+"""Gives for a node's name the shapes of its outputs, () for an unknown node."""
+
+FLOAT = types_pb2.DT_FLOAT
+ARGUMENT = "_Arg"
+RESULT = "_Retval"
+
+JOINED_ARGUMENT = "_JoinedArgument"
+"""Op of a node that is another name for what a calling node takes at a port (`joining`)."""
+
+
+class GraphView:
+    """The indexed graph. Read-only once built.
+
+    Attributes:
+        nodes: the NodeDefs, pseudo-nodes included, in graph order.
+        index: name of a node -> its number.
+        kinds: the kinds of node there are.
+        kind_of: for each node the number of its kind.
+        base: for each node the number of its first vertex.
+        dtypes: for each vertex its dtype (a value of `types_pb2.DataType`).
+        vertex_nodes: for each vertex the node it belongs to, -1 for `OPAQUE`.
+        slot_numbers: for each vertex the number of its slot among those of all kinds, for tables
+            that `per_slot` makes; 0 for `OPAQUE`. int32 [vertices].
+        sources: for each edge the vertex of the port that makes the tensor; int32 [edges].
+        targets: for each edge the vertex of the port that reads it; int32 [edges].
+        edge_starts: for each node the number of its first edge, and the number of edges; edges
+            are numbered by reading node, then by port.
+        is_function: whether the graph is the body of a function.
+        functions: definitions of the functions that nodes may call as ops, by name.
+        is_edited: whether some nodes are others than those of the graph that was indexed.
+        aliases: number of a `JOINED_ARGUMENT` -> number and input port of its calling node.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[node_def_pb2.NodeDef],
+        index: NodeIndex,
+        functions: Mapping[str, op_def_pb2.OpDef],
+        *,
+        is_function: bool,
+        shapes: Shapes | None = None,
+        is_edited: bool = False,
+    ) -> None:
+        self._shapes = shapes
+        self._index = index
+        self.nodes = nodes
+        self.functions = functions
+        self.is_function = is_function
+        self.is_edited = is_edited
+        self.index = index.numbers
+        self.kinds = index.kinds.kinds
+        self.kind_of = index.kind_of
+        self.aliases = dict(map(self._alias, self.of_kind(lambda k: k.op == JOINED_ARGUMENT)))
+        vertices = Vertices(index)
+        self.base, self.vertex_nodes = packed(vertices.base), packed(vertices.owners)
+        self.dtypes, self.slot_numbers = packed(vertices.dtypes), vertices.slot_numbers
+        self.sources, self.targets = join_ports(index, vertices, self.aliases)
+        self.edge_starts = packed(index.starts)
+
+    def _alias(self, number: int) -> tuple[int, tuple[int, int]]:
+        attr = self.nodes[number].attr
+        return number, (self.index[attr["call"].s.decode()], attr["port"].i)
+
+    def edited(
+        self,
+        nodes: Sequence[node_def_pb2.NodeDef],
+        moved: np.ndarray,
+        anew: Sequence[int],
+        shapes: Mapping[str, Sequence[Shape | None]],
+    ) -> GraphView:
+        """The view of a graph that has most of its nodes in common with this one.
+
+        Args:
+            nodes: the nodes of that graph, pseudo-nodes included.
+            moved: for each node here its number there, -1 where it is gone; int32 [nodes here].
+            anew: numbers of the nodes there that are not as they are here, in order.
+            shapes: name of an added node -> static shapes of its outputs.
+
+        Raises:
+            InvalidGraphError: as `view_graph`, or a node reads one that is gone.
+        """
+        index = self._index.edited(nodes, moved, anew)
+        return GraphView(
+            nodes,
+            index,
+            self.functions,
+            is_function=self.is_function,
+            shapes=extend_shapes(self._shapes, shapes),
+            is_edited=True,
+        )
+
+    @functools.cached_property
+    def op_types(self) -> list[OpType | None]:
+        """For each node its op type, None where this TensorFlow does not know the op."""
+        kinds = self.kinds
+        return [kinds[kind].op_type for kind in self.kind_of]
+
+    @functools.cached_property
+    def layouts(self) -> list[Layout]:
+        """For each node its layout."""
+        kinds = self.kinds
+        return [kinds[kind].layout for kind in self.kind_of]
+
+    @functools.cached_property
+    def ops(self) -> frozenset[str]:
+        """The ops that nodes have."""
+        return frozenset(self.kinds[kind].op for kind in set(self.kind_of))
+
+    def kind(self, number: int) -> Kind:
+        """The kind of a node."""
+        return self._index.kind(number)
+
+    def op_type(self, number: int) -> OpType | None:
+        """A node's op type, None where this TensorFlow does not know the op."""
+        return self._index.kind(number).op_type
+
+    def layout(self, number: int) -> Layout:
+        """A node's layout."""
+        return self._index.layout(number)
+
+    def of_kind(self, fits: Callable[[Kind], bool]) -> list[int]:
+        """The nodes whose kind fits, in order."""
+        table = np.array([fits(kind) for kind in self.kinds], bool)
+        return np.flatnonzero(table[np.asarray(self.kind_of)]).tolist()  # type: ignore[no-any-return]
+
+    def of_op(self, *ops: str) -> list[int]:
+        """The nodes whose op type has one of the names, in order."""
+        return self.of_kind(lambda kind: kind.op_type is not None and kind.op_type.name in ops)
+
+    def per_slot(self, values: Callable[[Kind], Sequence[Any]], dtype: type) -> np.ndarray:
+        """A value for each vertex that depends on its node's kind alone.
+
+        Args:
+            values: gives for a kind the values of its slots.
+            dtype: what NumPy is to keep them as; `OPAQUE` has its zero.
+        """
+        flat = [dtype(0), *(value for kind in self.kinds for value in values(kind))]
+        return np.array(flat, dtype)[self.slot_numbers]
+
+    @functools.cached_property
+    def control_readers(self) -> dict[str, list[int]]:
+        """Name of a node -> the nodes that have it as a control input."""
+        found: dict[str, list[int]] = {}
+        for number in self._index.with_controls:
+            for name in self.nodes[number].input:
+                if name[0] == "^":
+                    found.setdefault(name[1:], []).append(number)
+        return found
+
+    @functools.cached_property
+    def control_ends(self) -> frozenset[int]:
+        """The nodes that have control inputs."""
+        return frozenset(self._index.with_controls)
+
+    @functools.cached_property
+    def devices(self) -> dict[str, list[int]]:
+        """Device -> the nodes that name it, for those that name one."""
+        codes = np.asarray(self._index.device_of)
+        named = {device: code for device, code in self._index.devices.items() if code}
+        return {device: np.flatnonzero(codes == code).tolist() for device, code in named.items()}
+
+    def split(self, tensor: str) -> tuple[str, int]:
+        """The node and the output port that a tensor's name stands for.
+
+        `name` and `name:2` in a GraphDef; `node:output_arg:1` in a function, where an argument
+        goes by its name alone. A joined graph has both.
+        """
+        return self._index.split(tensor)
+
+    def shape(self, tensor: str) -> Shape | None:
+        """The static shape of a tensor: None where it is unknown, a None dimension likewise."""
+        if self._shapes is None:
+            return None
+        name, port = self.split(tensor)
+        known = self._shapes(name)
+        return known[port] if port < len(known) else None
+
+    def node_of(self, vertex: int) -> node_def_pb2.NodeDef:
+        """The node that a vertex belongs to."""
+        return self.nodes[self.vertex_nodes[vertex]]
+
+    def slot_of(self, vertex: int) -> Slot:
+        """The slot of its node that a vertex stands for."""
+        number = self.vertex_nodes[vertex]
+        return self.layout(number).slots[vertex - self.base[number]]
+
+    def op_of(self, vertex: int) -> str:
+        """The op type of the node that a vertex belongs to, "" for `OPAQUE`."""
+        number = self.vertex_nodes[vertex]
+        return "" if number < 0 else self.kind(number).op
+
+    def calls_function(self, number: int) -> bool:
+        """Whether a node is a call, by an op named after the function."""
+        kind = self.kind(number)
+        return kind.op in self.functions and not kind.is_joined_call
+
+    @functools.cached_property
+    def is_float(self) -> np.ndarray:
+        """For each vertex whether it is float32; shape [vertices], bool."""
+        return np.asarray(self.dtypes) == FLOAT
+
+    def adjacency(self, dtype: int, extra: Sequence[tuple[int, int]] = ()) -> Adjacency:
+        """The edges between vertices of one dtype, with extra (source, target) pairs added."""
+        of_dtype = np.asarray(self.dtypes) == dtype
+        kept = of_dtype[self.sources] & of_dtype[self.targets]
+        sources, targets = self.sources[kept], self.targets[kept]
+        if extra:
+            added = np.array(extra, np.int32)
+            sources = np.concatenate([sources, added[:, 0]])
+            targets = np.concatenate([targets, added[:, 1]])
+        return Adjacency(len(self.dtypes), sources, targets)
+
+    def require_matching_dtypes(self) -> None:
+        """Checks both ends of every edge.
+
+        Raises:
+            InvalidGraphError: a node reads a tensor of another dtype; the message names it.
+        """
+        dtypes = np.asarray(self.dtypes) % 100  # a ref dtype is its dtype plus 100
+        known = (self.sources != OPAQUE) & (self.targets != OPAQUE)
+        wrong = np.flatnonzero((dtypes[self.sources] != dtypes[self.targets]) & known)
+        if len(wrong):
+            reader = self.node_of(int(self.targets[wrong[0]]))
+            maker = self.node_of(int(self.sources[wrong[0]]))
+            raise InvalidGraphError(
+                f"node {reader.name!r} ({reader.op}) does not take the dtype of {maker.name!r}"
+            )
+
+    @functools.cached_property
+    def _readers(self) -> Neighbours:
+        return Neighbours(len(self.dtypes), self.sources, self.targets)
+
+    def readers(self, vertex: int) -> list[int]:
+        """The vertices that read a tensor of this vertex, `OPAQUE` among them."""
+        return self._readers[vertex].tolist()
+
+    def reading_nodes(self, number: int) -> set[int]:
+        """The nodes that read an output of a node, control inputs not counted."""
+        base, owners, readers = self.base[number], self.vertex_nodes, self._readers
+        # A vertex may stand for inputs and outputs at once, and `OPAQUE` for any node at all.
+        found = {
+            owners[vertex]
+            for slot in set(self.layout(number).out_slots)
+            for vertex in readers[base + slot]
+        }
+        if -1 in found:
+            found.remove(-1)
+            found |= self._opaque_readers(number)
+        return found
+
+    def _opaque_readers(self, number: int) -> set[int]:
+        name = self.nodes[number].name
+        return {
+            reader
+            for reader in self.of_kind(lambda kind: kind.op_type is None)
+            if any(self.split(tensor)[0] == name for tensor in self.nodes[reader].input)
+        }
+
+    def producers(self, number: int) -> list[int]:
+        """The vertices of the tensors that a node reads, by port."""
+        edges = slice(self.edge_starts[number], self.edge_starts[number + 1])
+        return self.sources[edges].tolist()  # type: ignore[no-any-return]
+
+
+def extend_shapes(
+    shapes: Shapes | None, added: Mapping[str, Sequence[Shape | None]]
+) -> Shapes | None:
+    """The shapes of a graph with those of nodes that were added; None where none are known."""
+    return None if shapes is None else lambda node: added.get(node) or shapes(node)
