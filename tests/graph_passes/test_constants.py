@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from graph_text import graph
 from parity import converted
+from tensorflow.python.framework import tensor_util
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.constants import is_out_of_range
@@ -77,6 +78,16 @@ def test_masked_softmax_keeps_its_mask_finite() -> None:
         out = Identity(allow2)
         """
     )
-    after = rewrite_graph_def(before, PrecisionConfig(), preserve=("out",)).proto
+    without = PrecisionConfig(disabled_rules=frozenset(("attention-mask",)))
+    after = rewrite_graph_def(before, without, preserve=("out",)).proto
     assert {"allow1", "allow2"} <= converted(before, after)
     assert {"big", "masked"}.isdisjoint(converted(before, after))
+    after = rewrite_graph_def(before, PrecisionConfig(), preserve=("out",)).proto
+    assert {"allow1", "masked", "allow2"} <= converted(before, after)
+    (big,) = (node for node in after.node if node.name == "big")
+    nodes = {node.name: node for node in after.node}
+    (bound,) = (
+        tensor_util.MakeNdarray(nodes[i].attr["value"].tensor) for i in big.input if i != "mask"
+    )
+    assert np.isfinite(bound.astype(np.float16)).all()
+    assert bound < -1e4
