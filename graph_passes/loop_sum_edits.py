@@ -22,7 +22,16 @@ from graph_passes.op_registry import registered_op_type
 from graph_passes.view import FLOAT, Shape
 
 _INT, _VARIANT = types_pb2.DT_INT32, types_pb2.DT_VARIANT
+_ROWS = "TensorListConcatV2"
 _LIST_TYPES = {"element_dtype": FLOAT, "shape_type": _INT}
+
+
+_MARK = "/gradient_sums/"
+
+
+def has_moved_sums(function: function_pb2.FunctionDef) -> bool:
+    """Whether a sum was moved out of a loop of a function: XLA cannot compile it then."""
+    return any(node.op == _ROWS and _MARK in node.name for node in function.node_def)
 
 
 class CallerEdit:
@@ -153,7 +162,7 @@ class LoopEdit:
         return self.caller.add(op, self._inner(name), inputs, device, types, shape)
 
     def _inner(self, name: str) -> str:
-        return f"{self.name}/gradient_sums/{name}"
+        return f"{self.name}{_MARK}{name}"
 
     def _rows_of(self, tensor: str, width: int, device: str) -> str:
         """The rows that a tensor of the body has in all rounds; [rows, width], behind the loop."""
@@ -169,9 +178,7 @@ class LoopEdit:
         lengths = caller.constant(self._inner("lengths"), np.zeros(0, np.int64), device)
         ended = caller.output(caller.node(self.name), position)
         rows = (None, width)
-        made = self._add(
-            "TensorListConcatV2", "rows", (ended, shape, lengths), device, _LIST_TYPES, rows
-        )
+        made = self._add(_ROWS, "rows", (ended, shape, lengths), device, _LIST_TYPES, rows)
         caller.shapes[made.name] = (rows, (None,))
         self.rows[tensor] = caller.output(made)
         return self.rows[tensor]

@@ -28,9 +28,11 @@ from tensorflow.python.saved_model import function_deserialization
 
 from graph_passes import rewrite_function_def
 from tf_amp.hosts import function_originals
+from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_shapes import static_shapes
-from tf_amp.hosts.function_tf_data import PipelineMark, call_originals, called_names
+from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import UpstreamOptions
+from tf_amp.hosts.function_xla import call_compilable
 
 if TYPE_CHECKING:
     from graph_passes import RewriteResult
@@ -129,12 +131,16 @@ class FunctionHost:
         if "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b:
             # XLA fuses element-wise ops, so that they have no costs of their own.
             config = dataclasses.replace(config, fused=True)
-        result = rewrite_function_def(
-            definition,
-            config,
-            library=functools.partial(self._original_definition, context),
-            shapes=static_shapes(graph),
-        )
+        library = functools.partial(self._original_definition, context)
+        rewrite = functools.partial(rewrite_function_def, config=config, library=library)
+        result = rewrite(definition, shapes=static_shapes(graph))
+        if config.fused:
+            compilable = call_compilable(result, rewrite, context, self._originals)
+            if compilable is not None:
+                proto, extra = compilable
+                result = dataclasses.replace(
+                    result, proto=proto, extra_functions=extra, changed=True
+                )
         if result.changed:
             self._originals.swap(context, result.proto, result.extra_functions)
             # Python code reads this copy to build graphs from (the gradient of a loaded `While`).

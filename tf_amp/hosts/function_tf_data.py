@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.core.framework import attr_value_pb2, function_pb2
+from tensorflow.core.framework import function_pb2
 from tensorflow.python.data.ops import structured_function
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import attributes
+
+from tf_amp.hosts.function_redirects import redirect_calls
 
 if TYPE_CHECKING:
     from tf_amp.hosts.function_originals import Originals
@@ -73,61 +74,12 @@ def call_originals(
         The function with calls to the originals, and those under their new names; None if it calls
         nothing that was rewritten.
     """
-    renamed: dict[str, function_pb2.FunctionDef] = {}
 
-    def redirect(caller: function_pb2.FunctionDef) -> function_pb2.FunctionDef | None:
-        changed = None
-        for name in sorted(set(called_names(caller))):
-            target = redirected(name)
-            if target is not None:
-                if changed is None:
-                    changed = function_pb2.FunctionDef()
-                    changed.CopyFrom(caller)
-                _rename_calls(changed, name, target)
-        return changed
+    def running(name: str) -> function_pb2.FunctionDef | None:
+        return context.get_function_def(name) if context.has_function(name) else None
 
-    def redirected(name: str) -> str | None:
-        if not context.has_function(name):
-            return None
-        alias = name + _FLOAT32_SUFFIX
-        if alias in renamed:
-            return alias
+    def replacement(name: str) -> function_pb2.FunctionDef | None:
         original = originals.find(context, name)
-        callee = original.definition() if original else context.get_function_def(name)
-        body = redirect(callee)
-        if original is None and body is None:
-            return None
-        copy = function_pb2.FunctionDef()
-        copy.CopyFrom(body or callee)
-        copy.signature.name = alias
-        renamed[alias] = copy
-        return alias
+        return original.definition() if original else None
 
-    changed = redirect(definition)
-    return None if changed is None else (changed, tuple(renamed.values()))
-
-
-def called_names(definition: function_pb2.FunctionDef) -> Iterator[str]:
-    """Yields the names that a function may call by: its op types and its function attributes."""
-    for node in definition.node_def:
-        yield node.op
-        for function in _function_attrs(node.attr.values()):
-            yield function.name
-
-
-def _rename_calls(definition: function_pb2.FunctionDef, old: str, new: str) -> None:
-    for node in definition.node_def:
-        if node.op == old:
-            node.op = new
-        for function in _function_attrs(node.attr.values()):
-            if function.name == old:
-                function.name = new
-
-
-def _function_attrs(values: Any) -> Iterator[attr_value_pb2.NameAttrList]:
-    for value in values:
-        kind = value.WhichOneof("value")
-        if kind == "func":
-            yield value.func
-        elif kind == "list":
-            yield from value.list.func
+    return redirect_calls(definition, running, replacement, _FLOAT32_SUFFIX)
