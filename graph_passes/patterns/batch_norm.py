@@ -16,6 +16,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
+import numpy as np
+
 from graph_passes.patterns.batch_norm_gradient import Gradient, GradientSearch
 from graph_passes.patterns.edits import NearMiss
 from graph_passes.patterns.matching import Matcher, NoMatchError
@@ -25,8 +27,8 @@ from graph_passes.view import GraphView
 ADDS = ("AddV2", "Add")
 """Sums of two tensors."""
 _CHANNELS_LAST = [0, 1, 2]
-MIN_EPSILON = 1e-5
-"""The smallest epsilon that cuDNN's kernels take."""
+MIN_EPSILON = {"GPU": float(np.float32(1e-5)), "CPU": 0.0}
+"""Device -> the smallest epsilon that its fused kernels take; on a GPU that is cuDNN's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +61,14 @@ class BatchNorm:
 
 
 def find_batch_norms(
-    view: GraphView, preserve: Collection[str]
+    view: GraphView, preserve: Collection[str], least_epsilon: float
 ) -> tuple[list[BatchNorm], list[NearMiss]]:
     """All batch normalizations over a batch in a graph.
 
     Args:
         view: the graph.
         preserve: names of nodes that must stay; a unit with such a node inside is a near miss.
+        least_epsilon: a unit with a smaller one is a near miss.
 
     Returns:
         The units, and what came close with the reason why it is none.
@@ -73,7 +76,7 @@ def find_batch_norms(
     found, misses = [], []
     matcher = Matcher(view)
     for number in view.of_op("Rsqrt"):
-        search = _ForwardSearch(matcher, number, preserve)
+        search = _ForwardSearch(matcher, number, preserve, least_epsilon)
         try:
             unit = search.match()
         except NoMatchError as miss:
@@ -87,10 +90,13 @@ def find_batch_norms(
 class _ForwardSearch(Search):
     """The search that starts from one Rsqrt."""
 
-    def __init__(self, matcher: Matcher, rsqrt: int, preserve: Collection[str]) -> None:
+    def __init__(
+        self, matcher: Matcher, rsqrt: int, preserve: Collection[str], least_epsilon: float
+    ) -> None:
         super().__init__(matcher)
         self._rsqrt = rsqrt
         self._preserve = preserve
+        self._least_epsilon = least_epsilon
         self.inside.add(rsqrt)
 
     def match(self) -> BatchNorm | None:
@@ -108,8 +114,8 @@ class _ForwardSearch(Search):
         if m.constant(m.tensor(variance, 1)).ravel().tolist() != _CHANNELS_LAST:
             return None  # LayerNormalization, GroupNormalization, other layouts
         epsilon = float(m.constant(sides[1]))
-        if epsilon < MIN_EPSILON:
-            raise NoMatchError(f"epsilon {epsilon:g} is below {MIN_EPSILON:g}")
+        if epsilon < self._least_epsilon:
+            raise NoMatchError(f"epsilon {epsilon:g} is below {self._least_epsilon:g}")
         squares = m.maker(m.tensor(variance, 0))
         x, mean = self._mean_of(squares, m.constant(m.tensor(variance, 1)).ravel().tolist())
         self.inside.update((add, variance, squares, mean))

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from graph_passes.patterns.batch_norm import ADDS, MIN_EPSILON
+from graph_passes.patterns.batch_norm import ADDS
 from graph_passes.patterns.edits import GraphEdits, NearMiss
 from graph_passes.patterns.folded_batch_norm import (
     Convolution,
@@ -56,25 +56,27 @@ class StoredBatchNorm:
     offset: str
 
 
-def fuse_stored_batch_norms(edits: GraphEdits, preserve: Collection[str], *, fold: bool) -> None:
+def fuse_stored_batch_norms(
+    edits: GraphEdits, preserve: Collection[str], *, least_epsilon: float, fold: bool
+) -> None:
     """Replaces each recognized batch normalization with stored statistics by one op.
 
     Args:
         edits: receives the changes, the units and the near misses.
+        least_epsilon: the smallest that the kernels of the device take.
         fold: whether one behind a convolution may be folded into that.
         preserve: names of nodes that must stay.
     """
     matcher = Matcher(edits.view)
-    for number, op_type in enumerate(edits.view.op_types):
-        if op_type is None or op_type.name != "Rsqrt":
-            continue
+    for number in edits.view.of_op("Rsqrt"):
+        name = matcher.node(number).name
         try:
             unit = _find(matcher, number)
             if unit is not None:
                 convolution = find_convolution(matcher, unit.x, preserve) if fold else None
-                _replace(edits, unit, preserve, convolution)
+                _replace(edits, unit, preserve, convolution, least_epsilon)
         except NoMatchError as miss:
-            edits.misses.append(NearMiss(matcher.node(number).name, str(miss)))
+            edits.misses.append(NearMiss(name, str(miss)))
 
 
 def _find(m: Matcher, rsqrt: int) -> StoredBatchNorm | None:
@@ -160,6 +162,7 @@ def _replace(
     unit: StoredBatchNorm,
     preserve: Collection[str],
     convolution: Convolution | None,
+    least_epsilon: float,
 ) -> None:
     view = edits.view
     output = view.nodes[unit.output]
@@ -175,13 +178,13 @@ def _replace(
     if convolution is None or not fold_batch_norm(
         edits, convolution, unit.output, unit.scale, unit.offset, shape
     ):
+        if unit.epsilon < least_epsilon:
+            raise NoMatchError(f"epsilon {unit.epsilon:g} is below {least_epsilon:g}")
         _fuse(edits, unit, shape, width)
     edits.units.append(f"batch-norm: {output.name}")
 
 
 def _fuse(edits: GraphEdits, unit: StoredBatchNorm, shape: Shape, width: int) -> None:
-    if unit.epsilon < MIN_EPSILON:
-        raise NoMatchError(f"epsilon {unit.epsilon:g} is below {MIN_EPSILON:g}")
     output = edits.view.nodes[unit.output]
     stem = f"{output.name}/{OP}"
 

@@ -30,14 +30,15 @@ def has_fused_kernels(support: KernelSupport) -> bool:
     return all(t is not None and support.has_kernel(t, Slot("T"), probe) for t in types)
 
 
-def fuse_batch_norms(edits: GraphEdits, preserve: Collection[str]) -> None:
+def fuse_batch_norms(edits: GraphEdits, preserve: Collection[str], *, least_epsilon: float) -> None:
     """Replaces every batch normalization over a batch, with its gradient, by the fused ops.
 
     Args:
         edits: receives the changes, the units and the near misses.
         preserve: names of nodes that must stay.
+        least_epsilon: the smallest that the kernels of the device take.
     """
-    units, misses = find_batch_norms(edits.view, preserve)
+    units, misses = find_batch_norms(edits.view, preserve, least_epsilon)
     edits.misses.extend(misses)
     for unit in units:
         _Emission(edits, unit).emit()

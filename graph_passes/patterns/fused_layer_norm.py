@@ -54,8 +54,8 @@ def fuse_layer_norms(
             left.append(found)  # no fused op leaves the mean in
             continue
         try:
-            if norm.epsilon < MIN_EPSILON:
-                raise NoMatchError(f"epsilon {norm.epsilon:g} is below {MIN_EPSILON:g}")
+            if norm.epsilon < MIN_EPSILON["GPU"]:
+                raise NoMatchError(f"epsilon {norm.epsilon:g} is below {MIN_EPSILON['GPU']:g}")
             sums = prove(matcher, norm, gradient)
             _require_closed(matcher, found, sums, preserve)
         except NoMatchError as miss:

@@ -11,6 +11,7 @@ from graph_passes.copying import Proto, copy_graph
 from graph_passes.eligibility import find_ineligible, node_name
 from graph_passes.kernels import KernelSupport, kernel_support
 from graph_passes.op_lists import load_op_lists
+from graph_passes.patterns.batch_norm import MIN_EPSILON
 from graph_passes.patterns.batch_norm_inference import fuse_stored_batch_norms
 from graph_passes.patterns.bias_sums import multiply_by_ones, use_bias_gradients
 from graph_passes.patterns.bounded_values import lower_bounded_values
@@ -78,8 +79,9 @@ def find_units(
     support = kernel_support(config.device, config.target)
     edits = GraphEdits(view)
     if config.has_rule("batch-norm") and "Rsqrt" in ops and has_fused_kernels(support):
-        fuse_batch_norms(edits, kept)
-        fuse_stored_batch_norms(edits, kept, fold=config.target_dtype == "bfloat16")
+        least, fold = MIN_EPSILON[config.device], config.target_dtype == "bfloat16"
+        fuse_batch_norms(edits, kept, least_epsilon=least)
+        fuse_stored_batch_norms(edits, kept, least_epsilon=least, fold=fold)
     norms = _fuse_norms(edits, kept, config, support) if "Rsqrt" in ops else []
     if config.has_rule("idle-sum") and "BroadcastGradientArgs" in ops:
         leave_out_idle_sums(edits, kept)
