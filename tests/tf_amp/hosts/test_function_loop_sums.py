@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
-CODE = Path(__file__).with_name("loop_sums_cases.py").read_text()
+CODE = Path(__file__).with_name("function_loop_sums_cases.py").read_text()
 ENV = {
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
