@@ -38,7 +38,9 @@ def find_ineligible(
         boundary = view.of_kind(lambda kind: kind.op in _BOUNDARY_OPS)
         ineligible.update(dict.fromkeys(boundary, Reason.PRESERVED))
     for reference in preserve:
-        known = view.index.get(node_name(reference))
+        known = view.index.get(reference)  # most are plain names, which need no taking apart
+        if known is None:
+            known = view.index.get(node_name(reference))
         if known is not None:
             ineligible[known] = Reason.PRESERVED
     return ineligible

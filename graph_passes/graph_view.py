@@ -7,6 +7,7 @@ Edges join the vertex of the port that makes a tensor to the vertex of each port
 
 from __future__ import annotations
 
+import array
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -281,6 +282,15 @@ class GraphView:
             for reader in self.of_kind(lambda kind: kind.op_type is None)
             if any(self.split(tensor)[0] == name for tensor in self.nodes[reader].input)
         }
+
+    @functools.cached_property
+    def maker_nodes(self) -> array.array[int]:
+        """For each edge the node that makes the tensor, -1 for an op that is not known."""
+        return packed(np.asarray(self.vertex_nodes)[self.sources])
+
+    def makers(self, number: int) -> list[int]:
+        """The nodes that make the tensors that a node reads, by port, -1 for unknown ops."""
+        return self.maker_nodes[self.edge_starts[number] : self.edge_starts[number + 1]].tolist()
 
     def producers(self, number: int) -> list[int]:
         """The vertices of the tensors that a node reads, by port."""

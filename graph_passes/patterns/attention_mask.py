@@ -68,7 +68,7 @@ def bound_masks(edits: GraphEdits, softmaxes: Collection[int], preserve: Collect
         softmaxes: the Softmax nodes, by number.
         preserve: names of nodes that must stay as they are.
     """
-    search = _MaskSearch(Matcher(edits.view), preserve)
+    search = _MaskSearch(edits.matcher, preserve)
     for number in softmaxes:
         search.follow(number)
     bounded: dict[int, list[str]] = {}

@@ -67,7 +67,7 @@ def fuse_stored_batch_norms(
         fold: whether one behind a convolution may be folded into that.
         preserve: names of nodes that must stay.
     """
-    matcher = Matcher(edits.view)
+    matcher = edits.matcher
     for number in edits.view.of_op("Rsqrt"):
         name = matcher.node(number).name
         try:

@@ -105,7 +105,7 @@ def _replace_sums(edits: GraphEdits, preserve: Collection[str], replacement: _Re
     def replace(edits: GraphEdits, matcher: Matcher, number: int) -> None:
         _replace(edits, matcher, number, replacement)
 
-    matcher = Matcher(edits.view)
+    matcher = edits.matcher
     for number in float_sums(edits):
         if matcher.op(matcher.maker(matcher.tensor(number, 0))) not in PRODUCTS:
             attempt(edits, matcher, number, preserve, replace)

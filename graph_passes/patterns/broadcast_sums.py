@@ -31,7 +31,7 @@ def leave_out_idle_sums(edits: GraphEdits, preserve: Collection[str]) -> None:
         edits: receives the changes, the lists and the units.
         preserve: names of nodes that must stay as they are.
     """
-    view, matcher = edits.view, Matcher(edits.view)
+    view, matcher = edits.view, edits.matcher
     for number in float_sums(edits):
         node = matcher.node(number)
         axes = matcher.maker(matcher.tensor(number, 1))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, types_pb2
+from tensorflow.core.framework import node_def_pb2, tensor_pb2, types_pb2
 from tensorflow.python.framework import tensor_util
 
+from graph_passes.patterns.matching import Matcher
 from graph_passes.patterns.surgery import output_name, replace_tensors
 from graph_passes.view import FLOAT, GraphView, Shape
+
+_FEW_ELEMENTS = 8
+"""Constants of no more are mostly shapes, which come again from unit to unit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +55,12 @@ class GraphEdits:
         self.units: list[str] = []
         self.misses: list[NearMiss] = []
         self.listed: dict[str, str] = {}
+        self._values: dict[tuple[object, ...], tensor_pb2.TensorProto] = {}
+
+    @functools.cached_property
+    def matcher(self) -> Matcher:
+        """Reads the graph; all patterns share it, and with it what it remembers."""
+        return Matcher(self.view)
 
     def add(
         self,
@@ -78,8 +89,17 @@ class GraphEdits:
         controls = ("^" + self.view.split(beside)[0],) if "Enter" in self.view.ops else ()
         dtype = types_pb2.DT_INT32 if value.dtype == np.int32 else FLOAT
         node = self.add("Const", name, controls, device, {"dtype": dtype})
-        node.attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(value))
+        node.attr["value"].tensor.CopyFrom(self._value(value))
         return self.output(name, "Const")
+
+    def _value(self, value: np.ndarray) -> tensor_pb2.TensorProto:
+        if value.size > _FEW_ELEMENTS:
+            return tensor_util.make_tensor_proto(value)
+        key = (value.dtype, value.shape, value.tobytes())
+        found = self._values.get(key)
+        if found is None:
+            found = self._values[key] = tensor_util.make_tensor_proto(value)
+        return found
 
     def add_single(
         self, op: str, name: str, inputs: Sequence[str], device: str, dtypes: Mapping[str, int]

@@ -47,7 +47,7 @@ def lower_tanh_gelus(
         preserve: names of nodes that must stay as they are.
         clamp: whether powers could leave the range of the target dtype.
     """
-    matcher = Matcher(edits.view)
+    matcher = edits.matcher
     lower = functools.partial(_lower_powers, edits, matcher, preserve=preserve, clamp=clamp)
     _attempt(edits, matcher, tanhs, lower)
 
@@ -59,7 +59,7 @@ def lower_erf_gelus(edits: GraphEdits, erfs: Collection[int]) -> None:
         edits: receives the lists, the units and the near misses.
         erfs: the Erf and Erfc nodes, by number.
     """
-    matcher = Matcher(edits.view)
+    matcher = edits.matcher
     _attempt(edits, matcher, erfs, functools.partial(_lower_exponential, edits, matcher))
 
 

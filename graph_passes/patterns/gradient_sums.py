@@ -33,7 +33,7 @@ def merge_weight_gradients(edits: GraphEdits, preserve: Collection[str]) -> None
         edits: receives the changes, the units and the near misses.
         preserve: names of nodes that must stay.
     """
-    matcher = Matcher(edits.view)
+    matcher = edits.matcher
     for number in float_sums(edits):
         if matcher.op(matcher.maker(matcher.tensor(number, 0))) in PRODUCTS:
             attempt(edits, matcher, number, preserve, _merge)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection
 
 from graph_passes.kernels import KernelSupport
@@ -32,29 +33,30 @@ class LowProducts:
 
     def read(self, tensor: str) -> bool:
         """Whether one of them reads a tensor, directly or behind ops that only move values."""
-        view, matcher = self.view, Matcher(self.view)
+        matcher = self._matcher
         pending, seen = [tensor], {tensor}
         while pending:
             last = pending.pop()
-            for reader in view.reading_nodes(view.index[view.split(last)[0]]):
-                node = view.nodes[reader]
-                if last not in node.input or reader in self.ineligible:
+            for reader in matcher.readers(matcher.maker(last)):
+                inputs = matcher.inputs(reader)
+                if last not in inputs or reader in self.ineligible:
                     continue
-                if self._goes_low(reader, last):
+                if self._goes_low(reader, inputs.index(last)):
                     return True
-                moved = matcher.output(reader)
-                if node.op in _MOVES and node.input[0] == last and moved not in seen:
-                    seen.add(moved)
-                    pending.append(moved)
+                if matcher.op(reader) in _MOVES and inputs[0] == last:
+                    moved = matcher.output(reader)
+                    if moved not in seen:
+                        seen.add(moved)
+                        pending.append(moved)
         return False
 
-    def _goes_low(self, number: int, tensor: str) -> bool:
-        view = self.view
-        node, op_type = view.nodes[number], view.op_types[number]
-        if op_type is None or self.lists.list_of(op_type.name) != "allow":
+    def _goes_low(self, number: int, port: int) -> bool:
+        kind = self.view.kind(number)
+        if kind.op_type is None or self.lists.list_of(kind.op_type.name) != "allow":
             return False
-        layout = view.layouts[number]
-        slot = layout.in_slots[list(node.input).index(tensor)]
-        return view.dtypes[view.base[number] + slot] == FLOAT and self.support.has_kernel(
-            op_type, layout.slots[slot], node
-        )
+        slot = kind.layout.in_slots[port]
+        return kind.dtypes[slot] == FLOAT and self.support.supports(kind, slot)
+
+    @functools.cached_property
+    def _matcher(self) -> Matcher:
+        return Matcher(self.view)

@@ -7,10 +7,13 @@ nodes' inputs hold, so that two outputs of one node stay apart.
 from __future__ import annotations
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import node_def_pb2, tensor_pb2
 from tensorflow.python.framework import tensor_util
 
 from graph_passes.view import GraphView
+
+_FEW_BYTES = 64
+"""Constants of no more are mostly shapes and axes, which come again all over a graph."""
 
 
 class NoMatchError(Exception):
@@ -27,6 +30,7 @@ class Matcher:
         self._makers: dict[str, int] = {}
         self._makers_of: dict[int, list[int]] = {}
         self._constants: dict[int, np.ndarray] = {}
+        self._values: dict[bytes, np.ndarray] = {}
         self._ops = [kind.op for kind in view.kinds]
 
     def node(self, number: int) -> node_def_pb2.NodeDef:
@@ -60,7 +64,10 @@ class Matcher:
         """The nodes that make the tensors that a node reads, by port."""
         found = self._makers_of.get(number)
         if found is None:
-            found = self._makers_of[number] = [self.maker(t) for t in self.inputs(number)]
+            found = self.view.makers(number)
+            if -1 in found:
+                found = [self.maker(tensor) for tensor in self.inputs(number)]
+            self._makers_of[number] = found
         return found
 
     def output(self, number: int) -> str:
@@ -121,5 +128,14 @@ class Matcher:
         found = self._constants.get(number)
         if found is None:
             value = self.node(number).attr["value"].tensor
-            found = self._constants[number] = tensor_util.MakeNdarray(value)
+            found = self._constants[number] = self._value(value)
+        return found
+
+    def _value(self, value: tensor_pb2.TensorProto) -> np.ndarray:
+        if value.ByteSize() > _FEW_BYTES:
+            return tensor_util.MakeNdarray(value)
+        content = value.SerializeToString()
+        found = self._values.get(content)
+        if found is None:
+            found = self._values[content] = tensor_util.MakeNdarray(value)
         return found

@@ -76,7 +76,7 @@ class _GradientSearch:
     """Finds what belongs to the gradient of a softmax."""
 
     def __init__(self, edits: GraphEdits, lists: OpLists) -> None:
-        self.m = Matcher(edits.view)
+        self.m = edits.matcher
         self._edits = edits
         self._lists = lists
 

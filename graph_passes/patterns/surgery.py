@@ -8,7 +8,6 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.eligibility import node_name
-from graph_passes.indexing import packed
 from graph_passes.kinds import Kind
 from graph_passes.op_registry import registered_op_type
 from graph_passes.view import ARGUMENT, RESULT, GraphView, Shape
@@ -77,7 +76,9 @@ def replace_tensors(
         if given is not None and node.op == "AddN":
             new.attr["N"].i = len(given)
     for node in (*changed.values(), *new_nodes):
-        node.input[:] = [redirect.get(name, name) for name in node.input[:]]
+        read = node.input[:]
+        if not redirect.keys().isdisjoint(read):
+            node.input[:] = [redirect.get(name, name) for name in read]
     dead = _Unread(view, changed, new_nodes, kept).find(orphans)
     nodes, moved, anew = _assemble(view, changed, new_nodes, dead)
     return view.edited(nodes, moved, anew, shapes)
@@ -131,8 +132,7 @@ class _Unread:
         self._changed = changed
         self._kept = {view.index[name] for name in kept if name in view.index}
         self._may_go = [self._has_no_effect(kind) for kind in view.kinds]
-        makers = np.asarray(view.vertex_nodes)[view.sources]
-        self._makers = packed(makers)
+        makers = np.asarray(view.maker_nodes)
         readers = np.bincount(makers[makers >= 0], minlength=len(view.nodes))
         # How often a node that stays reads each node, control inputs included.
         self._uses: list[int] = readers.tolist()
@@ -178,8 +178,7 @@ class _Unread:
     def _read_before(self, number: int) -> list[int]:
         """The nodes that a node read before the edits, each as often as it did."""
         view = self._view
-        first, end = view.edge_starts[number], view.edge_starts[number + 1]
-        read = [maker for maker in self._makers[first:end] if maker >= 0]
+        read = [maker for maker in view.makers(number) if maker >= 0]
         if number in view.control_ends:
             read += self._numbers(view.nodes[number], controls_alone=True)
         return read

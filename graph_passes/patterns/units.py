@@ -23,7 +23,6 @@ from graph_passes.patterns.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.patterns.fused_layer_norm import fuse_layer_norms
 from graph_passes.patterns.gradient_sums import merge_weight_gradients
 from graph_passes.patterns.low_products import LowProducts
-from graph_passes.patterns.matching import Matcher
 from graph_passes.patterns.norms import CENTRED, UNCENTRED, FoundNorm, find_norms
 from graph_passes.patterns.ones_product import ones_products_pay
 from graph_passes.view import GraphView, Shape
@@ -112,8 +111,7 @@ def _fuse_norms(
     rules = [rule for rule in (CENTRED, UNCENTRED) if config.has_rule(rule)]
     if not rules and not fuses:
         return []
-    matcher = Matcher(edits.view)
-    norms = find_norms(edits, matcher)
+    norms = find_norms(edits, edits.matcher)
     if fuses and has_fused_kernels(support):
-        norms = fuse_layer_norms(edits, matcher, norms, kept)
+        norms = fuse_layer_norms(edits, edits.matcher, norms, kept)
     return [norm for norm in norms if norm.rule in rules]

@@ -12,7 +12,6 @@ from collections.abc import Collection
 import numpy as np
 
 from graph_passes.patterns.edits import GraphEdits
-from graph_passes.patterns.matching import Matcher
 
 REDUCTIONS = ("Sum", "Mean")
 
@@ -30,7 +29,7 @@ def pass_unread_sums(edits: GraphEdits, ends: Collection[int], preserve: Collect
     view = edits.view
     if not (preserve or view.is_function):
         return
-    matcher = Matcher(view)
+    matcher = edits.matcher
     read = np.bincount(view.sources, minlength=len(view.dtypes)).astype(bool)
     unread = {
         number
