@@ -53,6 +53,7 @@ def measure(request: Message, dtype: str) -> Message:
     config = PrecisionConfig(target_dtype=dtype, device=oracle.DEVICES[dtype])
     meta_graph = _graph(request)
     preserve = oracle.fetches(meta_graph)
+    shapes = _shapes(request)
     graph = meta_graph.graph_def
     small = _graph({"nodes": _WARM_UP_NODES}).graph_def
     # Lists and the op registry are read once a process, whatever the graph.
@@ -62,7 +63,7 @@ def measure(request: Message, dtype: str) -> Message:
 
     before = resident_mb()
     reset_peak()
-    result = rewrite_graph_def(graph, config, preserve=preserve)
+    result = rewrite_graph_def(graph, config, preserve=preserve, shapes=shapes)
     answer["peak_added_mb"] = peak_resident_mb() - before
     answer["summary"] = result.report.summary()
     if result.failure is not None:
@@ -74,7 +75,7 @@ def measure(request: Message, dtype: str) -> Message:
     answer |= {"ours_s": [], "oracle_s": [], "oracle_call_s": []}
     for _ in range(request["repeats"]):
         started = time.perf_counter()
-        result = rewrite_graph_def(graph, config, preserve=preserve)
+        result = rewrite_graph_def(graph, config, preserve=preserve, shapes=shapes)
         answer["ours_s"].append(time.perf_counter() - started)
         del result
         if with_oracle:
@@ -144,6 +145,17 @@ def _graph(request: Message) -> Any:
         path = Path(request["file"])
         return oracle.read_graph(path.parent, path.stem)
     return oracle.with_fetches(*layered_graph(request["nodes"]))
+
+
+def _shapes(request: Message) -> Any:
+    """The static shapes of a graph of the corpus, as the function host gives them to the pass."""
+    import oracle
+    from tensor_shapes import static_shapes
+
+    if "file" not in request:
+        return None
+    path = Path(request["file"])
+    return static_shapes(oracle.read_shapes(path.parent, path.stem)[1].get("", {}))
 
 
 def _measure_all(
