@@ -80,13 +80,12 @@ class Canvas:
         for name, list_name in listed.items():
             number = view.index[name]
             first = view.base[number]
-            vertices = range(first, first + len(view.layout(number).slots))
-            floats = [vertex for vertex in vertices if view.is_float[vertex]]
-            if list_name == FLOAT32:
-                self.listed[floats] = 0
-                self.block(floats, Reason.INSIDE_UNIT)
-            else:
-                self.listed[floats] = LIST_NAMES.index(list_name) + 1
+            code = 0 if list_name == FLOAT32 else LIST_NAMES.index(list_name) + 1
+            for vertex, dtype in enumerate(view.kind(number).dtypes, first):
+                if dtype == FLOAT:
+                    self.listed[vertex] = code
+                    if list_name == FLOAT32:
+                        self.block((vertex,), Reason.INSIDE_UNIT)
 
     def connect(self, implicit_edges: list[tuple[int, int]]) -> None:
         """Makes the edge tables, with implicit edges between the ends of tensor lists."""

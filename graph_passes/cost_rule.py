@@ -146,7 +146,7 @@ class _Problem:
             return 0.0  # its node is judged by the first float32 vertex
         if self._fusing_producer(vertex) is not None:
             return 0.0
-        op = view.nodes[number].op
+        op = view.kind(number).op
         cost = self._table.cost_of(op, self._sizes.variant(number))
         if cost is None:
             return None if self._canvas.listed[vertex] == ALLOW else 0.0
@@ -166,10 +166,10 @@ class _Problem:
         nodes = np.searchsorted(np.array(view.edge_starts), touched, side="right") - 1
         readers: dict[tuple[str, int], set[int]] = {}
         origin: dict[tuple[str, int], tuple[int, str]] = {}
-        for edge, reader in zip(touched, nodes.tolist(), strict=True):
+        taken = [self.variables.get(target, FLOAT32) for target in targets[touched].tolist()]
+        for edge, reader, variable in zip(touched, nodes.tolist(), taken, strict=True):
             name = view.nodes[reader].input[edge - view.edge_starts[reader]]
             tensor = view.split(name)
-            variable = self.variables.get(int(targets[edge]), FLOAT32)
             if tensor in readers:
                 readers[tensor].add(variable)
             else:

@@ -169,7 +169,7 @@ class GraphView:
         """Name of a node -> the nodes that have it as a control input."""
         found: dict[str, list[int]] = {}
         for number in self._index.with_controls:
-            for name in self.nodes[number].input:
+            for name in self.nodes[number].input[:]:
                 if name[0] == "^":
                     found.setdefault(name[1:], []).append(number)
         return found

@@ -115,6 +115,7 @@ def _read(
     is_function: bool,
     shapes: Shapes | None,
 ) -> GraphView:
+    nodes = nodes if isinstance(nodes, list) else list(nodes)  # a field makes each object anew
     index = NodeIndex(functions)
     index.extend(nodes)
     return GraphView(nodes, index, functions, is_function=is_function, shapes=shapes)

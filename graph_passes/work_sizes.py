@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from graph_passes.costs import BROADCAST, POINTWISE, STRIDED, OpCost
-from graph_passes.view import GraphView, Shape
+from graph_passes.view import FLOAT, GraphView, Shape
 
 UNKNOWN_DIMENSION = 32
 """What counts for a dimension that is not known, nearly always the batch."""
@@ -23,6 +23,7 @@ class WorkSizes:
     def __init__(self, view: GraphView) -> None:
         self._view = view
         self._shapes: dict[str, Shape | None] = {}
+        self._read: dict[int, list[str]] = {}
 
     def elements(self, tensor: str) -> int | None:
         """The number of elements of a tensor, None where its shape is not known."""
@@ -30,15 +31,15 @@ class WorkSizes:
         if shape is None or None in shape:
             # A dimension of unknown size may be what a Reshape made of several known ones.
             number = self._view.index[self._view.split(tensor)[0]]
-            if self._view.nodes[number].op == "Reshape":
+            if self._view.kind(number).op == "Reshape":
                 before = self.elements(self._view.nodes[number].input[0])
                 return _elements(shape) if before is None else before
         return _elements(shape)
 
     def variant(self, number: int) -> str:
         """The variant of its op that a node is."""
-        node = self._view.nodes[number]
-        if node.op in _CONVOLUTIONS:
+        if self._view.kind(number).op in _CONVOLUTIONS:
+            node = self._view.nodes[number]
             if "strides" in node.attr and max(node.attr["strides"].list.i, default=1) > 1:
                 return STRIDED
             weights = self._filter(number)
@@ -58,7 +59,7 @@ class WorkSizes:
         return max(sizes, default=None)
 
     def _flops(self, number: int) -> int | None:
-        op = self._view.nodes[number].op
+        op = self._view.kind(number).op
         if op in _CONVOLUTIONS:
             weights, windows = self._filter(number), self._windows(number)
             if weights is None or windows is None:
@@ -87,7 +88,7 @@ class WorkSizes:
 
     def _filter(self, number: int) -> tuple[int, ...] | None:
         """The shape of a convolution's filter."""
-        op, names = self._view.nodes[number].op, self._inputs(number)
+        op, names = self._view.kind(number).op, self._inputs(number)
         if op.endswith("BackpropFilter"):
             shape = self._output(number)
         else:
@@ -98,18 +99,21 @@ class WorkSizes:
 
     def _windows(self, number: int) -> int | None:
         """The elements of a convolution's result, or of the gradient of it."""
-        if self._view.nodes[number].op.endswith(("BackpropInput", "BackpropFilter")):
+        if self._view.kind(number).op.endswith(("BackpropInput", "BackpropFilter")):
             return self.elements(self._inputs(number)[-1])
         return _elements(self._output(number))
 
     def _inputs(self, number: int) -> list[str]:
         """The float32 tensors that a node reads."""
-        view = self._view
-        first, slots = view.base[number], view.layout(number).in_slots
-        names = view.nodes[number].input[: len(slots)]
-        return [
-            name for name, slot in zip(names, slots, strict=True) if view.is_float[first + slot]
-        ]
+        found = self._read.get(number)
+        if found is None:
+            kind = self._view.kind(number)
+            slots, dtypes = kind.layout.in_slots, kind.dtypes
+            names = self._view.nodes[number].input[: len(slots)]
+            found = self._read[number] = [
+                name for name, slot in zip(names, slots, strict=True) if dtypes[slot] == FLOAT
+            ]
+        return found
 
     def _output(self, number: int) -> Shape | None:
         return self._shape(self._view.nodes[number].name)

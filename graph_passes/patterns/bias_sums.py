@@ -70,11 +70,9 @@ def multiply_by_ones(edits: GraphEdits, preserve: Collection[str], products: Low
         products: tells which gradients go low in any case.
     """
     view, ones = edits.view, OnesProduct(edits, products)
-    for number, op_type in enumerate(view.op_types):
-        if op_type is None or op_type.name != "BiasAddGrad":
-            continue
-        node = view.nodes[number]
-        is_last = op_type.attr(node, "data_format").s == b"NHWC"
+    for number in view.of_op("BiasAddGrad"):
+        node, op_type = view.nodes[number], view.op_type(number)
+        is_last = op_type is not None and op_type.attr(node, "data_format").s == b"NHWC"
         if not is_last or not view.is_float[view.base[number]] or node.name in preserve:
             continue
         tensor = node.input[0]
