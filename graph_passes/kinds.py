@@ -8,6 +8,7 @@ spread over the nodes by number.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Mapping
 
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
@@ -19,7 +20,7 @@ _NO_LAYOUT = Layout((), (), (), {})
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Kind:
-    """One kind of node. Each is made once a graph, so that equal kinds are one object.
+    """One kind of node. Within a graph equal kinds are one object.
 
     Attributes:
         op: the op that nodes of this kind have.
@@ -40,15 +41,24 @@ class Kind:
 
 
 class Family:
-    """The kinds of one op: `numbers` has for each key (see `OpType.key_of`) a kind's number."""
+    """The kinds of one op in a graph.
 
-    __slots__ = ("key_of", "numbers", "op", "op_type")
+    Attributes:
+        op: the op.
+        op_type: its op type, None where this TensorFlow does not know the op.
+        key_of: gives the key of a node, see `OpType.key_of`.
+        numbers: key -> the kind's number.
+        known: key -> the kind, for those that are known from other graphs as well.
+    """
 
-    def __init__(self, op: str, op_type: OpType | None) -> None:
+    __slots__ = ("key_of", "known", "numbers", "op", "op_type")
+
+    def __init__(self, op: str, op_type: OpType | None, known: dict[Hashable, Kind]) -> None:
         self.op = op
         self.op_type = op_type
         self.key_of = _no_key if op_type is None else op_type.key_of
         self.numbers: dict[Hashable, int] = {}
+        self.known = known
 
 
 class KindTable:
@@ -77,21 +87,34 @@ class KindTable:
         if family is None:
             function = self._functions.get(op)
             op_type = registered_op_type(op) if function is None else OpType(function)
-            family = self.families[op] = Family(op, op_type)
+            shared = op_type is not None and function is None
+            known = _known_kinds(op_type) if shared else {}
+            family = self.families[op] = Family(op, op_type, known)
         return family
 
     def add(self, family: Family, key: Hashable, node: node_def_pb2.NodeDef) -> int:
         """Numbers the kind of a node that is the first with its key."""
-        op_type = family.op_type
-        if op_type is None:
-            kind = Kind(family.op, None, _NO_LAYOUT, ())
-        else:
-            layout = op_type.layout_of(node)
-            dtypes = tuple(op_type.dtype_of(node, slot) for slot in layout.slots)
-            kind = Kind(family.op, op_type, layout, dtypes)
+        kind = family.known.get(key)
+        if kind is None:
+            kind = family.known[key] = _read_kind(family, node)
         number = family.numbers[key] = len(self.kinds)
         self.kinds.append(kind)
         return number
+
+
+def _read_kind(family: Family, node: node_def_pb2.NodeDef) -> Kind:
+    op_type = family.op_type
+    if op_type is None:
+        return Kind(family.op, None, _NO_LAYOUT, ())
+    layout = op_type.layout_of(node)
+    dtypes = tuple(op_type.dtype_of(node, slot) for slot in layout.slots)
+    return Kind(family.op, op_type, layout, dtypes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_kinds(_: OpType) -> dict[Hashable, Kind]:
+    """The kinds of a registered op type that any graph has had so far, by key."""
+    return {}
 
 
 def _no_key(_: node_def_pb2.NodeDef) -> None:
