@@ -25,7 +25,7 @@ from tensorflow.python.framework import dtypes
 from graph_passes.constants import LARGEST
 from graph_passes.patterns.edits import GraphEdits, NearMiss
 from graph_passes.patterns.matching import Matcher, NoMatchError
-from graph_passes.patterns.search import SHAPERS
+from graph_passes.patterns.search import ADDS, SHAPERS
 
 REPLACED = 30000.0
 """How far below 0 what replaces a masked score is, as Keras chooses for float16."""
@@ -36,7 +36,6 @@ LONGEST_WAY = 16
 MOST_OPS = 64
 """Ops that are looked at for one softmax."""
 
-_ADDS = ("AddV2", "Add")
 _SELECTS = ("SelectV2", "Select")
 _MOVES = (*SHAPERS, "Transpose")
 _SPREADS = ("BroadcastTo", "Tile")
@@ -127,7 +126,7 @@ class _MaskSearch:
             ports = (1,)
         elif op in _SELECTS:
             ports = (1, 2)
-        elif op in (*_ADDS, "Sub"):
+        elif op in (*ADDS, "Sub"):
             ports, added = (0, 1), True
         elif op == "Mul" and added:
             ports = self._factor(number)

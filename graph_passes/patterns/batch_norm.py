@@ -21,11 +21,9 @@ import numpy as np
 from graph_passes.patterns.batch_norm_gradient import Gradient, GradientSearch
 from graph_passes.patterns.edits import NearMiss
 from graph_passes.patterns.matching import Matcher, NoMatchError
-from graph_passes.patterns.search import PARAMETERS, SHAPERS, Search
+from graph_passes.patterns.search import ADDS, PARAMETERS, SHAPERS, Search
 from graph_passes.view import GraphView
 
-ADDS = ("AddV2", "Add")
-"""Sums of two tensors."""
 _CHANNELS_LAST = [0, 1, 2]
 MIN_EPSILON = {"GPU": float(np.float32(1e-5)), "CPU": 0.0}
 """Device -> the smallest epsilon that its fused kernels take; on a GPU that is cuDNN's."""

@@ -12,10 +12,9 @@ from __future__ import annotations
 import dataclasses
 
 from graph_passes.patterns.matching import NoMatchError
-from graph_passes.patterns.search import SHAPERS, Search
+from graph_passes.patterns.search import SHAPERS, SUMS, Search
 
 _SPREADERS = (*SHAPERS, "BroadcastTo", "Tile")
-_SUMS = ("AddN", "AddV2", "Add")
 _LONGEST_SPREAD = 8
 """Ops between a statistic's gradient and its division by the count: 5 with static shapes."""
 
@@ -91,7 +90,7 @@ class GradientSearch:
         x_sum = self._s.one(self._s.sums_of(self._s.name(weighted)), "the sum of x * dy")
         d_scale = self._s.behind_shapes(
             x_sum,
-            lambda n: m.op(n) in _SUMS and m.reads(n, self._s.name(to_scale)),
+            lambda n: m.op(n) in SUMS and m.reads(n, self._s.name(to_scale)),
             "the gradient of the scale",
             self._s.inside,
         )

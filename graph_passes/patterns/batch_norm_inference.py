@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from graph_passes.patterns.batch_norm import ADDS
 from graph_passes.patterns.edits import GraphEdits, NearMiss
 from graph_passes.patterns.folded_batch_norm import (
     Convolution,
@@ -22,7 +21,7 @@ from graph_passes.patterns.folded_batch_norm import (
     fold_batch_norm,
 )
 from graph_passes.patterns.matching import Matcher, NoMatchError
-from graph_passes.patterns.search import PARAMETERS
+from graph_passes.patterns.search import ADDS, PARAMETERS
 from graph_passes.view import FLOAT, Shape
 
 OP = "FusedBatchNormV3"

@@ -26,12 +26,12 @@ import numpy as np
 
 from graph_passes.patterns.edits import GraphEdits, NearMiss
 from graph_passes.patterns.matching import Matcher, NoMatchError
+from graph_passes.patterns.search import ADDS
 from graph_passes.view import FLOAT
 
 CLAMP = 10.0
 """How far from 0 the argument of the powers may be in float16: 10^3 is well within its range."""
 
-_ADDS = ("AddV2", "Add")
 _INNER = 0.044715
 _OUTER = float(np.sqrt(2 / np.pi))
 
@@ -108,7 +108,7 @@ def _value_readers(m: Matcher, number: int) -> list[int]:
 def _cube_in(m: Matcher, tanh: int) -> int | None:
     """The cube in tanh(c * (x + b * x^3)); None where a tanh is of something else."""
     total = _scaled(m, m.tensor(tanh, 0), _OUTER)
-    if total is None or m.op(m.maker(total)) not in _ADDS:
+    if total is None or m.op(m.maker(total)) not in ADDS:
         return None
     operands = m.inputs(m.maker(total))
     for x, cubic in (operands, operands[::-1]):

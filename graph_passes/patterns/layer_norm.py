@@ -16,9 +16,8 @@ from __future__ import annotations
 import dataclasses
 
 from graph_passes.patterns.matching import Matcher, NoMatchError
-from graph_passes.patterns.search import SHAPERS
+from graph_passes.patterns.search import ADDS, SHAPERS
 
-ADDS = ("AddV2", "Add")
 _JOINS_X = ("Mul", "Sub", "SquaredDifference")
 _ARITHMETIC = frozenset((*ADDS, *_JOINS_X, "Neg"))
 _SQUARES = ("Square", "Mul", "Pow")

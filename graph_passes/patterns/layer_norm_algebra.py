@@ -16,11 +16,11 @@ import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
 
-from graph_passes.patterns.layer_norm import ADDS, Norm
+from graph_passes.patterns.layer_norm import Norm
 from graph_passes.patterns.layer_norm_gradient import NormGradient
 from graph_passes.patterns.matching import Matcher, NoMatchError
 from graph_passes.patterns.polynomials import Polynomial, constant, symbol
-from graph_passes.patterns.search import SHAPERS
+from graph_passes.patterns.search import ADDS, SHAPERS
 from graph_passes.view import Shape
 
 _FIXED = ("m", "r", "i")

@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable
 
-from graph_passes.patterns.layer_norm import ADDS, Norm, is_parameter
+from graph_passes.patterns.layer_norm import Norm, is_parameter
 from graph_passes.patterns.matching import Matcher, NoMatchError
-from graph_passes.patterns.search import SHAPERS
+from graph_passes.patterns.search import ADDS, SHAPERS
 
 SUMS = ("AddN", *ADDS)
 _SPREADERS = (*SHAPERS, "BroadcastTo", "Tile")

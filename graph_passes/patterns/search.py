@@ -9,6 +9,12 @@ from graph_passes.patterns.matching import Matcher, NoMatchError
 SHAPERS = ("Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient")
 """Ops that give the elements of their first input as they are."""
 
+ADDS = ("AddV2", "Add")
+"""Sums of two tensors."""
+
+SUMS = ("AddN", *ADDS)
+"""Sums of any number of tensors."""
+
 PARAMETERS = ("ReadVariableOp", "Identity", "_Arg", "Cast")
 """Ops that make a stored scale or offset."""
 

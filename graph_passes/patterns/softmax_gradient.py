@@ -23,16 +23,15 @@ import numpy as np
 from graph_passes.op_lists import OpLists
 from graph_passes.patterns.edits import GraphEdits, NearMiss
 from graph_passes.patterns.matching import Matcher, NoMatchError
-from graph_passes.patterns.search import SHAPERS
+from graph_passes.patterns.search import SHAPERS, SUMS
 from graph_passes.view import FLOAT
 
 LONGEST_WAY = 16
 """Ops between the gradient of a softmax and the matrix product it comes from."""
 
-_ADDS = ("AddN", "AddV2", "Add")
 _PRODUCTS = ("Mul", "RealDiv")
 _SELECTS = ("SelectV2", "Select")
-_PASSES = (*SHAPERS, "Transpose", *_PRODUCTS, *_SELECTS, *_ADDS)
+_PASSES = (*SHAPERS, "Transpose", *_PRODUCTS, *_SELECTS, *SUMS)
 
 
 def lower_softmax_gradients(
@@ -139,7 +138,7 @@ class _GradientSearch:
                 continue
             if len(seen) > LONGEST_WAY or not (op in _PASSES or self._is_idle(number)):
                 return False
-            if op in _ADDS or op in _PRODUCTS:
+            if op in SUMS or op in _PRODUCTS:
                 operands = m.inputs(number)
             else:
                 operands = m.inputs(number)[1:] if op in _SELECTS else m.inputs(number)[:1]
