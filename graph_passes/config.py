@@ -134,7 +134,8 @@ RULES: dict[str, str] = {
     "target dtype",
     "loop-hoisting": "casts of what a loop does not change move out of the loop",
     "loop-gradient-sums": "sums of weight gradients over the rounds of a loop become one product",
-    "batch-norm": "a batch normalization written in primitives becomes one fused op",
+    "batch-norm": "a batch normalization written in primitives becomes one fused op, or part "
+    "of the convolution before it",
     "idle-sum": "a sum over the axes that broadcasting added is left out where it added none",
     "weight-gradient": "the sum over a batch of matrix products becomes one matrix product",
     "bias-gradient": "the sum of a gradient over its leading axes becomes BiasAddGrad",

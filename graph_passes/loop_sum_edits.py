@@ -140,7 +140,9 @@ class LoopEdit:
             for term in each.terms:
                 pairs = zip(term.operands, term.widths, strict=True)
                 rows = [self._rows_of(tensor, width, term.device) for tensor, width in pairs]
-                node = self._add(term.op, "sum", rows, term.device, {"T": FLOAT}, each.shape)
+                node = self.caller.add(
+                    term.op, self._inner("sum"), rows, term.device, {"T": FLOAT}, each.shape
+                )
                 if term.op == BIAS_SUM:
                     node.attr["data_format"].s = b"NHWC"
                 else:
@@ -149,17 +151,6 @@ class LoopEdit:
                 totals.append(self.caller.output(node))
             self._add_up(each, totals)
         self._leave_out(sums)
-
-    def _add(
-        self,
-        op: str,
-        name: str,
-        inputs: Sequence[str],
-        device: str,
-        types: Mapping[str, int],
-        shape: Shape | None = None,
-    ) -> node_def_pb2.NodeDef:
-        return self.caller.add(op, self._inner(name), inputs, device, types, shape)
 
     def _inner(self, name: str) -> str:
         return f"{self.name}{_MARK}{name}"
@@ -172,13 +163,17 @@ class LoopEdit:
         row = np.array([-1, width], np.int32)
         shape = caller.constant(self._inner("row_shape"), row, device)
         limit = caller.constant(self._inner("limit"), np.array(-1, np.int32), device)
-        empty = self._add("EmptyTensorList", "list", (shape, limit), device, _LIST_TYPES)
+        empty = caller.add(
+            "EmptyTensorList", self._inner("list"), (shape, limit), device, _LIST_TYPES
+        )
         position = add_to_loop(caller.node(self.name), caller.output(empty), _VARIANT)
         self._push(tensor, device)
         lengths = caller.constant(self._inner("lengths"), np.zeros(0, np.int64), device)
         ended = caller.output(caller.node(self.name), position)
         rows = (None, width)
-        made = self._add(_ROWS, "rows", (ended, shape, lengths), device, _LIST_TYPES, rows)
+        made = caller.add(
+            _ROWS, self._inner("rows"), (ended, shape, lengths), device, _LIST_TYPES, rows
+        )
         caller.shapes[made.name] = (rows, (None,))
         self.rows[tensor] = caller.output(made)
         return self.rows[tensor]
@@ -208,7 +203,9 @@ class LoopEdit:
         if not caller.is_zero(loop.input[each.position]):
             totals = [ended, *totals]
         if len(totals) > 1:
-            node = self._add("AddN", "total", totals, device, {"T": FLOAT}, each.shape)
+            node = caller.add(
+                "AddN", self._inner("total"), totals, device, {"T": FLOAT}, each.shape
+            )
             node.attr["N"].i = len(totals)
             spare.add(node.name)
             totals = [caller.output(node)]

@@ -78,7 +78,8 @@ def find_units(
     support = kernel_support(config.device, config.target)
     edits = GraphEdits(view)
     if config.has_rule("batch-norm") and "Rsqrt" in ops and has_fused_kernels(support):
-        least, fold = MIN_EPSILON[config.device], config.target_dtype == "bfloat16"
+        least = MIN_EPSILON[config.device]
+        fold = (config.device, config.target_dtype) == ("CPU", "bfloat16")
         fuse_batch_norms(edits, kept, least_epsilon=least)
         fuse_stored_batch_norms(edits, kept, least_epsilon=least, fold=fold)
     norms = _fuse_norms(edits, kept, config, support) if "Rsqrt" in ops else []
