@@ -53,7 +53,9 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
         The rewritten copy and what was done.
     """
     view, target = plan.canvas.view, plan.canvas.target
-    new = copy_graph(proto, view)
+    is_low = plan.canvas.low
+    folded = [number for number in view.of_op("Const") if is_low[view.base[number]]]
+    new = copy_graph(proto, view, folded)
     editor = _editor(view, new)
     retyped: list[int] = []
     for vertex in plan.low:
@@ -66,13 +68,14 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
         else:
             attrs[slot.attr].list.type[slot.index] = target
         if kind.op == "Const":
-            convert_tensor(attrs["value"].tensor, target)
+            low = attrs["value"].tensor
+            low.dtype = target
+            convert_tensor(view.nodes[number].attr["value"].tensor, low)
         if not retyped or retyped[-1] != number:
             retyped.append(number)
     casts: dict[tuple[str, int], str] = {}
     made: dict[str, int] = {}
     rewired: list[tuple[int, int, str]] = []
-    low = plan.canvas.low
     readers = np.searchsorted(np.asarray(view.edge_starts), plan.cut, side="right") - 1
     for edge, reader in zip(plan.cut, readers.tolist(), strict=True):
         port = edge - view.edge_starts[reader]
@@ -81,7 +84,7 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
         key = view.split(tensor)
         cast = casts.get(key)
         if cast is None:
-            src, dst = (target, FLOAT) if low[source] else (FLOAT, target)
+            src, dst = (target, FLOAT) if is_low[source] else (FLOAT, target)
             cast = casts[key] = _free_name(view, key, _SHORT[dst])
             made[cast] = source
             device = view.nodes[view.index[key[0]]].device

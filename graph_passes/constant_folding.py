@@ -43,23 +43,22 @@ def _is_idle(canvas: Canvas, vertex: int) -> bool:
     )
 
 
-def convert_tensor(tensor: tensor_pb2.TensorProto, target: int) -> None:
-    """Rounds a stored float32 tensor to the target dtype, in place.
+def convert_tensor(stored: tensor_pb2.TensorProto, low: tensor_pb2.TensorProto) -> None:
+    """Fills a tensor with the values of a stored float32 tensor, rounded to its dtype.
 
     Values are rounded to the nearest, ties to even, as the Cast kernel does; a tensor of equal
     values that stores only one of them still does.
 
     Args:
-        tensor: float32; its shape stays.
-        target: the target dtype, as a value of `types_pb2.DataType`.
+        stored: float32; it is not changed.
+        low: receives shape and values; empty but for its dtype, float16 or bfloat16.
     """
-    low = dtypes.as_dtype(target).as_numpy_dtype
-    tensor.dtype = target
+    dtype = dtypes.as_dtype(low.dtype).as_numpy_dtype
+    low.tensor_shape.CopyFrom(stored.tensor_shape)
     with np.errstate(over="ignore"):  # infinity is what the Cast kernel gives, too
-        if tensor.tensor_content:
-            stored = np.frombuffer(tensor.tensor_content, "<f4")
-            tensor.tensor_content = stored.astype(low).tobytes()
+        content = stored.tensor_content  # each time it is asked for, it is copied
+        if content:
+            low.tensor_content = np.frombuffer(content, "<f4").astype(dtype).tobytes()
         else:
-            listed = np.array(tensor.float_val, np.float32).astype(low)
-            tensor.half_val.extend(listed.view(np.uint16).tolist())
-            tensor.ClearField("float_val")
+            listed = np.array(stored.float_val, np.float32).astype(dtype)
+            low.half_val.extend(listed.view(np.uint16).tolist())

@@ -2,43 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
-from tensorflow.core.framework import function_pb2, graph_pb2
+from google.protobuf.message import Message
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from graph_passes.view import GraphView
 
 Proto = TypeVar("Proto", graph_pb2.GraphDef, function_pb2.FunctionDef)
 
 _BODY = frozenset(("node", "node_def", "ret"))
+_VALUE = "value"
 
 
-def copy_graph(proto: Proto, view: GraphView) -> Proto:
+def copy_graph(proto: Proto, view: GraphView, without_value: Collection[int] = ()) -> Proto:
     """A copy of a graph as a view has it.
 
     Args:
         proto: the GraphDef or FunctionDef that was indexed; it is not changed.
         view: the view of it, or one that was edited since: nodes and results come from there, all
             else from the graph.
+        without_value: numbers of constants whose value is left out, because it will be another.
     """
     copy = type(proto)()
-    if not view.is_edited:
+    if not view.is_edited and not without_value:
         copy.CopyFrom(proto)
         return copy
-    for field, value in proto.ListFields():
-        if field.name in _BODY:
+    _copy_fields(proto, copy, _BODY)
+    first, end = 0, len(view.nodes)
+    if isinstance(copy, function_pb2.FunctionDef):
+        results = copy.signature.output_arg
+        first, end = len(copy.signature.input_arg), end - len(results)
+        for arg, node in zip(results, view.nodes[end:], strict=True):
+            copy.ret[arg.name] = node.input[0]
+        add = copy.node_def.add
+    else:
+        add = copy.node.add
+    lean = frozenset(without_value)
+    for number, node in enumerate(view.nodes[first:end], first):
+        if number in lean:
+            _copy_but_value(node, add())
+        else:  # one by one: a field extended by messages serializes and parses each
+            add().CopyFrom(node)
+    return copy
+
+
+def _copy_but_value(node: node_def_pb2.NodeDef, new: node_def_pb2.NodeDef) -> None:
+    _copy_fields(node, new, ("attr",))
+    for name, value in node.attr.items():
+        if name != _VALUE:
+            new.attr[name].CopyFrom(value)
+
+
+def _copy_fields(old: Message, new: Message, left_out: Collection[str]) -> None:
+    for field, value in old.ListFields():
+        if field.name in left_out:
             continue
         if field.type == FieldDescriptor.TYPE_MESSAGE or field.is_repeated:
-            getattr(copy, field.name).MergeFrom(value)
+            getattr(new, field.name).MergeFrom(value)
         else:
-            setattr(copy, field.name, value)
-    if not isinstance(copy, function_pb2.FunctionDef):
-        copy.node.extend(view.nodes)
-        return copy
-    arguments, results = len(copy.signature.input_arg), copy.signature.output_arg
-    end = len(view.nodes) - len(results)
-    copy.node_def.extend(view.nodes[arguments:end])
-    for arg, node in zip(results, view.nodes[end:], strict=True):
-        copy.ret[arg.name] = node.input[0]
-    return copy
+            setattr(new, field.name, value)

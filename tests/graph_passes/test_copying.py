@@ -35,3 +35,12 @@ def test_nodes_come_from_an_edited_view_and_the_rest_from_the_graph() -> None:
     assert (copy.library, copy.versions) == (graph_def.library, graph_def.versions)
     copy.library.function[0].signature.name = "other"
     assert graph_def.library.function[0].signature.name == "double"
+
+
+def test_value_of_a_constant_is_left_out_where_it_will_be_another() -> None:
+    graph_def = graph(TEXT)
+    graph_def.node[0].device = "/device:GPU:0"
+    copy = copy_graph(graph_def, view_graph(graph_def), [0])
+    assert "value" not in copy.node[0].attr
+    del graph_def.node[0].attr["value"]
+    assert copy == graph_def
