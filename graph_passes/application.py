@@ -70,7 +70,9 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
         if kind.op == "Const":
             low = attrs["value"].tensor
             low.dtype = target
-            convert_tensor(view.nodes[number].attr["value"].tensor, low)
+            stored = view.nodes[number].attr.get("value")  # [] would write to a map that lacks it
+            if stored is not None:
+                convert_tensor(stored.tensor, low)
         if not retyped or retyped[-1] != number:
             retyped.append(number)
     casts: dict[tuple[str, int], str] = {}
