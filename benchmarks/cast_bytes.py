@@ -60,7 +60,7 @@ def measure(request: Message, directory: Path, dtype: str) -> Message:
         on the graph; for a rewrite of ours that was given up "failure".
     """
     import oracle
-    from tensor_shapes import static_shapes
+    from tensor_shapes import body_shapes, static_shapes
 
     from graph_passes import PrecisionConfig, rewrite_graph_def
 
@@ -77,6 +77,7 @@ def measure(request: Message, directory: Path, dtype: str) -> Message:
         config,
         preserve=oracle.fetches(meta_graph),
         shapes=static_shapes(shapes.get("", {})),
+        function_shapes=body_shapes(before.library.function, shapes),
     )
     answer: Message = {
         "nodes": len(before.node) + sum(len(f.node_def) for f in before.library.function),

@@ -53,8 +53,8 @@ def measure(request: Message, dtype: str) -> Message:
     config = PrecisionConfig(target_dtype=dtype, device=oracle.DEVICES[dtype])
     meta_graph = _graph(request)
     preserve = oracle.fetches(meta_graph)
-    shapes = _shapes(request)
     graph = meta_graph.graph_def
+    shapes = _shapes(request, graph)
     small = _graph({"nodes": _WARM_UP_NODES}).graph_def
     # Lists and the op registry are read once a process, whatever the graph.
     rewrite_graph_def(small, config)
@@ -63,7 +63,7 @@ def measure(request: Message, dtype: str) -> Message:
 
     before = resident_mb()
     reset_peak()
-    result = rewrite_graph_def(graph, config, preserve=preserve, shapes=shapes)
+    result = rewrite_graph_def(graph, config, preserve=preserve, **shapes)
     answer["peak_added_mb"] = peak_resident_mb() - before
     answer["summary"] = result.report.summary()
     if result.failure is not None:
@@ -75,7 +75,7 @@ def measure(request: Message, dtype: str) -> Message:
     answer |= {"ours_s": [], "oracle_s": [], "oracle_call_s": []}
     for _ in range(request["repeats"]):
         started = time.perf_counter()
-        result = rewrite_graph_def(graph, config, preserve=preserve, shapes=shapes)
+        result = rewrite_graph_def(graph, config, preserve=preserve, **shapes)
         answer["ours_s"].append(time.perf_counter() - started)
         del result
         if with_oracle:
@@ -147,15 +147,19 @@ def _graph(request: Message) -> Any:
     return oracle.with_fetches(*layered_graph(request["nodes"]))
 
 
-def _shapes(request: Message) -> Any:
+def _shapes(request: Message, graph: Any) -> dict[str, Any]:
     """The static shapes of a graph of the corpus, as the function host gives them to the pass."""
     import oracle
-    from tensor_shapes import static_shapes
+    from tensor_shapes import body_shapes, static_shapes
 
     if "file" not in request:
-        return None
+        return {}
     path = Path(request["file"])
-    return static_shapes(oracle.read_shapes(path.parent, path.stem)[1].get("", {}))
+    traced = oracle.read_shapes(path.parent, path.stem)[1]
+    return {
+        "shapes": static_shapes(traced.get("", {})),
+        "function_shapes": body_shapes(graph.library.function, traced),
+    }
 
 
 def _measure_all(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -134,6 +134,19 @@ def static_shapes(
         )
 
     return shapes_of
+
+
+def body_shapes(
+    functions: Iterable[function_pb2.FunctionDef], traced: Mapping[str, Mapping[str, Any]]
+) -> Callable[[str], Callable[[str], tuple[tuple[int | None, ...] | None, ...]]]:
+    """The same for the bodies of functions, by the function's name.
+
+    Args:
+        functions: their definitions.
+        traced: function name -> node name -> shapes of its outputs.
+    """
+    arguments = {function.signature.name: argument_shapes(function) for function in functions}
+    return lambda name: static_shapes({**traced.get(name, {}), **arguments.get(name, {})})
 
 
 def argument_shapes(function: function_pb2.FunctionDef) -> dict[str, list[Shape]]:

@@ -88,6 +88,11 @@ class Region:
     callee_of: tuple[str, int] = ("", 0)
 
     @property
+    def is_main(self) -> bool:
+        """Whether it is the main graph."""
+        return not self.callee_of[0]
+
+    @property
     def nodes(self) -> Sequence[node_def_pb2.NodeDef]:
         """The nodes of the body."""
         proto = self.proto

@@ -36,6 +36,8 @@ STRIDED = "strided"
 
 POINTWISE = "pointwise"
 """Variant of a convolution with a filter of one pixel, which does little work for its bytes."""
+TRANSPOSED = "transposed"
+"""Variant of a matrix product that reads its second matrix by columns, as gradients do."""
 
 _REMEDY = "Correct the file, or measure it anew with `tf-amp tune`."
 

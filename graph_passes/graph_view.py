@@ -27,6 +27,9 @@ Shape = tuple[int | None, ...]
 Shapes = Callable[[str], Sequence[Shape | None]]
 """Gives for a node's name the shapes of its outputs, () for an unknown node."""
 
+FunctionShapes = Callable[[str], Shapes | None]
+"""Gives for a function's name the shapes of its body, where they are known."""
+
 FLOAT = types_pb2.DT_FLOAT
 ARGUMENT = "_Arg"
 RESULT = "_Retval"
@@ -296,6 +299,10 @@ class GraphView:
         """The vertices of the tensors that a node reads, by port."""
         edges = slice(self.edge_starts[number], self.edge_starts[number + 1])
         return self.sources[edges].tolist()  # type: ignore[no-any-return]
+
+
+def no_shapes(_: str) -> None:
+    """The shapes of functions where none are known."""
 
 
 def extend_shapes(

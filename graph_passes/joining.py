@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, op_def_pb2
 from tensorflow.python.framework import op_def_registry
 
 from graph_passes.call_graph import Call, Region
 from graph_passes.op_registry import OpType, registered_op_type
-from graph_passes.view import JOINED_ARGUMENT
+from graph_passes.view import JOINED_ARGUMENT, Shape, Shapes
 
 _ARGUMENT, _RESULT = "_Arg", "_Retval"
 MARK = "@"
@@ -42,6 +42,17 @@ class Joined:
     op_defs: dict[str, op_def_pb2.OpDef]
     boundary: tuple[str, ...]
     prefixes: dict[Region, str]
+
+    def shapes(self, of_regions: Mapping[Region, Shapes | None]) -> Shapes:
+        """The static shapes of the joined graph, from those of its regions."""
+        known = {self.prefixes[region]: shapes for region, shapes in of_regions.items()}
+
+        def shapes_of(node: str) -> Sequence[Shape | None]:
+            prefix = _prefix_of(node)
+            shapes = known[prefix]
+            return () if shapes is None else shapes(node[len(prefix) :])
+
+        return shapes_of
 
 
 def join(root: Region) -> Joined:

@@ -17,12 +17,13 @@ from graph_passes.config import PrecisionConfig
 from graph_passes.hoisting import hoist_casts
 from graph_passes.loop_sum_moves import prepare_tree
 from graph_passes.op_lists import load_op_lists
+from graph_passes.patterns.edits import NearMiss
 from graph_passes.patterns.units import Fusion
 from graph_passes.planning import Plan
 from graph_passes.report import Report
 from graph_passes.signatures import convert_tree, name_functions
 from graph_passes.stages import convert, no_library, prepare
-from graph_passes.view import Shape, Shapes, extend_shapes
+from graph_passes.view import FunctionShapes, Shape, Shapes, extend_shapes, no_shapes
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ def rewrite_graph_def(
     *,
     preserve: Collection[str] = (),
     shapes: Shapes | None = None,
+    function_shapes: FunctionShapes = no_shapes,
 ) -> RewriteResult:
     """Rewrites a graph and, each for itself, the functions of its library.
 
@@ -75,6 +77,7 @@ def rewrite_graph_def(
         preserve: names of the nodes or tensors that are fed, fetched or otherwise to be left as
             they are.
         shapes: static shapes of the main graph's tensors; some patterns need them as proof.
+        function_shapes: gives those of a function's body by the function's name.
 
     Returns:
         The result. A graph that cannot be rewritten is given back as it is, with `failure` set;
@@ -83,7 +86,7 @@ def rewrite_graph_def(
     library = {function.signature.name: function for function in graph_def.library.function}
     if not library:
         return _rewrite(graph_def, config, preserve, no_library, shapes)
-    main = _rewrite_with_calls(graph_def, config, preserve, library.get, shapes)
+    main = _rewrite_with_calls(graph_def, config, preserve, library.get, shapes, function_shapes)
     if main.failure is not None:
         return main
     new: graph_pb2.GraphDef = main.proto  # type: ignore[assignment]
@@ -93,9 +96,12 @@ def rewrite_graph_def(
         new.library.function.extend(main.extra_functions)
     reachable = reachable_functions(new)
     for position, function in enumerate(graph_def.library.function):
-        if function.signature.name not in reachable or not function.node_def:
+        name = function.signature.name
+        if name not in reachable or not function.node_def:
             continue  # nothing runs it, or only its signature is here, as Grappler hands it over
-        result = _rewrite_with_calls(function, config, (), library.get)
+        result = _rewrite_with_calls(
+            function, config, (), library.get, function_shapes(name), function_shapes
+        )
         if result.failure is not None:
             return dataclasses.replace(result, proto=graph_def)
         if result.changed:
@@ -116,6 +122,7 @@ def rewrite_function_def(
     *,
     library: Library = no_library,
     shapes: Shapes | None = None,
+    function_shapes: FunctionShapes = no_shapes,
 ) -> RewriteResult:
     """Rewrites the body of one function; its signature stays as it is.
 
@@ -125,11 +132,12 @@ def rewrite_function_def(
         library: gives the definition of a function by name, None for an unknown one; asked for
             ops that are calls by the function's name.
         shapes: static shapes of the body's tensors; some patterns need them as proof.
+        function_shapes: gives those of the functions it calls by their names.
 
     Returns:
         The result, as `rewrite_graph_def`.
     """
-    return _rewrite_with_calls(function_def, config, (), library, shapes)
+    return _rewrite_with_calls(function_def, config, (), library, shapes, function_shapes)
 
 
 def _rewrite_with_calls(
@@ -137,7 +145,8 @@ def _rewrite_with_calls(
     config: PrecisionConfig,
     preserve: Collection[str],
     library: Library,
-    shapes: Shapes | None = None,
+    shapes: Shapes | None,
+    function_shapes: FunctionShapes,
 ) -> RewriteResult:
     """Rewrites a graph, together with the functions it calls where that is worth it."""
     if config.has_rule("function-signatures") or config.has_rule("loop-hoisting"):
@@ -146,7 +155,7 @@ def _rewrite_with_calls(
         if tree.calls:
             try:
                 with _collector_paused():
-                    return _rewrite_tree(tree, config, preserve, library, shapes)
+                    return _rewrite_tree(tree, config, preserve, library, shapes, function_shapes)
             except Exception:
                 _LOGGER.warning(
                     "The functions that a graph calls are rewritten one by one, because planning "
@@ -162,6 +171,7 @@ def _rewrite_tree(
     preserve: Collection[str],
     library: Library,
     shapes: Shapes | None,
+    function_shapes: FunctionShapes,
 ) -> RewriteResult:
     """Rewrites a call tree.
 
@@ -170,7 +180,9 @@ def _rewrite_tree(
     """
 
     def details(region: Region) -> tuple[Collection[str], Library, Shapes | None]:
-        return (preserve, library, shapes) if region is tree else ((), library, None)
+        if region.is_main:
+            return preserve, library, shapes
+        return (), library, function_shapes(region.proto.signature.name)  # type: ignore[union-attr]
 
     def prepare_body(
         region: Region, body: Graph, added: Mapping[str, Sequence[Shape | None]]
@@ -186,11 +198,12 @@ def _rewrite_tree(
             preserve,
             lambda graph, view, kept, listed: convert(graph, view, kept, config, listed),
             {region: fusion.listed for region, fusion in fusions.items()},
-            extend_shapes(shapes, fusions[fused].shapes),
+            {r: extend_shapes(details(r)[2], fusion.shapes) for r, fusion in fusions.items()},
         )
         new, total = converted.root, sum(len(region.nodes) for region in tree.walk())
         notes = load_op_lists(config).notes
-        report = _report(config, total, notes, converted.plan, converted.applied, fusions[fused])
+        found = _found_in_all(fused, fusions)
+        report = _report(config, total, notes, converted.plan, converted.applied, found)
         if new is None:
             return RewriteResult(proto=tree.proto, report=report)
     else:
@@ -201,6 +214,23 @@ def _rewrite_tree(
         hoist_casts(new, config.target)
     functions = name_functions(new, library)
     return RewriteResult(proto=new.proto, report=report, changed=True, extra_functions=functions)
+
+
+def _found_in_all(main: Region, fusions: Mapping[Region, Fusion]) -> Fusion:
+    """The main graph's outcome with the units and near misses of all bodies.
+
+    Names of nodes in functions have the function's name before them.
+    """
+    units: list[str] = []
+    misses: list[NearMiss] = []
+    for region, fusion in fusions.items():
+        where = "" if region.is_main else f"{region.proto.signature.name}/"  # type: ignore[union-attr]
+        units.extend(unit.replace(": ", f": {where}", 1) for unit in fusion.units)
+        misses.extend(dataclasses.replace(m, node=f"{where}{m.node}") for m in fusion.misses)
+    # Calls of one function have bodies of their own, in which the same was found.
+    return dataclasses.replace(
+        fusions[main], units=tuple(dict.fromkeys(units)), misses=tuple(dict.fromkeys(misses))
+    )
 
 
 def _rewrite(

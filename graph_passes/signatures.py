@@ -16,7 +16,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.application import Applied
 from graph_passes.call_graph import Library, Region
-from graph_passes.joining import MARK, join, take_apart
+from graph_passes.joining import join, take_apart
 from graph_passes.planning import Plan
 from graph_passes.verification import verify_calls
 from graph_passes.view import GraphView, Shapes, view_joined
@@ -48,7 +48,7 @@ def convert_tree(
     preserve: Collection[str],
     convert: Convert,
     listed: Mapping[Region, Mapping[str, str]],
-    shapes: Shapes | None = None,
+    shapes: Mapping[Region, Shapes | None],
 ) -> ConvertedTree:
     """Plans the bodies of a call tree together and carries the plan out.
 
@@ -59,13 +59,11 @@ def convert_tree(
         convert: plans a graph, given its view, what to preserve and nodes with a list of their own,
             and carries the plan out.
         listed: for each body the nodes with a list of their own, as in `Fusion`.
-        shapes: static shapes of the main graph's tensors. Sizes within bodies count as unknown:
-            what a cast costs there depends on the number of rounds, and whether it leaves the loop.
+        shapes: for each body the static shapes of its tensors, where they are known.
     """
     joined = join(root)
-    main = None if shapes is None else lambda node: () if MARK in node else shapes(node)
     functions = {**root.called_as_ops(library), **joined.op_defs}
-    view = view_joined(joined.proto, functions, main)
+    view = view_joined(joined.proto, functions, joined.shapes(shapes))
     own_lists = {
         joined.prefixes[region] + node: list_name
         for region, nodes in listed.items()

@@ -15,10 +15,12 @@ from graph_passes.graph_view import (
     FLOAT,
     JOINED_ARGUMENT,
     RESULT,
+    FunctionShapes,
     GraphView,
     Shape,
     Shapes,
     extend_shapes,
+    no_shapes,
 )
 from graph_passes.indexing import InvalidGraphError, NodeIndex
 from graph_passes.vertices import OPAQUE
@@ -29,11 +31,13 @@ __all__ = [
     "JOINED_ARGUMENT",
     "OPAQUE",
     "RESULT",
+    "FunctionShapes",
     "GraphView",
     "InvalidGraphError",
     "Shape",
     "Shapes",
     "extend_shapes",
+    "no_shapes",
     "view_function",
     "view_graph",
     "view_joined",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from graph_passes.costs import BROADCAST, POINTWISE, STRIDED, OpCost
+from graph_passes.costs import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, OpCost
 from graph_passes.view import FLOAT, GraphView, Shape
 
 UNKNOWN_DIMENSION = 32
@@ -38,8 +38,10 @@ class WorkSizes:
 
     def variant(self, number: int) -> str:
         """The variant of its op that a node is."""
-        if self._view.kind(number).op in _CONVOLUTIONS:
-            node = self._view.nodes[number]
+        node, op = self._view.nodes[number], self._view.kind(number).op
+        if op == "MatMul":
+            return TRANSPOSED if "transpose_b" in node.attr and node.attr["transpose_b"].b else ""
+        if op in _CONVOLUTIONS:
             if "strides" in node.attr and max(node.attr["strides"].list.i, default=1) > 1:
                 return STRIDED
             weights = self._filter(number)

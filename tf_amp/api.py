@@ -165,6 +165,7 @@ def rewrite_graph_def(
     from tensorflow.core.framework import graph_pb2
 
     import graph_passes
+    from graph_passes.view import no_shapes
     from tf_amp.hosts import offline
 
     if not isinstance(graph_def, graph_pb2.GraphDef):
@@ -191,7 +192,13 @@ def rewrite_graph_def(
         if name.removeprefix("^").partition(":")[0] not in known:
             _log.warning("`preserve` names %r, which is no node of the graph.", name)
     shapes = None if config.parity else offline.infer_shapes(graph_def)
-    result = graph_passes.rewrite_graph_def(graph_def, config, preserve=preserve, shapes=shapes)
+    result = graph_passes.rewrite_graph_def(
+        graph_def,
+        config,
+        preserve=preserve,
+        shapes=shapes.of_graph if shapes else None,
+        function_shapes=shapes.of_function if shapes else no_shapes,
+    )
     if result.failure is not None:
         _log.error("The graph was not rewritten and is returned as it was: %s", result.failure)
     return result

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from graph_passes.costs import BROADCAST, POINTWISE, STRIDED, Measure
+from graph_passes.costs import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, Measure
 
 
 class Low(NamedTuple):
@@ -63,6 +63,12 @@ ELEMENTS = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 
 _CHANNELS = 64
 _BATCH = 16
+
+# (rows, depth, columns) by variant. Gradients of recurrent layers have few rows.
+_MATRICES = {
+    "": ((16, 64, 64), (32, 256, 256), (128, 512, 512), (512, 1024, 1024)),
+    TRANSPOSED: ((16, 64, 64), (16, 512, 512), (64, 1024, 512), (512, 1024, 1024)),
+}
 
 # The arguments, all of one shape -> the ops that have them.
 _SAME_SHAPE = {
@@ -206,13 +212,16 @@ def _images() -> Iterator[Probe]:
 
 
 def _products() -> Iterator[Probe]:
-    sizes = ((16, 64, 64), (32, 256, 256), (128, 512, 512), (512, 1024, 1024))
-    yield Probe(
-        "MatMul",
-        "",
-        "flops",
-        tuple(Case(2 * m * k * n, {"a": Low((m, k)), "b": Low((k, n))}) for m, k, n in sizes),
-    )
+    for variant, sizes in _MATRICES.items():
+        turned = variant == TRANSPOSED
+        cases = (
+            Case(
+                2 * m * k * n,
+                {"a": Low((m, k)), "b": Low((n, k) if turned else (k, n)), "transpose_b": turned},
+            )
+            for m, k, n in sizes
+        )
+        yield Probe("MatMul", variant, "flops", tuple(cases))
     stacks = ((16, 16, 16, 16), (48, 32, 64, 32), (48, 128, 64, 128), (48, 256, 64, 256))
     for op in ("BatchMatMulV2", "BatchMatMul"):
         yield Probe(

@@ -36,7 +36,7 @@ from graph_passes.patterns.sums import (
     summed_axes,
     target_shape,
 )
-from graph_passes.view import FLOAT, Shape
+from graph_passes.view import ARGUMENT, FLOAT, Shape
 
 
 class _Replacement(Protocol):
@@ -69,12 +69,14 @@ def multiply_by_ones(edits: GraphEdits, preserve: Collection[str], products: Low
         preserve: names of nodes that must stay.
         products: tells which gradients go low in any case.
     """
-    view, ones = edits.view, OnesProduct(edits, products)
+    view, matcher, ones = edits.view, edits.matcher, OnesProduct(edits, products)
     for number in view.of_op("BiasAddGrad"):
         node, op_type = view.nodes[number], view.op_type(number)
         is_last = op_type is not None and op_type.attr(node, "data_format").s == b"NHWC"
         if not is_last or not view.is_float[view.base[number]] or node.name in preserve:
             continue
+        if _is_added_to_argument(matcher, number):
+            continue  # behind a loop one product may take the place of this sum in all rounds
         tensor = node.input[0]
         shape = view.shape(tensor)
         if shape is not None and ones.pays(number, tensor):
@@ -82,6 +84,16 @@ def multiply_by_ones(edits: GraphEdits, preserve: Collection[str], products: Low
             edits.redirect[edits.output(node.name, "BiasAddGrad")] = made
             edits.units.append(f"{ones.rule}: {node.name}")
     _replace_sums(edits, preserve, ones)
+
+
+def _is_added_to_argument(matcher: Matcher, number: int) -> bool:
+    """Whether a function adds what a node makes to one of its arguments, as bodies of loops do."""
+    return any(
+        matcher.op(matcher.maker(matcher.through(tensor, "Identity"))) == ARGUMENT
+        for reader in matcher.readers(number)
+        if matcher.op(reader) == "AddN"
+        for tensor in matcher.inputs(reader)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tensorflow.core.framework import function_pb2
 from traced_steps import Rewritten, Step, library, traced
 
 from graph_passes import PrecisionConfig, rewrite_function_def, rewrite_graph_def
+from graph_passes.patterns.ones_product import FEW_ELEMENTS
 
 RULE = "loop-gradient-sums"
 CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
@@ -118,6 +119,26 @@ def test_products_stand_behind_the_loop_in_the_target_dtype() -> None:
     lists = [n for n in new.step.node_def if n.op in ("EmptyTensorList", "TensorListConcatV2")]
     added = [node.attr["element_dtype"].type for node in lists if "gradient_sums" in node.name]
     assert added == [BFLOAT16] * 6
+
+
+def test_a_bias_leaves_the_loop_where_a_product_with_ones_would_pay_as_well() -> None:
+    units, rows = 512, FEW_ELEMENTS // 512
+    weight = tf.Variable(RNG.standard_normal((units, units)).astype(np.float32) / 40)
+    bias = tf.Variable(tf.zeros(units))
+
+    def gradients(h: tf.Tensor) -> list[tf.Tensor]:
+        layer = lambda t, h: (t + 1, tf.tanh(tf.nn.bias_add(h @ weight, bias)))  # noqa: E731
+        with tf.GradientTape() as tape:
+            _, last = tf.while_loop(lambda t, _: t < ROUNDS, layer, (0, h))
+            loss = tf.reduce_sum(last * last)
+        return tape.gradient(loss, (weight, bias))
+
+    new = traced(gradients, tf.TensorSpec((rows, units))).rewritten(CONFIG)
+    assert len(products_behind(new)) == 1
+    for _, body in new.loops():
+        assert not [node for node in body.node_def if node.op == "BiasAddGrad"]
+        assert not [node for node in body.node_def if "ones_product" in node.name]
+    assert [node for node in new.step.node_def if "ones_product/MatMul" in node.name]
 
 
 def test_loop_and_functions_have_the_same_variables() -> None:

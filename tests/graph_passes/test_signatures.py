@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import call_graphs
@@ -11,9 +12,11 @@ import pytest
 import tensorflow as tf
 from call_graphs import BFLOAT16, FLOAT, SHAPES, build, dtypes_of, function_named, loops
 from tensorflow.core.framework import function_pb2, graph_pb2
+from traced_steps import Step, traced
 
 from graph_passes import PrecisionConfig, rewrite_function_def, rewrite_graph_def, rewriting
 from graph_passes.call_graph import build_call_tree
+from graph_passes.costs import CostTable, Curve, OpCost
 from graph_passes.joining import join, take_apart
 from graph_passes.signatures import name_functions
 from graph_passes.verification import VerificationError
@@ -248,6 +251,55 @@ def test_fault_falls_back_to_bodies_alone(
     with caplog.at_level(logging.WARNING):
         assert rewrite(graph_def) == wanted
     assert "one by one" in caplog.text
+
+
+def branch_with_a_bias(rows: int) -> Step:
+    """The gradient of a layer with a bias that one of two branches has."""
+    weight, bias = tf.Variable(tf.ones((64, 128))), tf.Variable(tf.ones(128))
+
+    def gradients(x: tf.Tensor, taken: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            layer = lambda: tf.nn.relu(tf.nn.bias_add(tf.matmul(x, weight), bias))  # noqa: E731
+            y = tf.cond(taken, layer, lambda: tf.zeros((rows, 128)))
+            loss = tf.reduce_sum(tf.matmul(y, weight, transpose_b=True) ** 2)
+        return tape.gradient(loss, (weight, bias))
+
+    return traced(gradients, tf.TensorSpec((rows, 64)), tf.TensorSpec((), tf.bool))
+
+
+def test_units_in_a_body_are_found_by_its_own_shapes() -> None:
+    step = branch_with_a_bias(rows=512)
+    report = step.result(CONFIG).report
+    (unit,) = [unit for unit in report.fused_units if unit.startswith("ones-product: ")]
+    assert unit.startswith("ones-product: cond_true_")
+    (function,) = [
+        function
+        for function in step.rewritten(CONFIG).functions.values()
+        if any("ones_product/MatMul" in node.name for node in function.node_def)
+    ]
+    assert "BiasAddGrad" not in {node.op for node in function.node_def}
+    product = next(n for n in function.node_def if n.name.endswith("ones_product/MatMul"))
+    assert product.attr["T"].type == BFLOAT16
+
+
+def test_costs_in_a_body_are_those_of_its_own_shapes() -> None:
+    fast = OpCost(
+        "flops", Curve((1 << 20, 1 << 24), (1.0, 9.0)), Curve((1 << 20, 1 << 24), (2.0, 1.0))
+    )
+    cast = Curve((1,), (1e-6,))
+    rows = (("MatMul", fast),)
+    table = CostTable("made up", "CPU", "bfloat16", "nothing", cast, cast, rows)
+    config = dataclasses.replace(CONFIG, cost_table=table)
+    for size, low in ((4, False), (2048, True)):
+        functions = branch_with_a_bias(rows=size).rewritten(config).functions
+        dtypes = {
+            node.attr["T"].type
+            for name, function in functions.items()
+            if "_amp_" in name or not low
+            for node in function.node_def
+            if node.op == "MatMul" and "cond" in name
+        }
+        assert (BFLOAT16 in dtypes) == low
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from graph_passes.costs import BROADCAST, Curve, OpCost
+from graph_passes.costs import BROADCAST, TRANSPOSED, Curve, OpCost
 from graph_passes.view import view_graph
 from graph_passes.work_sizes import UNKNOWN_DIMENSION, WorkSizes
 from tf_amp.hosts.function_shapes import static_shapes
@@ -35,6 +35,16 @@ def test_an_axis_made_of_several_counts_for_all_of_them(batch, counted):
 def test_a_shape_of_unknown_rank_has_no_size():
     sizes, _ = sizes_of(lambda x: tf.nn.relu(x, name="y"), None)
     assert sizes.elements("y") is None
+
+
+@pytest.mark.parametrize(
+    ("transpose", "variant"),
+    [({}, ""), ({"transpose_a": True}, ""), ({"transpose_b": True}, TRANSPOSED)],
+)
+def test_reading_the_second_matrix_by_columns_is_a_variant(transpose, variant):
+    function = lambda x, y: tf.matmul(x, y, name="z", **transpose)  # noqa: E731
+    sizes, index = sizes_of(function, (8, 8), (8, 8))
+    assert sizes.variant(index["z"]) == variant
 
 
 @pytest.mark.parametrize(("other", "variant"), [((8,), BROADCAST), ((3, 8), "")])

@@ -17,6 +17,7 @@ from graph_passes.loop_sum_moves import prepare_tree
 from graph_passes.op_lists import load_op_lists
 from graph_passes.signatures import name_functions
 from graph_passes.stages import prepare
+from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 
 _NUMBERS = itertools.count()
 
@@ -65,18 +66,13 @@ class Step:
 
     def result(self, config: PrecisionConfig) -> RewriteResult:
         """The outcome of the whole pass."""
-        graph = self.concrete.graph
-
-        def shapes(name: str) -> tuple[tuple[int | None, ...] | None, ...]:
-            if name not in {operation.name for operation in graph.get_operations()}:
-                return ()
-            outputs = graph.get_operation_by_name(name).outputs
-            return tuple(
-                None if made.shape.rank is None else tuple(made.shape.as_list()) for made in outputs
-            )
-
+        graph, definition = self.concrete.graph, self.concrete.function_def
         result = rewrite_function_def(
-            self.concrete.function_def, config, library=library, shapes=shapes
+            definition,
+            config,
+            library=library,
+            shapes=traced_shapes(graph, definition),
+            function_shapes=called_shapes(graph._functions),
         )
         assert result.failure is None
         return result

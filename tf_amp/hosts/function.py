@@ -29,7 +29,7 @@ from tensorflow.python.saved_model import function_deserialization
 from graph_passes import rewrite_function_def
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_redirects import called_names
-from tf_amp.hosts.function_shapes import static_shapes
+from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import UpstreamOptions
 from tf_amp.hosts.function_xla import call_compilable
@@ -132,8 +132,13 @@ class FunctionHost:
             # XLA fuses element-wise ops, so that they have no costs of their own.
             config = dataclasses.replace(config, fused=True)
         library = functools.partial(self._original_definition, context)
-        rewrite = functools.partial(rewrite_function_def, config=config, library=library)
-        result = rewrite(definition, shapes=static_shapes(graph))
+        rewrite = functools.partial(
+            rewrite_function_def,
+            config=config,
+            library=library,
+            function_shapes=called_shapes(graph._functions),
+        )
+        result = rewrite(definition, shapes=traced_shapes(graph, definition))
         if config.fused:
             compilable = call_compilable(result, rewrite, context, self._originals)
             if compilable is not None:

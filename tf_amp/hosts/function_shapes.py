@@ -1,30 +1,70 @@
-"""Static shapes of the nodes of a traced function."""
+"""Static shapes of the nodes of traced functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from graph_passes.view import FunctionShapes, Shape, Shapes
 
 
-def static_shapes(graph: Any) -> Callable[[str], tuple[tuple[int | None, ...] | None, ...]]:
+def static_shapes(graph: Any) -> Shapes:
     """Returns a function from a node's name to the shapes of its outputs.
 
     Args:
-        graph: the FuncGraph that was traced.
+        graph: the FuncGraph that was traced, or a Graph.
 
     Returns:
         A function that gives one shape per output: a tuple with None for an unknown dimension, or
         None for an unknown rank. A node that the graph does not have gives an empty tuple.
     """
 
-    def shapes(node: str) -> tuple[tuple[int | None, ...] | None, ...]:
+    def shapes(node: str) -> tuple[Shape | None, ...]:
         try:
             outputs = graph.get_operation_by_name(node).outputs
         except KeyError:
             return ()
-        return tuple(
-            None if output.shape.rank is None else tuple(output.shape.as_list())
-            for output in outputs
-        )
+        return tuple(map(_shape_of, outputs))
 
     return shapes
+
+
+def traced_shapes(graph: Any, definition: Any) -> Shapes:
+    """The same for a function's definition, where arguments have names of their own.
+
+    Args:
+        graph: the FuncGraph that was traced.
+        definition: the FunctionDef that TensorFlow made of it.
+    """
+    of_node = static_shapes(graph)
+    names = [argument.name for argument in definition.signature.input_arg]
+    if len(names) != len(graph.inputs):  # the gradient of a loop adds inputs to graphs it finds
+        return of_node
+    arguments = dict(zip(names, ((_shape_of(tensor),) for tensor in graph.inputs), strict=True))
+    return lambda node: arguments.get(node) or of_node(node)
+
+
+def called_shapes(functions: Mapping[str, Any]) -> FunctionShapes:
+    """Returns a function from a function's name to the shapes of its body's tensors.
+
+    Args:
+        functions: name -> AtomicFunction, as a FuncGraph holds those that it calls, directly or
+            through others.
+
+    Returns:
+        A function that gives None for a function that is not among them.
+    """
+
+    def shapes_of(name: str) -> Shapes | None:
+        function = functions.get(name)
+        if function is None:
+            return None
+        return traced_shapes(function.graph, function.cached_definition)
+
+    return shapes_of
+
+
+def _shape_of(tensor: Any) -> Shape | None:
+    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())

@@ -23,8 +23,8 @@ def products_summed_over_a_batch() -> tf.compat.v1.GraphDef:
 def test_shapes_have_none_for_an_open_dimension():
     shapes = infer_shapes(products_summed_over_a_batch())
     assert shapes is not None
-    assert shapes("products") == ((None, 8, 4),)
-    assert shapes("no such node") == ()
+    assert shapes.of_graph("products") == ((None, 8, 4),)
+    assert shapes.of_graph("no such node") == ()
 
 
 def test_a_graph_that_cannot_be_built_has_no_shapes_and_is_still_rewritten():
@@ -47,6 +47,40 @@ def test_the_public_rewrite_uses_shapes_for_the_patterns_that_need_them():
     assert not ops & {"BatchMatMulV2", "Sum"}
     parity = tf_amp.rewrite_graph_def(products_summed_over_a_batch(), parity=True, **options)
     assert "BatchMatMulV2" in {node.op for node in parity.graph_def.node}
+
+
+def called_products() -> tf.compat.v1.GraphDef:
+    """A product behind a call of a function that makes one as well."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8]), tf.TensorSpec([8, 4])])
+    def product(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, w, name="products")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8]), tf.TensorSpec([8, 4])])
+    def main(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(product(x, w), tf.transpose(w))
+
+    return main.get_concrete_function().graph.as_graph_def(add_shapes=True)
+
+
+def test_shapes_of_a_body_are_those_its_definition_notes_for_the_arguments():
+    graph_def = called_products()
+    shapes = infer_shapes(graph_def)
+    assert shapes is not None
+    (function,) = graph_def.library.function
+    of_body = shapes.of_function(function.signature.name)
+    assert of_body is not None
+    assert of_body(function.signature.input_arg[0].name) == ((None, 8),)
+    assert of_body("products") == ((None, 4),)
+
+
+def test_a_body_that_cannot_be_built_has_no_shapes():
+    graph_def = called_products()
+    shapes = infer_shapes(graph_def)
+    assert shapes is not None
+    (function,) = shapes.library.values()
+    function.node_def[0].op = "NoSuchOpAnywhere"
+    assert shapes.of_function(function.signature.name) is None
 
 
 def test_the_graph_is_not_changed():
