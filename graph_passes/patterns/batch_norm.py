@@ -1,14 +1,15 @@
 """Batch normalization written out in primitives, as Keras 3 and `tf.nn` write it.
 
-Forward, over the channels-last axes of a rank-4 tensor:
+Forward, over all axes but that of the channels:
 
     mean     = Mean(x)                      variance = Mean(SquaredDifference(x, mean))
     scale    = Rsqrt(variance + epsilon) * gamma
     y        = x * scale + (beta - mean * scale)
 
-and its gradient as automatic differentiation makes it. `find_batch_norms` recognizes both halves
-by structure; shape ops between the parts (Reshape, Squeeze, Tile, BroadcastTo) are looked
-through, since the stored mean and variance come with and without kept dimensions.
+and its gradient as automatic differentiation makes it. Without gamma the scale is the Rsqrt;
+without beta the last term is `-mean * scale`. `find_batch_norms` recognizes both halves by
+structure; shape ops between the parts (Reshape, Squeeze, Tile, BroadcastTo) are looked through,
+since the stored mean and variance come with and without kept dimensions.
 """
 
 from __future__ import annotations
@@ -20,65 +21,65 @@ import numpy as np
 
 from graph_passes.patterns.batch_norm_gradient import Gradient, GradientSearch
 from graph_passes.patterns.edits import NearMiss
+from graph_passes.patterns.images import Images
 from graph_passes.patterns.matching import Matcher, NoMatchError
 from graph_passes.patterns.search import ADDS, PARAMETERS, SHAPERS, Search
-from graph_passes.view import GraphView
 
-_CHANNELS_LAST = [0, 1, 2]
 MIN_EPSILON = {"GPU": float(np.float32(1e-5)), "CPU": 0.0}
 """Device -> the smallest epsilon that its fused kernels take; on a GPU that is cuDNN's."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchNorm:
     """One recognized batch normalization.
 
     Attributes:
-        x: tensor, the input [batch, height, width, channels].
-        gamma: tensor, the scale [channels].
-        beta: tensor, the offset [channels].
+        x: tensor, the input.
+        gamma: tensor, the scale [channels]; None where there is none.
+        beta: tensor, the offset [channels]; None where there is none.
         epsilon: what is added to the variance.
         output: node that makes y.
-        mean: node that makes the mean over the batch; its readers outside are `mean_readers`.
-        variance: node that makes the variance over the batch.
         stored_mean: tensors [channels] of the mean that nodes outside the unit read.
         stored_variance: the same for the variance.
         gradient: the other half, None where the graph has none.
+        nodes: the nodes of both halves.
+        images: how x is laid out; None where that is not known.
+        obstacle: what is in the way of one fused op, None where there is nothing.
     """
 
     x: str
-    gamma: str
-    beta: str
+    gamma: str | None
+    beta: str | None
     epsilon: float
     output: int
-    mean: int
-    variance: int
     stored_mean: tuple[str, ...]
     stored_variance: tuple[str, ...]
     gradient: Gradient | None
+    nodes: frozenset[int]
+    images: Images | None
+    obstacle: str | None
 
 
 def find_batch_norms(
-    view: GraphView, preserve: Collection[str], least_epsilon: float
+    matcher: Matcher, preserve: Collection[str], least_epsilon: float
 ) -> tuple[list[BatchNorm], list[NearMiss]]:
     """All batch normalizations over a batch in a graph.
 
     Args:
-        view: the graph.
-        preserve: names of nodes that must stay; a unit with such a node inside is a near miss.
-        least_epsilon: a unit with a smaller one is a near miss.
+        matcher: reads the graph.
+        preserve: names of nodes that must stay; none may be inside a fused op.
+        least_epsilon: the smallest that the fused op takes.
 
     Returns:
         The units, and what came close with the reason why it is none.
     """
     found, misses = [], []
-    matcher = Matcher(view)
-    for number in view.of_op("Rsqrt"):
+    for number in matcher.view.of_op("Rsqrt"):
         search = _ForwardSearch(matcher, number, preserve, least_epsilon)
         try:
             unit = search.match()
         except NoMatchError as miss:
-            misses.append(NearMiss(view.nodes[number].name, str(miss)))
+            misses.append(NearMiss(matcher.node(number).name, str(miss)))
         else:
             if unit is not None:
                 found.append(unit)
@@ -109,37 +110,57 @@ class _ForwardSearch(Search):
         variance = m.maker(m.through(sides[0], *SHAPERS))
         if m.op(variance) != "Mean" or m.op(m.maker(m.tensor(variance, 0))) != "SquaredDifference":
             return None
-        if m.constant(m.tensor(variance, 1)).ravel().tolist() != _CHANNELS_LAST:
-            return None  # LayerNormalization, GroupNormalization, other layouts
+        axes = m.constant(m.tensor(variance, 1)).ravel().tolist()
+        if 0 not in axes:
+            return None  # LayerNormalization, GroupNormalization
         epsilon = float(m.constant(sides[1]))
-        if epsilon < self._least_epsilon:
-            raise NoMatchError(f"epsilon {epsilon:g} is below {self._least_epsilon:g}")
         squares = m.maker(m.tensor(variance, 0))
-        x, mean = self._mean_of(squares, m.constant(m.tensor(variance, 1)).ravel().tolist())
+        x, mean = self._mean_of(squares, axes)
         self.inside.update((add, variance, squares, mean))
-        self._follow_shapes(m.tensor(self._rsqrt, 0))
-        scale, gamma = self._scale()
+        scale, gamma = self._scale(x)
         product = self.only(scale, lambda n: m.op(n) == "Mul" and m.reads(n, x), "x * scale")
         output = self.only(product, lambda n: m.op(n) in ADDS, "the sum with the offset")
-        offset = m.expect(m.maker(m.other_input(output, self.name(product))), "Sub")
-        shift = m.expect(m.maker(m.tensor(offset, 1)), "Mul")
-        beta = m.through(m.tensor(offset, 0), "Reshape")
-        centre = m.other_input(shift, self.name(scale))
-        if m.maker(m.through(centre, *SHAPERS)) != mean:
+        offset = m.maker(m.other_input(output, self.name(product)))
+        centre, subtracted, beta = self._offset(offset, scale)
+        if m.maker(m.through(subtracted, *SHAPERS)) != mean:
             raise NoMatchError("the mean that is subtracted is not that of the variance")
-        self.inside.update((scale, product, offset, shift))
-        self.shapes_between(centre, mean)
+        self.inside.update((scale, product))
+        self.shapes_between(subtracted, mean)
         self.shapes_between(sides[0], variance)
-        self._require_parameter(gamma)
-        self._require_parameter(beta)
-        backward = GradientSearch(self, x, gamma, mean=mean, rsqrt=self._rsqrt, scale=scale)
+        backward = GradientSearch(
+            self,
+            x,
+            gamma,
+            mean=mean,
+            rsqrt=self._rsqrt,
+            scale=scale,
+            centre=centre,
+            has_offset=beta is not None,
+        )
         gradient = backward.find(product)
-        stored_mean = self._stored(mean)
-        stored_variance = self._stored(variance)
-        self._require_closed(output)
-        self._require_rank_four(centre, sides[0], mean)
+        stored_mean, stored_variance = self._stored(mean), self._stored(variance)
+        images, obstacle = None, None
+        try:
+            images = self._images(x, axes, (centre, sides[0]))
+            if epsilon < self._least_epsilon:
+                raise NoMatchError(f"epsilon {epsilon:g} is below {self._least_epsilon:g}")
+            self._require_closed(output)
+            images.require_known(filled=gamma is None or beta is None)
+        except NoMatchError as miss:
+            obstacle = str(miss)
+        nodes = frozenset(self.inside | self.open | self.ends | self.replaced | {output})
         return BatchNorm(
-            x, gamma, beta, epsilon, output, mean, variance, stored_mean, stored_variance, gradient
+            x=x,
+            gamma=gamma,
+            beta=beta,
+            epsilon=epsilon,
+            output=output,
+            stored_mean=stored_mean,
+            stored_variance=stored_variance,
+            gradient=gradient,
+            nodes=nodes,
+            images=images,
+            obstacle=obstacle,
         )
 
     def _mean_of(self, squares: int, axes: list[int]) -> tuple[str, int]:
@@ -153,29 +174,45 @@ class _ForwardSearch(Search):
                 return x, mean
         raise NoMatchError("the variance is not taken around the mean of the same tensor")
 
-    def _follow_shapes(self, tensor: str) -> None:
-        number = self.m.maker(tensor)
-        if self.m.op(number) in SHAPERS:
-            self.inside.add(number)
-
-    def _scale(self) -> tuple[int, str]:
-        """The product of the Rsqrt and gamma, and gamma as it is stored."""
+    def _scale(self, x: str) -> tuple[int, str | None]:
+        """What multiplies x: the product of the Rsqrt and a stored scale, or the Rsqrt itself."""
         m, own = self.m, self.name(self._rsqrt)
-        for reader in m.readers(self._rsqrt):
-            if m.op(reader) != "Mul" or m.inputs(reader).count(own) != 1:
-                continue
+        products = [n for n in self.reading(self._rsqrt, "Mul") if m.inputs(n).count(own) == 1]
+        for reader in products:
             operand = m.other_input(reader, own)
             stored = m.through(operand, "Reshape")
-            if m.op(m.maker(stored)) in PARAMETERS:
+            if stored != x and self._is_parameter(stored):
                 if stored != operand:
                     self.inside.add(m.maker(operand))
                 return reader, stored
-        raise NoMatchError("nothing multiplies the Rsqrt by a stored scale")
+        if not any(m.reads(n, x) for n in products):
+            raise NoMatchError("nothing multiplies the Rsqrt by its input or a stored scale")
+        return self._rsqrt, None
 
-    def _require_parameter(self, tensor: str) -> None:
-        op = self.m.op(self.m.maker(tensor))
-        if op not in PARAMETERS:
-            raise NoMatchError(f"scale or offset comes from {op}, not from a variable")
+    def _offset(self, offset: int, scale: int) -> tuple[str, str, str | None]:
+        """What scale multiplies in the offset, the mean behind it, and the stored offset."""
+        m, beta = self.m, None
+        shift = m.expect(offset, "Sub", "Mul")
+        if m.op(offset) == "Sub":
+            shift = m.expect(m.maker(m.tensor(offset, 1)), "Mul")
+            beta = m.through(m.tensor(offset, 0), "Reshape")
+            if not self._is_parameter(beta):
+                raise NoMatchError(f"the offset comes from {m.op(m.maker(beta))}, not a variable")
+        self.inside.update((offset, shift))
+        centre = m.other_input(shift, self.name(scale))
+        if beta is not None:
+            return centre, centre, beta
+        negative = m.expect(m.maker(m.through(centre, *SHAPERS)), "Neg")
+        self.shapes_between(centre, negative)
+        self.inside.add(negative)
+        return centre, m.tensor(negative, 0), None
+
+    def _is_parameter(self, tensor: str) -> bool:
+        """Whether a tensor is stored, and not known to have more axes than that of the channels."""
+        shape = self.m.view.shape(tensor)
+        if self.m.op(self.m.maker(tensor)) not in PARAMETERS:
+            return False
+        return shape is None or sum(size != 1 for size in shape) <= 1
 
     def _stored(self, statistic: int) -> tuple[str, ...]:
         """The [channels] tensors of a statistic that nodes outside the unit read."""
@@ -206,16 +243,20 @@ class _ForwardSearch(Search):
                     f"{m.node(reader).name!r} outside the unit reads {m.node(number).name!r}"
                 )
 
-    def _require_rank_four(self, centre: str, spread: str, mean: int) -> None:
-        """Stored shapes must show a rank of 4; axes alone do not."""
+    def _images(self, x: str, axes: list[int], statistics: tuple[str, ...]) -> Images:
+        """The layout of x, from its static shape or from the stored shape of a statistic."""
         m = self.m
-        candidates = [m.maker(centre), m.maker(spread)]
-        candidates.extend(n for n in self.inside if m.op(n) == "Reshape")
-        for number in candidates:
-            if m.op(number) == "Reshape":
-                shape = m.maker(m.tensor(number, 1))
-                if m.op(shape) == "Const":
-                    value = m.constant(m.tensor(number, 1)).ravel().tolist()
-                    if len(value) == 4 and value[:3] == [1, 1, 1]:
-                        return
-        raise NoMatchError("nothing shows that the input has rank 4")
+        shape = m.view.shape(x)
+        numbers = [*map(m.maker, statistics), *sorted(self.inside)]
+        for number in numbers if shape is None else ():
+            if m.op(number) == "Reshape" and m.op(m.maker(m.tensor(number, 1))) == "Const":
+                sizes = m.constant(m.tensor(number, 1)).ravel().tolist()
+                if len(sizes) == len(axes) + 1 and all(sizes[axis] == 1 for axis in axes):
+                    shape = tuple(None if n in axes else size for n, size in enumerate(sizes))
+                    break
+        if shape is None:
+            raise NoMatchError("nothing shows the rank of the input")
+        kept = sorted(set(range(len(shape))) - {axis % len(shape) for axis in axes})
+        if len(kept) != 1:
+            raise NoMatchError(f"the statistics keep {len(kept)} axes, not 1")
+        return Images(shape, kept[0])

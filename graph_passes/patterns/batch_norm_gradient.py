@@ -5,6 +5,9 @@ Automatic differentiation makes of the forward half, with dy flowing in:
     d_beta  = Sum(dy)                       d_scale = Sum(x * dy) - d_beta * mean
     d_gamma = d_scale * rsqrt               dv      = RsqrtGrad(rsqrt, d_scale * gamma)
     dx      = dy * scale + spread(-d_beta * scale) / n + 2 * spread(dv) / n * (x - mean)
+
+Without a scale, `dv = RsqrtGrad(rsqrt, d_scale)`. Without an offset the mean is negated before it
+is multiplied, and so is its gradient: `-(Sum(dy) * scale)` and `Sum(dy) * -mean`.
 """
 
 from __future__ import annotations
@@ -27,15 +30,15 @@ class Gradient:
         dy: tensor, the gradient with regard to y.
         dx_sum: node that sums what flows back to x.
         dx_terms: the tensors of that sum that belong to this unit.
-        d_gamma: tensor, the gradient with regard to gamma.
-        d_beta: tensor, the gradient with regard to beta.
+        d_gamma: tensor, the gradient with regard to gamma; None where nothing asks for it.
+        d_beta: tensor, the gradient with regard to beta; None where there is no beta.
     """
 
     dy: str
     dx_sum: int
     dx_terms: tuple[str, ...]
-    d_gamma: str
-    d_beta: str
+    d_gamma: str | None
+    d_beta: str | None
 
 
 class GradientSearch:
@@ -44,14 +47,25 @@ class GradientSearch:
     Args:
         search: the state of the search; receives the nodes of the gradient.
         x: tensor, the input.
-        gamma: tensor, the stored scale.
+        gamma: tensor, the stored scale; None where there is none.
         mean: node that makes the mean.
         rsqrt: node that makes the inverse deviation.
         scale: node that makes rsqrt * gamma.
+        centre: tensor that the scale multiplies in the offset, the mean or its negative.
+        has_offset: whether there is a stored offset.
     """
 
     def __init__(
-        self, search: Search, x: str, gamma: str, *, mean: int, rsqrt: int, scale: int
+        self,
+        search: Search,
+        x: str,
+        gamma: str | None,
+        *,
+        mean: int,
+        rsqrt: int,
+        scale: int,
+        centre: str,
+        has_offset: bool,
     ) -> None:
         self._s = search
         self._x = x
@@ -59,6 +73,8 @@ class GradientSearch:
         self._mean = mean
         self._rsqrt = rsqrt
         self._scale = scale
+        self._centre = centre
+        self._has_offset = has_offset
 
     def find(self, product: int) -> Gradient | None:
         """The gradient; None where nothing flows back through the unit."""
@@ -82,11 +98,8 @@ class GradientSearch:
 
     def _parts(self, dy: str, weighted: int, direct: int) -> Gradient:
         m = self._s.m
-        dy_sum, negated, to_mean = self._offset_gradient(dy)
-        to_scale = self._s.one(
-            [n for n in self._s.reading(negated, "Mul") if n != to_mean], "d_beta * mean"
-        )
-        self._require_factor(to_scale, negated, self._s.name(self._mean))
+        dy_sum, flowing, to_mean, to_scale = self._offset_gradient(dy)
+        self._require_factor(to_scale, flowing, self._centre)
         x_sum = self._s.one(self._s.sums_of(self._s.name(weighted)), "the sum of x * dy")
         d_scale = self._s.behind_shapes(
             x_sum,
@@ -94,14 +107,7 @@ class GradientSearch:
             "the gradient of the scale",
             self._s.inside,
         )
-        d_gamma = self._s.one(
-            [n for n in self._s.reading(d_scale, "Mul") if m.reads(n, self._s.name(self._rsqrt))],
-            "d_gamma",
-        )
-        into_rsqrt = self._s.one(
-            [n for n in self._s.reading(d_scale, "Mul") if n != d_gamma], "the gradient of Rsqrt"
-        )
-        self._require_factor(into_rsqrt, d_scale, self._gamma)
+        d_gamma, into_rsqrt = self._scale_gradient(d_scale)
         rsqrt_grad = self._s.one(self._s.reading(into_rsqrt, "RsqrtGrad"), "RsqrtGrad")
         mean_term = self._spread(to_mean)
         square_term = self._spread(rsqrt_grad)
@@ -119,40 +125,82 @@ class GradientSearch:
         terms = tuple(self._s.name(n) for n in (direct, mean_term, onto_x))
         if not all(m.reads(dx_sum, term) for term in terms):
             raise NoMatchError("the three gradients of x are not summed in one place")
-        # The fused op gives [channels]; a Reshape behind takes that as well as kept dimensions.
-        flat_gamma = all(
-            m.op(n) != "Reshape" or m.tensor(n, 0) != self._gamma for n in self._s.inside
-        )
-        for end, may_differ in ((d_gamma, flat_gamma), (dy_sum, False)):
-            if not may_differ and any(m.op(n) != "Reshape" for n in m.readers(end)):
-                raise NoMatchError(f"{m.node(end).name!r} is read in its own shape")
-        self._s.inside.update((negated, to_mean, to_scale, x_sum, d_scale, into_rsqrt, rsqrt_grad))
+        self._s.inside.update((flowing, to_mean, to_scale, x_sum, d_scale, into_rsqrt, rsqrt_grad))
         self._s.inside.update((mean_term, square_term, doubled, onto_x, centred, direct, weighted))
-        self._s.ends.update((dx_sum, d_gamma))
-        self._s.replaced.update((d_gamma, dy_sum))
-        return Gradient(dy, dx_sum, terms, self._s.name(d_gamma), self._s.name(dy_sum))
+        self._s.open.add(dy_sum)
+        self._s.ends.add(dx_sum)
+        d_beta = dy_sum if self._has_offset else None
+        self._require_flat(d_gamma, d_beta)
+        return Gradient(dy, dx_sum, terms, self._replaced(d_gamma), self._replaced(d_beta))
 
-    def _offset_gradient(self, dy: str) -> tuple[int, int, int]:
-        """The sum of dy that belongs to this unit, its negative, and the gradient of the mean.
+    def _replaced(self, number: int | None) -> str | None:
+        """The tensor of a gradient that the fused op makes."""
+        if number is None:
+            return None
+        self._s.replaced.add(number)
+        return self._s.name(number)
+
+    def _require_flat(self, d_gamma: int | None, d_beta: int | None) -> None:
+        """The fused op gives [channels]; a Reshape behind takes that as well as kept dimensions."""
+        m = self._s.m
+        shaped = any(m.op(n) == "Reshape" and m.tensor(n, 0) == self._gamma for n in self._s.inside)
+        for end in (d_gamma if shaped else None, d_beta):
+            if end is not None and any(m.op(n) != "Reshape" for n in m.readers(end)):
+                raise NoMatchError(f"{m.node(end).name!r} is read in its own shape")
+
+    def _offset_gradient(self, dy: str) -> tuple[int, int, int, int]:
+        """The sum of dy that belongs to this unit, and where it goes.
 
         Two units may share one dy (where a sum of two branches follows them); what tells their
-        sums apart is the scale that the negative is multiplied by.
+        sums apart is the scale that the sum, or its negative, is multiplied by.
+
+        Returns:
+            The sum of dy, the node that both products read, the gradient of the mean, and the
+            gradient of the scale that flows through the offset.
         """
-        m, scale_name = self._s.m, self._s.name(self._scale)
+        s, scale_name = self._s, self._s.name(self._scale)
+        m = s.m
+
+        def is_scaled(number: int) -> bool:
+            return m.op(number) == "Mul" and m.inputs(number).count(scale_name) == 1
+
         found: list[tuple[int, int, int]] = []
-        for dy_sum in self._s.sums_of(dy):
-            for negated in self._s.all_behind_shapes(dy_sum, lambda n: m.op(n) == "Neg"):
-                found.extend(
-                    (dy_sum, negated, product)
-                    for product in self._s.reading(negated, "Mul")
-                    if m.reads(product, scale_name)
-                )
+        for dy_sum in s.sums_of(dy):
+            if self._has_offset:
+                for negated in s.all_behind_shapes(dy_sum, lambda n: m.op(n) == "Neg"):
+                    products = [n for n in s.reading(negated, "Mul") if is_scaled(n)]
+                    found.extend((dy_sum, negated, product) for product in products)
+            else:
+                for product in s.all_behind_shapes(dy_sum, is_scaled):
+                    flowing = m.maker(m.other_input(product, scale_name))
+                    found.append((dy_sum, flowing, product))
         if len(found) != 1:
             raise NoMatchError(
                 f"found {len(found)} sums of the gradient that reach the mean, not 1"
             )
-        self._s.behind_shapes(found[0][0], lambda n: n == found[0][1], "-d_beta", self._s.open)
-        return found[0]
+        dy_sum, flowing, product = found[0]
+        end = flowing if self._has_offset else product
+        s.behind_shapes(dy_sum, lambda n: n == end, "-d_beta", s.open)
+        to_scale = s.one([n for n in s.reading(flowing, "Mul") if n != product], "d_beta * mean")
+        if self._has_offset:
+            return dy_sum, flowing, product, to_scale
+        s.inside.add(product)
+        negated = s.one(s.reading(product, "Neg"), "the gradient of the mean")
+        return dy_sum, flowing, negated, to_scale
+
+    def _scale_gradient(self, d_scale: int) -> tuple[int | None, int]:
+        """The gradient of gamma, and what flows back into the Rsqrt."""
+        s, m = self._s, self._s.m
+        if self._gamma is None:
+            return None, d_scale
+        products = s.reading(d_scale, "Mul")
+        own = [n for n in products if m.reads(n, s.name(self._rsqrt))]
+        into_rsqrt = s.one([n for n in products if n not in own], "the gradient of Rsqrt")
+        self._require_factor(into_rsqrt, d_scale, self._gamma)
+        d_gamma = s.one(own, "d_gamma") if own else None
+        if d_gamma is not None:
+            s.ends.add(d_gamma)
+        return d_gamma, into_rsqrt
 
     def _require_factor(self, product: int, one: int, other: str) -> None:
         """Whatever its shape, the other factor of a product must be a certain tensor."""

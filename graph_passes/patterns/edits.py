@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from tensorflow.core.framework import node_def_pb2, tensor_pb2, types_pb2
@@ -109,7 +109,7 @@ class GraphEdits:
         return self.output(name, op)
 
     def add_reshape(
-        self, name: str, tensor: str, dimensions: str, device: str, shape: Shape
+        self, name: str, tensor: str, dimensions: str, device: str, shape: Shape | None
     ) -> str:
         """Adds a Reshape to what the tensor `dimensions` holds and returns its tensor.
 
@@ -123,6 +123,33 @@ class GraphEdits:
         dtypes = {"T": FLOAT, "Tshape": types_pb2.DT_INT32}
         self.add("Reshape", name, (tensor, dimensions), device, dtypes, [shape])
         return self.output(name, "Reshape")
+
+    def add_reshape_like(self, name: str, tensor: str, like: str, device: str) -> str:
+        """Adds a Reshape to the shape of another tensor and returns its tensor.
+
+        Args:
+            name: its name; what makes the dimensions is named after it.
+            tensor: what is reshaped, float32.
+            like: a float32 tensor of the shape; its rank is known.
+            device: the device of both.
+        """
+        shape = self.view.shape(like)
+        if shape is not None and shape.count(None) <= 1:
+            sizes = np.array([-1 if size is None else size for size in shape], np.int32)
+            wanted = self.add_constant(f"{name}_shape", sizes, device, like)
+        else:
+            dtypes = {"T": FLOAT, "out_type": types_pb2.DT_INT32}
+            wanted = self.add_single("Shape", f"{name}_shape", (like,), device, dtypes)
+        return self.add_reshape(name, tensor, wanted, device, shape)
+
+    def take_shapes_of(self, tensor: str, nodes: Iterable[int]) -> None:
+        """Lets what asks for the shape of one of some nodes ask a tensor of the same shape."""
+        m, shape = self.matcher, self.view.shape(tensor)
+        for number in nodes if shape is not None else ():
+            if self.view.shape(m.output(number)) == shape:
+                for reader in m.readers(number):
+                    if m.op(reader) == "Shape":
+                        self.inputs[m.node(reader).name] = [tensor]
 
     def output(self, node: str, op: str, port: int = 0) -> str:
         """The name of an output, as readers in this graph write it."""

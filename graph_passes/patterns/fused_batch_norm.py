@@ -1,7 +1,9 @@
 """Puts TensorFlow's fused kernels in the place of batch normalizations written in primitives.
 
 `FusedBatchNormV3` takes and gives the target dtype while it keeps scale, offset and statistics in
-float32 inside, so no float32 island is left between two convolutions.
+float32 inside, so no float32 island is left between two convolutions. A missing scale is a constant
+of ones, a missing offset one of zeros; nothing reads their gradients. What the fused op cannot
+stand for, by its epsilon or by what is read inside, stays in primitives as a unit in float32.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from graph_passes.kernels import KernelSupport
 from graph_passes.op_registry import Slot, registered_op_type
 from graph_passes.patterns.batch_norm import BatchNorm, find_batch_norms
 from graph_passes.patterns.batch_norm_gradient import Gradient
-from graph_passes.patterns.edits import GraphEdits
-from graph_passes.view import FLOAT, Shape
+from graph_passes.patterns.edits import GraphEdits, NearMiss
+from graph_passes.patterns.float32_units import Float32Unit
+from graph_passes.patterns.images import Images
+from graph_passes.view import FLOAT
 
+RULE = "batch-norm"
 FORWARD = "FusedBatchNormV3"
 BACKWARD = "FusedBatchNormGradV3"
 
@@ -30,41 +35,59 @@ def has_fused_kernels(support: KernelSupport) -> bool:
     return all(t is not None and support.has_kernel(t, Slot("T"), probe) for t in types)
 
 
-def fuse_batch_norms(edits: GraphEdits, preserve: Collection[str], *, least_epsilon: float) -> None:
+def fuse_batch_norms(
+    edits: GraphEdits, preserve: Collection[str], *, least_epsilon: float, has_kernels: bool
+) -> list[Float32Unit]:
     """Replaces every batch normalization over a batch, with its gradient, by the fused ops.
 
     Args:
         edits: receives the changes, the units and the near misses.
         preserve: names of nodes that must stay.
         least_epsilon: the smallest that the kernels of the device take.
+        has_kernels: whether there are kernels of the fused ops for the target dtype.
+
+    Returns:
+        The batch normalizations that no fused op can stand for.
     """
-    units, misses = find_batch_norms(edits.view, preserve, least_epsilon)
+    units, misses = find_batch_norms(edits.matcher, preserve, least_epsilon)
     edits.misses.extend(misses)
+    left = []
     for unit in units:
-        _Emission(edits, unit).emit()
-        edits.units.append(f"batch-norm: {edits.view.nodes[unit.output].name}")
+        name = edits.view.nodes[unit.output].name
+        if has_kernels and unit.obstacle is None and unit.images is not None:
+            _Emission(edits, unit, unit.images).emit()
+            edits.take_shapes_of(unit.x, unit.nodes - {unit.output})
+            edits.units.append(f"{RULE}: {name}")
+            continue
+        if has_kernels:
+            edits.misses.append(NearMiss(name, f"not fused: {unit.obstacle}"))
+        left.append(Float32Unit(f"{RULE} in float32", unit.output, unit.nodes))
+    return left
 
 
 class _Emission:
     """Writes the fused nodes of one unit."""
 
-    def __init__(self, edits: GraphEdits, unit: BatchNorm) -> None:
+    def __init__(self, edits: GraphEdits, unit: BatchNorm, images: Images) -> None:
         self._edits = edits
         self._unit = unit
+        self._images = images
         self._output = edits.view.nodes[unit.output]
         self._device = self._output.device
         self._stem = f"{self._output.name}/{FORWARD}"
-        self._shape: Shape | None = edits.view.shape(unit.x)
+        self._gamma = unit.gamma or self._filled("ones", 1.0)
 
     def emit(self) -> None:
         """Adds the nodes and the redirections of tensors."""
         edits, unit = self._edits, self._unit
+        x = self._as_images("x", unit.x)
+        beta = unit.beta or self._filled("zeros", 0.0)
         empty = self._constant("empty", np.zeros(0, np.float32))
-        inputs = (unit.x, unit.gamma, unit.beta, empty, empty)
-        fused = self._normalization(FORWARD, self._stem, inputs)
+        fused = self._normalization(FORWARD, self._stem, (x, self._gamma, beta, empty, empty))
         fused.attr["exponential_avg_factor"].f = 1.0
         outputs = [edits.output(self._stem, FORWARD, port) for port in range(6)]
-        edits.redirect[edits.output(self._output.name, self._output.op)] = outputs[0]
+        output = edits.output(self._output.name, self._output.op)
+        edits.redirect[output] = self._as_input("y", outputs[0])
         for tensor in unit.stored_mean:
             edits.redirect[tensor] = outputs[1]
         if unit.stored_variance:
@@ -72,30 +95,42 @@ class _Emission:
             for tensor in unit.stored_variance:
                 edits.redirect[tensor] = population
         if unit.gradient is not None:
-            self._emit_gradient(unit.gradient, outputs)
+            self._emit_gradient(unit.gradient, x, outputs)
 
-    def _emit_gradient(self, gradient: Gradient, outputs: list[str]) -> None:
-        edits, unit, name = self._edits, self._unit, f"{self._stem}Grad"
-        self._normalization(BACKWARD, name, (gradient.dy, unit.x, unit.gamma, *outputs[3:]))
+    def _emit_gradient(self, gradient: Gradient, x: str, outputs: list[str]) -> None:
+        edits, name = self._edits, f"{self._stem}Grad"
+        dy = self._as_images("dy", gradient.dy)
+        self._normalization(BACKWARD, name, (dy, x, self._gamma, *outputs[3:]))
         results = [edits.output(name, BACKWARD, port) for port in range(3)]
+        dx = self._as_input("dx", results[0])
         total = edits.view.nodes[gradient.dx_sum]
         read = edits.inputs.get(total.name, [t for t in total.input if t[0] != "^"])
         others = [tensor for tensor in read if tensor not in gradient.dx_terms]
         if others:
-            edits.inputs[total.name] = [*others, results[0]]
+            edits.inputs[total.name] = [*others, dx]
         else:
-            edits.redirect[edits.output(total.name, total.op)] = results[0]
-        edits.redirect[gradient.d_gamma] = results[1]
-        edits.redirect[gradient.d_beta] = results[2]
+            edits.redirect[edits.output(total.name, total.op)] = dx
+        for tensor, result in ((gradient.d_gamma, results[1]), (gradient.d_beta, results[2])):
+            if tensor is not None:
+                edits.redirect[tensor] = result
 
     def _normalization(self, op: str, name: str, inputs: tuple[str, ...]) -> node_def_pb2.NodeDef:
-        node = self._edits.add(
-            op, name, inputs, self._device, {"T": FLOAT, "U": FLOAT}, [self._shape]
-        )
+        types, shapes = {"T": FLOAT, "U": FLOAT}, [self._images.sizes]
+        node = self._edits.add(op, name, inputs, self._device, types, shapes)
         node.attr["epsilon"].f = self._unit.epsilon
-        node.attr["data_format"].s = b"NHWC"
+        node.attr["data_format"].s = self._images.data_format.encode()
         node.attr["is_training"].b = True
         return node
+
+    def _as_images(self, name: str, tensor: str) -> str:
+        return self._images.enter(self._edits, f"{self._stem}/{name}", tensor, self._device)
+
+    def _as_input(self, name: str, images: str) -> str:
+        full = f"{self._stem}/{name}"
+        return self._images.leave(self._edits, full, images, self._unit.x, self._device)
+
+    def _filled(self, name: str, value: float) -> str:
+        return self._constant(name, np.full(self._images.channels or 0, value, np.float32))
 
     def _constant(self, name: str, value: np.ndarray) -> str:
         return self._edits.add_constant(f"{self._stem}/{name}", value, self._device, self._unit.x)
@@ -106,7 +141,7 @@ class _Emission:
         n is the number of elements of x a channel, found when the graph runs.
         """
         elements = self._count("elements", self._unit.x)
-        channels = self._count("channels", self._unit.gamma)
+        channels = self._count("channels", self._gamma)
         inverse = self._small("RealDiv", "inverse_count", channels, elements)
         one = self._constant("one", np.array(1, np.float32))
         return self._small("Mul", "variance", variance, self._small("Sub", "factor", one, inverse))

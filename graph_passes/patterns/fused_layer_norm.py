@@ -63,7 +63,7 @@ def fuse_layer_norms(
             left.append(found)
         else:
             _Emission(edits, matcher, norm).emit(gradient, sums)
-            _take_shapes_of_input(edits, matcher, found)
+            edits.take_shapes_of(norm.x, found.inside - {norm.output})
             edits.units.append(f"{RULE}: {name}")
     return left
 
@@ -113,16 +113,6 @@ def _is_idle(
     if not m.view.layout(number).out_slots:
         return False  # the result of a function, or an op that only has an effect
     return all(_is_idle(m, reader, preserve, depth - 1) for reader in m.readers(number))
-
-
-def _take_shapes_of_input(edits: GraphEdits, m: Matcher, norm: FoundNorm) -> None:
-    """Nodes that ask for the shape of a tensor inside ask for that of x, where it is the same."""
-    x = norm.forward.x
-    for number in norm.inside - {norm.forward.output}:
-        if m.view.shape(m.output(number)) == m.view.shape(x):
-            for reader in m.readers(number):
-                if m.op(reader) == "Shape":
-                    edits.inputs[m.node(reader).name] = [x]
 
 
 def _serves(m: Matcher, number: int, inside: Collection[int]) -> bool:
@@ -221,12 +211,8 @@ class _Emission:
 
     def _as_input(self, name: str, tensor: str) -> str:
         """A tensor [1, rows, size, 1] in the shape of x."""
-        if self._shape.count(None) <= 1:
-            sizes = [-1 if size is None else size for size in self._shape]
-            wanted = self._constant(f"{name}_shape", np.array(sizes, np.int32))
-        else:
-            wanted = self._shape_of(f"{name}_shape", self._norm.x)
-        return self._reshape(name, tensor, wanted, self._shape)
+        full = f"{self._stem}/{name}"
+        return self._edits.add_reshape_like(full, tensor, self._norm.x, self._device)
 
     def _filled(self, name: str, images: str, value: float) -> str:
         """A tensor [rows] of one value."""

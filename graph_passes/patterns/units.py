@@ -17,13 +17,14 @@ from graph_passes.patterns.bias_sums import multiply_by_ones, use_bias_gradients
 from graph_passes.patterns.bounded_values import lower_bounded_values
 from graph_passes.patterns.broadcast_sums import leave_out_idle_sums
 from graph_passes.patterns.edits import GraphEdits, NearMiss
-from graph_passes.patterns.float32_norms import keep_norms_inside
+from graph_passes.patterns.float32_units import Float32Unit, keep_inside
+from graph_passes.patterns.fused_batch_norm import RULE as BATCH_NORM
 from graph_passes.patterns.fused_batch_norm import fuse_batch_norms, has_fused_kernels
 from graph_passes.patterns.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.patterns.fused_layer_norm import fuse_layer_norms
 from graph_passes.patterns.gradient_sums import merge_weight_gradients
 from graph_passes.patterns.low_products import LowProducts
-from graph_passes.patterns.norms import CENTRED, UNCENTRED, FoundNorm, find_norms
+from graph_passes.patterns.norms import CENTRED, UNCENTRED, find_norms
 from graph_passes.patterns.ones_product import ones_products_pay
 from graph_passes.view import GraphView, Shape
 
@@ -77,23 +78,21 @@ def find_units(
     kept = {node_name(reference) for reference in preserve}
     support = kernel_support(config.device, config.target)
     edits = GraphEdits(view)
-    if config.has_rule("batch-norm") and "Rsqrt" in ops and has_fused_kernels(support):
-        least = MIN_EPSILON[config.device]
-        fold = (config.device, config.target_dtype) == ("CPU", "bfloat16")
-        fuse_batch_norms(edits, kept, least_epsilon=least)
-        fuse_stored_batch_norms(edits, kept, least_epsilon=least, fold=fold)
-    norms = _fuse_norms(edits, kept, config, support) if "Rsqrt" in ops else []
+    units = _fuse_batch_norms(edits, kept, config, support) if "Rsqrt" in ops else []
+    # Sums that feed what flows back to x must not be rounded.
+    summed = kept.union(view.nodes[number].name for unit in units for number in unit.inside)
+    units += _fuse_norms(edits, kept, config, support) if "Rsqrt" in ops else []
     if config.has_rule("idle-sum") and "BroadcastGradientArgs" in ops:
         leave_out_idle_sums(edits, kept)
     if config.has_rule("weight-gradient") and "Sum" in ops:
         merge_weight_gradients(edits, kept)
     if config.has_rule("bias-gradient") and lists.list_of("BiasAddGrad") == "infer":
-        use_bias_gradients(edits, kept)
+        use_bias_gradients(edits, summed)
     if config.has_rule("ones-product") and ones_products_pay(config, lists):
         ineligible = find_ineligible(view, preserve, config)
-        multiply_by_ones(edits, kept, LowProducts(view, lists, support, ineligible))
+        multiply_by_ones(edits, summed, LowProducts(view, lists, support, ineligible))
     lower_bounded_values(edits, kept, config, lists)
-    keep_norms_inside(edits, norms)  # after all that lists nodes inside, whose lists it replaces
+    keep_inside(edits, units)  # after all that lists nodes inside, whose lists it replaces
     if not edits.units:
         return Fusion(proto, view, misses=tuple(edits.misses))
     if view.is_function:
@@ -103,9 +102,23 @@ def find_units(
     return Fusion(proto, new, tuple(edits.units), tuple(edits.misses), edits.shapes, listed)
 
 
+def _fuse_batch_norms(
+    edits: GraphEdits, kept: Collection[str], config: PrecisionConfig, support: KernelSupport
+) -> list[Float32Unit]:
+    """Replaces batch normalizations by fused ops where that can be; returns those that stay."""
+    if not config.has_rule(BATCH_NORM):
+        return []
+    has_kernels, least = has_fused_kernels(support), MIN_EPSILON[config.device]
+    left = fuse_batch_norms(edits, kept, least_epsilon=least, has_kernels=has_kernels)
+    if has_kernels:
+        fold = (config.device, config.target_dtype) == ("CPU", "bfloat16")
+        fuse_stored_batch_norms(edits, kept, least_epsilon=least, fold=fold)
+    return left
+
+
 def _fuse_norms(
     edits: GraphEdits, kept: Collection[str], config: PrecisionConfig, support: KernelSupport
-) -> list[FoundNorm]:
+) -> list[Float32Unit]:
     """Replaces normalizations by fused ops where there are such; returns those that stay."""
     # A compiler that fuses element-wise ops has no use for fused kernels.
     fuses = config.device == "GPU" and not config.fused and config.has_rule(FUSED_LAYER_NORM)
@@ -115,4 +128,8 @@ def _fuse_norms(
     norms = find_norms(edits, edits.matcher)
     if fuses and has_fused_kernels(support):
         norms = fuse_layer_norms(edits, edits.matcher, norms, kept)
-    return [norm for norm in norms if norm.rule in rules]
+    return [
+        Float32Unit(norm.rule, norm.forward.output, norm.inside)
+        for norm in norms
+        if norm.rule in rules
+    ]

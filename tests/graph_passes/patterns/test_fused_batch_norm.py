@@ -1,0 +1,208 @@
+"""Batch normalization over a batch as one fused op, in every form in which layers write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from graph_text import graph
+from layer_graphs import (
+    CPU,
+    GPU,
+    LayerGraph,
+    assert_near,
+    inside,
+    low_statistics,
+    trace_layer,
+    whole_numbers,
+    wide_casts,
+)
+from tensorflow.core.framework import types_pb2
+
+from graph_passes import PrecisionConfig
+from graph_passes.patterns.batch_norm import find_batch_norms
+from graph_passes.patterns.matching import Matcher
+from graph_passes.view import view_graph
+
+LOW = {"GPU": types_pb2.DT_HALF, "CPU": types_pb2.DT_BFLOAT16}
+ROUNDING = {"GPU": 2**-11, "CPU": 2**-8}
+"""What one rounding to the target dtype and a few of float32 may change."""
+OF_PRODUCTS = 4
+"""Casts of what the two products read and of what they give to the caller."""
+
+FORMS: dict[str, tuple[Callable[[], object], tuple[int | None, ...], str]] = {
+    "plain": (
+        lambda: keras.layers.BatchNormalization(scale=False, center=False),
+        (8, 4, 4, 16),
+        "NHWC",
+    ),
+    "no scale": (lambda: keras.layers.BatchNormalization(scale=False), (8, 4, 4, 16), "NHWC"),
+    "no offset": (lambda: keras.layers.BatchNormalization(center=False), (8, 4, 4, 16), "NHWC"),
+    "any size": (keras.layers.BatchNormalization, (None, None, None, 16), "NHWC"),
+    "channels first": (lambda: keras.layers.BatchNormalization(axis=1), (8, 4, 6, 16), "NCHW"),
+    "channels between": (lambda: keras.layers.BatchNormalization(axis=2), (4, 3, 5, 16), "NCHW"),
+    "rank 2": (keras.layers.BatchNormalization, (32, 16), "NHWC"),
+    "rank 3": (keras.layers.BatchNormalization, (8, 6, 16), "NHWC"),
+    "rank 5": (keras.layers.BatchNormalization, (4, 3, 3, 2, 16), "NHWC"),
+    "tf_keras, rank 2": (tf_keras.layers.BatchNormalization, (32, 16), "NHWC"),
+    "tf_keras, rank 3, no scale, channels first": (
+        lambda: tf_keras.layers.BatchNormalization(axis=1, scale=False),
+        (8, 6, 16),
+        "NCHW",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=[(name, known) for name in FORMS for known in (True, False)])
+def form(request: pytest.FixtureRequest) -> tuple[str, LayerGraph]:
+    name, known = request.param
+    layer, shape, _ = FORMS[name]
+    return name, trace_layer(layer(), shape if known else (None, *shape[1:]))
+
+
+def values(name: str) -> tuple[np.ndarray, np.ndarray]:
+    return whole_numbers(tuple(size or 6 for size in FORMS[name][1]))
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+def test_every_form_is_one_op_each_way(
+    form: tuple[str, LayerGraph], config: PrecisionConfig
+) -> None:
+    name, layer = form
+    assert not layer.find(config).misses
+    result = layer.rewrite(config)
+    nodes = [n for n in result.graph_def.node if n.op.startswith("FusedBatchNorm")]
+    assert [n.op for n in nodes] == ["FusedBatchNormV3", "FusedBatchNormGradV3"]
+    for node in nodes:
+        assert node.attr["T"].type == LOW[config.device]
+        assert node.attr["U"].type == types_pb2.DT_FLOAT
+        assert node.attr["data_format"].s.decode() == FORMS[name][2]
+    assert not low_statistics(result.graph_def)
+    assert not any(n.op in ("SquaredDifference", "RsqrtGrad") for n in result.graph_def.node)
+    assert wide_casts(layer, result) == OF_PRODUCTS, "x, y, dy and dx stay in the target dtype"
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+def test_gradients_and_stored_statistics_are_those_of_float32(
+    form: tuple[str, LayerGraph], config: PrecisionConfig
+) -> None:
+    name, layer = form
+    wanted = layer.run(layer.graph_def, *values(name))
+    assert_near(layer.run(layer.find(config).proto, *values(name)), wanted, 1e-5)
+    found = layer.run(layer.rewrite(config).graph_def, *values(name))
+    y, dx = slice(0, 1), slice(1, 2)
+    for part in (y, dx):
+        assert_near(found[part], wanted[part], ROUNDING[config.device])
+    assert_near(found[2:], wanted[2:], 1e-5)
+
+
+def test_the_values_of_these_tests_need_statistics_in_float32() -> None:
+    x, _ = values("rank 2")
+    low = tf.cast(x, tf.bfloat16)
+    mean = tf.cast(tf.add_n(tf.unstack(low)) / len(x), tf.float32)
+    assert np.abs(mean - x.mean(0)).max() > 0.1
+
+
+@pytest.fixture(scope="module")
+def tiny_epsilon() -> LayerGraph:
+    """A layer whose epsilon is too small for the kernels of a GPU."""
+    return trace_layer(keras.layers.BatchNormalization(epsilon=1e-6), (32, 16))
+
+
+def test_what_cannot_be_fused_is_a_unit_in_float32(tiny_epsilon: LayerGraph) -> None:
+    fusion = tiny_epsilon.find(GPU)
+    assert [miss.why for miss in fusion.misses] == ["not fused: epsilon 1e-06 is below 1e-05"]
+    assert [u.partition(":")[0] for u in fusion.units] == ["batch-norm in float32"]
+    result = tiny_epsilon.rewrite(GPU)
+    assert not low_statistics(result.graph_def)
+    assert wide_casts(tiny_epsilon, result) == OF_PRODUCTS + 4, "x and dy up, y and dx down"
+    given = whole_numbers((32, 16))
+    wanted = tiny_epsilon.run(tiny_epsilon.graph_def, *given)
+    assert_near(tiny_epsilon.run(result.graph_def, *given), wanted, ROUNDING["GPU"])
+
+
+def test_the_unit_in_float32_is_switched_off_with_the_rule(tiny_epsilon: LayerGraph) -> None:
+    off = PrecisionConfig(
+        target_dtype="float16", device="GPU", disabled_rules=frozenset(("batch-norm",))
+    )
+    assert inside(tiny_epsilon, GPU)
+    assert not inside(tiny_epsilon, off)
+    assert not tiny_epsilon.find(off).misses
+
+
+BATCH_NORM = """
+weights = Const(0.5, [8, 8])
+axes = Const([0])
+epsilon = Const(0.001)
+gamma_value = Const(1.0, [8])
+gamma = Identity(gamma_value)
+beta_value = Const(0.0, [8])
+beta = Identity(beta_value)
+x = MatMul(weights, weights)
+mean = Mean(x, axes)
+square = SquaredDifference(x, mean)
+variance = Mean(square, axes)
+total = AddV2(variance, epsilon)
+rsqrt = Rsqrt(total)
+scale = Mul(rsqrt, gamma)
+product = Mul(x, scale)
+shift = Mul(mean, scale)
+offset = Sub(beta, shift)
+y = AddV2(product, offset)
+z = MatMul(y, weights)
+"""
+
+
+def find(text: str, **shapes: tuple[int, ...]) -> tuple[list[str | None], list[str]]:
+    """The obstacles of the units in a graph, and what came close."""
+    known = {"x": (8, 8), **shapes}
+    view = view_graph(graph(text), lambda name: (known.get(name),))
+    units, misses = find_batch_norms(Matcher(view), (), 0.0)
+    return [unit.obstacle for unit in units], [miss.why for miss in misses]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "obstacle"),
+    [
+        ("", "", None),
+        ("scale = Mul(rsqrt, gamma)", "scale = Identity(rsqrt)", "miss"),
+        ("offset = Sub(beta, shift)", "offset = Neg(shift)", "miss"),
+        ("z = MatMul(y, weights)", "z = Mul(square, y)", "'z' outside the unit reads 'square'"),
+    ],
+)
+def test_units_of_a_written_graph(old: str, new: str, obstacle: str | None) -> None:
+    found, misses = find(BATCH_NORM.replace(old, new))
+    assert (found or ["miss"]) == [obstacle]
+    assert bool(misses) == (obstacle == "miss")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("product = Mul(x, scale)", "product = Mul(gamma, scale)", "found 0 nodes that make x"),
+        ("scale = Mul(rsqrt, gamma)", "scale = Exp(rsqrt)", "by its input or a stored scale"),
+        ("offset = Sub(beta, shift)", "offset = Exp(shift)", "'offset' is Exp, not Sub"),
+        ("beta = Identity(beta_value)", "beta = Exp(beta_value)", "the offset comes from Exp"),
+        ("shift = Mul(mean, scale)", "shift = Mul(x, scale)", "found 2 nodes that make x"),
+    ],
+)
+def test_a_near_miss_says_what_is_amiss(old: str, new: str, why: str) -> None:
+    found, (miss,) = find(BATCH_NORM.replace(old, new))
+    assert not found
+    assert why in miss
+
+
+@pytest.mark.parametrize(
+    ("shape", "obstacle"),
+    [
+        ((8, 4, 8), "the statistics keep 2 axes, not 1"),
+        (None, "nothing shows the rank of the input"),
+        ((8, None), "the number of channels is not known"),
+    ],
+)
+def test_what_cannot_be_fused_says_why(shape: tuple[int | None, ...] | None, obstacle: str) -> None:
+    assert find(BATCH_NORM, x=shape)[0] == [obstacle]
