@@ -17,6 +17,9 @@ from tensorflow.core.framework import node_def_pb2, op_def_pb2
 from graph_passes.kinds import Kind, KindTable
 from graph_passes.op_registry import Layout
 
+_CHUNK = 4096
+"""Nodes that are read together."""
+
 
 class InvalidGraphError(ValueError):
     """The graph is not one that TensorFlow could run: an input that nothing makes, say."""
@@ -39,8 +42,19 @@ class NodeIndex:
         device_of: for each node the number of its device.
     """
 
-    def __init__(self, functions: Mapping[str, op_def_pb2.OpDef]) -> None:
+    def __init__(
+        self, functions: Mapping[str, op_def_pb2.OpDef], *, named_outputs: bool = False
+    ) -> None:
+        """Makes an empty index.
+
+        Args:
+            functions: definitions of functions that are called as ops.
+            named_outputs: whether tensors are named by output arguments, as within functions.
+        """
         self.numbers: dict[str, int] = {}
+        self._named_outputs = named_outputs
+        # Where outputs are named: name of a tensor -> the node whose output 0 it is.
+        self._outputs: dict[str, int] = {}
         self.kinds = KindTable(functions)
         self.kind_of = array.array("i")
         self.arity = array.array("i")
@@ -62,45 +76,54 @@ class NodeIndex:
         Raises:
             InvalidGraphError: two nodes have the same name.
         """
-        numbers, find = self.numbers, self.numbers.get
+        pending = zip(nodes, numbers_of or itertools.count(), strict=False)
+        # Many at a time, for the speed of comprehensions, but not all: their inputs take memory.
+        while chunk := list(itertools.islice(pending, _CHUNK)):
+            read, numbers = zip(*chunk, strict=True)
+            self._read(read, numbers)
+        if len(self.numbers) < len(self.kind_of):
+            raise InvalidGraphError("two nodes have the same name")
+
+    def _read(self, nodes: Sequence[node_def_pb2.NodeDef], numbers: Sequence[int]) -> None:
+        names = [node.name for node in nodes]
+        self.numbers.update(zip(names, numbers, strict=True))
         families, devices = self.kinds.families, self.devices
-        # Lists first, for their speed; the numbers in them are shared or small.
-        kind_of: list[int] = []
-        arity: list[int] = []
-        makers: list[int] = []
-        device_of: list[int] = []
-        for number, node in zip(numbers_of or itertools.count(), nodes, strict=False):
-            op, device = node.op, node.device
-            family = families.get(op) or self.kinds.family(op)
+        self.device_of.extend([devices.setdefault(node.device, len(devices)) for node in nodes])
+        family_of = [families.get(op) or self.kinds.family(op) for op in [n.op for n in nodes]]
+        kind_of = []
+        for family, node in zip(family_of, nodes, strict=True):
             key = family.key_of(node)
             kind = family.numbers.get(key)
             kind_of.append(self.kinds.add(family, key, node) if kind is None else kind)
-            device_of.append(devices.setdefault(device, len(devices)) if device else 0)
-            inputs = node.input[:]  # a list: to iterate over the field takes twice as long
-            found = [find(name) for name in inputs]
-            known = self._resolve(number, inputs, found) if None in found else found
-            makers += known  # type: ignore[arg-type]
-            arity.append(len(known))
-            numbers[node.name] = number
         self.kind_of.extend(kind_of)
-        self.device_of.extend(device_of)
-        self.arity.extend(arity)
-        self.makers.extend(makers)
-        if len(numbers) < len(self.kind_of):
-            raise InvalidGraphError("two nodes have the same name")
+        if self._named_outputs:
+            self._outputs.update(zip(names, numbers, strict=True))  # arguments
+            outputs = map(str.__add__, names, [family.first_output for family in family_of])
+            self._outputs.update(zip(outputs, numbers, strict=True))
+        inputs = [node.input[:] for node in nodes]  # lists: the field itself is slow to iterate
+        self._read_inputs(inputs, numbers)
 
-    def _resolve(
-        self, number: int, inputs: Sequence[str], found: Sequence[int | None]
-    ) -> list[int]:
-        """The makers of a node's inputs where not all are names of nodes met before."""
-        references = self.references
-        if any(name[0] == "^" for name in inputs):
-            self.with_controls.append(number)
-        return [
-            ~references.setdefault(name, len(references)) if maker is None else maker
-            for name, maker in zip(inputs, found, strict=True)
-            if maker is not None or name[0] != "^"
-        ]
+    def _read_inputs(self, inputs: Sequence[Sequence[str]], numbers: Sequence[int]) -> None:
+        """Finds the makers of what nodes read, given all inputs of each node."""
+        arity = list(map(len, inputs))
+        flat = list(itertools.chain.from_iterable(inputs))
+        makers = list(map((self._outputs if self._named_outputs else self.numbers).get, flat))
+        if None in makers:
+            readers = np.repeat(np.arange(len(arity)), arity)
+            unknown = [position for position, maker in enumerate(makers) if maker is None]
+            references = self.references
+            waiting = set()
+            for position, reader in zip(unknown, readers[unknown].tolist(), strict=True):
+                name = flat[position]
+                if name[0] == "^":
+                    arity[reader] -= 1
+                    waiting.add(reader)
+                else:
+                    makers[position] = ~references.setdefault(name, len(references))
+            makers = [maker for maker in makers if maker is not None]
+            self.with_controls.extend([numbers[reader] for reader in sorted(waiting)])
+        self.arity.extend(arity)
+        self.makers.extend(makers)  # type: ignore[arg-type]
 
     def edited(
         self, nodes: Sequence[node_def_pb2.NodeDef], moved: np.ndarray, anew: Sequence[int]
@@ -119,12 +142,12 @@ class NodeIndex:
         origin[moved[moved >= 0]] = np.flatnonzero(moved >= 0)
         names = np.array([*self.numbers, ""], object)[origin]
         names[anew] = [nodes[number].name for number in anew]
-        read, new = NodeIndex({}), NodeIndex({})
+        numbers = dict(zip(names.tolist(), range(len(nodes)), strict=True))
+        read, new = (NodeIndex({}, named_outputs=self._named_outputs) for _ in range(2))
         for index in (read, new):
             index.kinds, index.devices = self.kinds, self.devices
-            index.references = self.references
-            index.numbers = dict(zip(names.tolist(), range(len(nodes)), strict=True))
-        if len(new.numbers) != len(nodes):
+            index.references, index.numbers = self.references, numbers
+        if len(numbers) != len(nodes):
             raise InvalidGraphError("two nodes have the same name")
         read.extend((nodes[number] for number in anew), anew)
         origin[anew] = -1

@@ -47,16 +47,18 @@ class Family:
         op: the op.
         op_type: its op type, None where this TensorFlow does not know the op.
         key_of: gives the key of a node, see `OpType.key_of`.
+        first_output: see `OpType.first_output`.
         numbers: key -> the kind's number.
         known: key -> the kind, for those that are known from other graphs as well.
     """
 
-    __slots__ = ("key_of", "known", "numbers", "op", "op_type")
+    __slots__ = ("first_output", "key_of", "known", "numbers", "op", "op_type")
 
     def __init__(self, op: str, op_type: OpType | None, known: dict[Hashable, Kind]) -> None:
         self.op = op
         self.op_type = op_type
         self.key_of = _no_key if op_type is None else op_type.key_of
+        self.first_output = "" if op_type is None else op_type.first_output
         self.numbers: dict[Hashable, int] = {}
         self.known = known
 

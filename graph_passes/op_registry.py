@@ -64,6 +64,8 @@ class OpType:
         op_def: its definition.
         layout: the layout of every node of this type, None where it depends on the node.
         key_of: gives for a node what decides its layout and dtypes, as one hashable value.
+        first_output: what within functions stands behind a node's name in that of its output 0;
+            "" where no node of this type has an output.
         runs_functions: whether nodes of this type name functions that they run (While, If ...).
     """
 
@@ -71,6 +73,7 @@ class OpType:
         "_arity_attrs",
         "_defaults",
         "_layouts",
+        "first_output",
         "key_of",
         "layout",
         "name",
@@ -89,6 +92,7 @@ class OpType:
         types = tuple(attr.name for attr in op_def.attr if attr.type == "type")
         self._arity_attrs = tuple(sorted(numbers)), tuple(sorted(lists))
         self.key_of = _key_reader(types, *self._arity_attrs)
+        self.first_output = next((f":{arg.name}:0" for arg in op_def.output_arg), "")
         self.runs_functions = any(attr.type in ("func", "list(func)") for attr in op_def.attr)
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self.layout: Layout | None = None

@@ -56,7 +56,7 @@ def view_graph(graph_def: graph_pb2.GraphDef, shapes: Shapes | None = None) -> G
             number of inputs.
     """
     functions = {f.signature.name: f.signature for f in graph_def.library.function}
-    return _read(graph_def.node, functions, is_function=False, shapes=shapes)
+    return _read(graph_def.node, functions, shapes)
 
 
 def view_joined(
@@ -74,7 +74,7 @@ def view_joined(
     Raises:
         InvalidGraphError: as `view_graph`.
     """
-    return _read(graph_def.node, functions, is_function=False, shapes=shapes)
+    return _read(graph_def.node, functions, shapes, named_outputs=True)
 
 
 def view_function(
@@ -109,17 +109,18 @@ def view_function(
         pseudo.attr["T"].type = arg.type
         pseudo.input.append(result)
         nodes.append(pseudo)
-    return _read(nodes, functions or {}, is_function=True, shapes=shapes)
+    return _read(nodes, functions or {}, shapes, is_function=True, named_outputs=True)
 
 
 def _read(
     nodes: Sequence[node_def_pb2.NodeDef],
     functions: Mapping[str, op_def_pb2.OpDef],
-    *,
-    is_function: bool,
     shapes: Shapes | None,
+    *,
+    is_function: bool = False,
+    named_outputs: bool = False,
 ) -> GraphView:
     nodes = nodes if isinstance(nodes, list) else list(nodes)  # a field makes each object anew
-    index = NodeIndex(functions)
+    index = NodeIndex(functions, named_outputs=named_outputs)
     index.extend(nodes)
     return GraphView(nodes, index, functions, is_function=is_function, shapes=shapes)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from random_graphs import RandomGraph, random_graphs
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from graph_passes import indexing
 from graph_passes.indexing import InvalidGraphError, NodeIndex
 from graph_passes.view import GraphView, view_graph
 
@@ -36,12 +37,26 @@ def test_what_nodes_read() -> None:
     assert index.kind(total).op == "AddV2"
 
 
-def test_nodes_that_are_read_before_they_are_met() -> None:
+@pytest.mark.parametrize(("chunk", "references"), [(1, ["y", "x"]), (2, ["x"]), (3, [])])
+def test_nodes_that_are_read_before_they_are_met(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, references: list[str]
+) -> None:
+    monkeypatch.setattr(indexing, "_CHUNK", chunk)
     graph_def = graph("x = Const(0.5, [4])\ny = Relu(x)\nz = Tanh(y)")
     backwards = graph_pb2.GraphDef(node=reversed(graph_def.node))
     view = view_graph(backwards)
     assert [view.node_of(v).name for v in view.producers(view.index["z"])] == ["y"]
-    assert list(index_of(backwards).references) == ["y", "x"]
+    assert list(index_of(backwards).references) == references
+
+
+def test_first_outputs_within_functions_are_found_by_name() -> None:
+    nodes = graph("x = Const(0.5, [4])\nparts = Split(0, x, num_split=2)").node
+    for tensor in ("x:output:0", "parts:output:1"):
+        nodes.add(name=f"reader{len(nodes)}", op="Identity", input=[tensor])
+    index = NodeIndex({}, named_outputs=True)
+    index.extend(nodes)
+    assert index.makers[-2] == index.numbers["x"]
+    assert list(index.references) == ["parts:output:1"]
 
 
 def test_devices_and_control_inputs_are_kept_apart() -> None:
