@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
@@ -60,7 +59,7 @@ def _copy_fields(old: Message, new: Message, left_out: Collection[str]) -> None:
     for field, value in old.ListFields():
         if field.name in left_out:
             continue
-        if field.type == FieldDescriptor.TYPE_MESSAGE or field.is_repeated:
-            getattr(new, field.name).MergeFrom(value)
-        else:
+        if isinstance(value, int | float | str | bytes):
             setattr(new, field.name, value)
+        else:
+            getattr(new, field.name).MergeFrom(value)
