@@ -54,6 +54,8 @@ def fuse_layer_norms(
             left.append(found)  # no fused op leaves the mean in
             continue
         try:
+            if norm.weights is not None:
+                raise NoMatchError("the statistics are weighted")
             if norm.epsilon < MIN_EPSILON["GPU"]:
                 raise NoMatchError(f"epsilon {norm.epsilon:g} is below {MIN_EPSILON['GPU']:g}")
             sums = prove(matcher, norm, gradient)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from graph_passes.patterns.layer_norm_statistics import Statistics, find_statistics
 from graph_passes.patterns.matching import Matcher, NoMatchError
 from graph_passes.patterns.search import ADDS, SHAPERS
 
 _JOINS_X = ("Mul", "Sub", "SquaredDifference")
 _ARITHMETIC = frozenset((*ADDS, *_JOINS_X, "Neg"))
-_SQUARES = ("Square", "Mul", "Pow")
 _STORED = ("ReadVariableOp", "VariableV2", "Const")
 _GIVEN = ("_Arg", "Placeholder")
 _KEEPS_PARAMETER = frozenset((*SHAPERS, "Cast", "Enter", "BroadcastTo", "Tile"))
@@ -30,7 +30,7 @@ _MOST_NODES = 40
 """More nodes than a forward half has in any form."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Norm:
     """The forward half of one normalization.
 
@@ -42,6 +42,8 @@ class Norm:
         mean: node that makes the mean; None for root-mean-square normalization.
         output: node that makes y.
         nodes: the nodes from the statistics to y, both included.
+        weights: tensor, the weights that the statistics are taken with; None where there are none.
+        weighting: the nodes that make the weights of x, and that reshape what both are made of.
         gamma: tensor, the scale as it is stored; None where there is none.
         beta: tensor, the offset as it is stored; None where there is none.
     """
@@ -55,21 +57,13 @@ class Norm:
     nodes: frozenset[int]
     gamma: str | None
     beta: str | None
+    weights: str | None
+    weighting: frozenset[int]
 
     @property
     def is_centred(self) -> bool:
         """Whether the mean is subtracted."""
         return self.mean is not None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Statistics:
-    x: str
-    axes: tuple[int, ...]
-    epsilon: float
-    total: int
-    mean: int | None
-    nodes: frozenset[int]
 
 
 def find_norm(matcher: Matcher, rsqrt: int) -> Norm | None:
@@ -85,70 +79,14 @@ def find_norm(matcher: Matcher, rsqrt: int) -> Norm | None:
     Raises:
         NoMatchError: it is one, but what follows is no normalization.
     """
-    statistics = _find_statistics(matcher, rsqrt)
+    statistics = find_statistics(matcher, rsqrt)
     return None if statistics is None else _Growth(matcher, rsqrt, statistics).norm()
-
-
-def _find_statistics(m: Matcher, rsqrt: int) -> _Statistics | None:
-    total = m.maker(m.tensor(rsqrt, 0))
-    if m.op(total) not in ADDS:
-        return None
-    spread, epsilon = sorted(m.inputs(total), key=lambda tensor: m.op(m.maker(tensor)) == "Const")
-    variance = m.maker(m.through(spread, *SHAPERS))
-    if m.op(m.maker(epsilon)) != "Const" or m.op(variance) != "Mean":
-        return None
-    if m.op(m.maker(m.tensor(variance, 1))) != "Const" or m.constant(epsilon).size != 1:
-        return None
-    axes = tuple(m.constant(m.tensor(variance, 1)).ravel().tolist())
-    if 0 in axes or not axes:
-        return None  # statistics of a batch
-    squares = m.maker(m.tensor(variance, 0))
-    deviation = _find_deviation(m, squares)
-    if deviation is None:
-        return None
-    x, mean = deviation
-    if mean is not None:
-        same = m.op(m.maker(m.tensor(mean, 1))) == "Const"
-        if not same or tuple(m.constant(m.tensor(mean, 1)).ravel().tolist()) != axes:
-            raise NoMatchError("mean and variance are over different axes")
-    nodes = {total, variance, squares} | (set() if mean is None else {mean})
-    return _Statistics(x, axes, m.constant(epsilon).item(), total, mean, frozenset(nodes))
-
-
-def _find_deviation(m: Matcher, squares: int) -> tuple[str, int | None] | None:
-    """The tensor whose squared deviation a node makes, and its mean, None for a mean of 0."""
-    inputs = m.inputs(squares)
-    if m.op(squares) == "SquaredDifference":
-        for x, centre in (inputs, inputs[::-1]):
-            mean = m.maker(m.through(centre, *SHAPERS))
-            if m.op(mean) == "Mean" and m.tensor(mean, 0) == x:
-                return x, mean
-        return None
-    if m.op(squares) not in _SQUARES or not _squares_its_input(m, squares):
-        return None
-    difference = m.maker(inputs[0])
-    if m.op(difference) == "Sub":
-        x, centre = m.inputs(difference)
-        mean = m.maker(m.through(centre, *SHAPERS))
-        if m.op(mean) == "Mean" and m.tensor(mean, 0) == x:
-            return x, mean
-    return inputs[0], None
-
-
-def _squares_its_input(m: Matcher, number: int) -> bool:
-    inputs = m.inputs(number)
-    if m.op(number) == "Mul":
-        return inputs[0] == inputs[1]
-    if m.op(number) == "Pow":
-        power = m.maker(inputs[1])
-        return m.op(power) == "Const" and m.constant(inputs[1]).ravel().tolist() == [2.0]
-    return True
 
 
 class _Growth:
     """Follows statistics forward for as long as they meet x, gamma, beta and each other only."""
 
-    def __init__(self, matcher: Matcher, rsqrt: int, statistics: _Statistics) -> None:
+    def __init__(self, matcher: Matcher, rsqrt: int, statistics: Statistics) -> None:
         self._m = matcher
         self._rsqrt = rsqrt
         self._statistics = statistics
@@ -166,15 +104,17 @@ class _Growth:
         if not any(m.op(n) in ("Mul", "Sub") and m.reads(n, statistics.x) for n in nodes):
             raise NoMatchError("the statistics are not applied to what they are taken of")
         return Norm(
-            statistics.x,
-            statistics.axes,
-            statistics.epsilon,
-            self._rsqrt,
-            statistics.mean,
-            output,
-            nodes,
-            self._gamma,
-            self._beta,
+            x=statistics.x,
+            axes=statistics.axes,
+            epsilon=statistics.epsilon,
+            rsqrt=self._rsqrt,
+            mean=statistics.mean,
+            output=output,
+            nodes=nodes,
+            gamma=self._gamma,
+            beta=self._beta,
+            weights=statistics.weights,
+            weighting=statistics.weighting,
         )
 
     def _grow(self) -> None:

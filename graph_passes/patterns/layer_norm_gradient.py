@@ -17,16 +17,17 @@ from graph_passes.patterns.search import ADDS, SHAPERS
 
 SUMS = ("AddN", *ADDS)
 _SPREADERS = (*SHAPERS, "BroadcastTo", "Tile")
+_DIVISIONS = ("RealDiv", "DivNoNan")
 _ARITHMETIC = frozenset(
-    (*SUMS, *_SPREADERS, "Mul", "Sub", "Neg", "RealDiv", "RsqrtGrad", "Square", "Pow", "Sum")
+    (*SUMS, *_SPREADERS, *_DIVISIONS, "Mul", "Sub", "Neg", "RsqrtGrad", "Square", "Pow", "Sum")
 )
 _SHAPE_ARITHMETIC = frozenset(("Shape", "ShapeN", "BroadcastGradientArgs"))
-_BEHIND_MEAN = (*_SPREADERS, "Neg", "Sum", "RealDiv")
+_BEHIND_MEAN = (*_SPREADERS, *_DIVISIONS, "Neg", "Sum")
 _UNBROADCAST = ("Reshape", "Sum")
 """What follows the gradient of an op that may have broadcast its input."""
 _MOST_NODES = 200
 """More nodes than a gradient has in any form."""
-_LONGEST_CHAIN = 16
+_LONGEST_CHAIN = 40
 _DEEPEST_REBUILT = 2
 _MOST_ENTRIES = 8
 
@@ -113,12 +114,27 @@ class _GradientSearch:
                 if reader in seen or not self._is_float(reader):
                     continue
                 if m.op(reader) in SUMS:
-                    if is_mean:
+                    if is_mean and self._is_of_x(reader):
                         return reader
                 elif m.op(reader) in ops:
                     seen.add(reader)
-                    pending.append((reader, is_mean or m.op(reader) == "RealDiv"))
+                    pending.append((reader, is_mean or m.op(reader) in _DIVISIONS))
         return None
+
+    def _is_of_x(self, total: int) -> bool:
+        """Whether a sum is of what flows to x; with weights, something flows to those as well."""
+        m, norm = self._m, self._norm
+        if norm.weights is None:
+            return True
+        scaled = {norm.rsqrt}
+        for number in sorted(norm.nodes):
+            if not scaled.isdisjoint(m.makers(number)):
+                scaled.add(number)
+        for tensor in m.inputs(total):
+            product = m.maker(m.through(tensor, *_UNBROADCAST))
+            if m.op(product) == "Mul" and not scaled.isdisjoint(m.makers(product)):
+                return True
+        return False
 
     def _forward(self, seeds: Iterable[int], dx_sum: int | None) -> set[int]:
         """What the forward half's tensors reach before x or a parameter has its gradient."""
@@ -225,7 +241,9 @@ class _GradientSearch:
         """The nodes that make a tensor from x, parameters and constants; None for another one."""
         m = self._m
         maker = m.maker(tensor)
-        if tensor == self._norm.x or maker in self._norm.nodes or m.op(maker) in ("Const", "Cast"):
+        if tensor in (self._norm.x, self._norm.weights) or maker in self._norm.nodes:
+            return set()
+        if m.op(maker) in ("Const", "Cast"):
             return set()
         if tensor not in self._is_parameter:
             self._is_parameter[tensor] = is_parameter(m, tensor)

@@ -28,7 +28,8 @@ class FoundNorm:
     @property
     def inside(self) -> frozenset[int]:
         """The numbers of its nodes."""
-        return self.forward.nodes | (self.gradient.nodes if self.gradient else frozenset())
+        forward = self.forward.nodes | self.forward.weighting
+        return forward | (self.gradient.nodes if self.gradient else frozenset())
 
     @property
     def rule(self) -> str:
