@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from graph_passes.op_registry import registered_op_type
+
 
 def called_functions(node: node_def_pb2.NodeDef) -> Iterator[str]:
     """Names of the functions that a node's attrs name, and the op type, which may be one."""
@@ -29,12 +31,22 @@ def reachable_functions(graph_def: graph_pb2.GraphDef) -> frozenset[str]:
     if not library:
         return frozenset()
     found: set[str] = set()
+    names_functions: dict[str, bool] = {}
     pending: list[Iterable[node_def_pb2.NodeDef]] = [graph_def.node]
     while pending:
         for node in pending.pop():
-            for name in called_functions(node):
+            op = node.op
+            if op not in names_functions:
+                names_functions[op] = _may_name_functions(op)
+            for name in called_functions(node) if names_functions[op] else ():
                 for called in (name, gradients.get(name, "")):
                     if called in library and called not in found:
                         found.add(called)
                         pending.append(library[called].node_def)
     return frozenset(found)
+
+
+def _may_name_functions(op: str) -> bool:
+    """Whether nodes of an op may name functions; an unknown op may, and may be one."""
+    op_type = registered_op_type(op)
+    return op_type is None or op_type.runs_functions

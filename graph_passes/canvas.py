@@ -67,7 +67,6 @@ class Canvas:
             number = view.vertex_nodes[vertex]
             self.why[vertex] = ineligible.get(number, Reason.RUNS_FUNCTION)
         self.parents: dict[int, int] = {}
-        self._kernels: dict[int, bool] = {}
 
     def relist(self, listed: Mapping[str, str]) -> None:
         """Gives single nodes another list than their op has.
@@ -129,26 +128,17 @@ class Canvas:
                 self.eligible[vertex] = False
                 self.why[vertex] = reason
 
+    @functools.cached_property
+    def _kernels(self) -> np.ndarray:
+        return self.view.per_slot(functools.partial(_float_kernels, self.support), bool)
+
     def has_kernel(self, vertex: int) -> bool:
-        """Whether the vertex's node has a kernel with this slot in the target dtype."""
-        number = int(self.view.slot_numbers[vertex])
-        answer = self._kernels.get(number)
-        if answer is None:
-            view, node = self.view, self.view.vertex_nodes[vertex]
-            answer = self._kernels[number] = self.support.supports(
-                view.kind(node), vertex - view.base[node]
-            )
-        return answer
+        """Whether a float32 vertex's node has a kernel with this slot in the target dtype."""
+        return bool(self._kernels[vertex])
 
     def with_kernel(self, mask: np.ndarray) -> np.ndarray:
         """Those of the vertices of a mask for which `has_kernel` holds; bool [vertices]."""
-        slots = self.view.slot_numbers
-        _, examples, inverse = np.unique(slots[mask], return_index=True, return_inverse=True)
-        vertices = np.flatnonzero(mask)
-        answers = np.array([self.has_kernel(vertex) for vertex in vertices[examples].tolist()])
-        found = np.zeros(len(mask), bool)
-        found[vertices] = answers[inverse] if len(vertices) else False
-        return found
+        return mask & self._kernels
 
     def is_permitted(self, vertex: int) -> bool:
         """Whether the op definition lets the vertex's slot hold the target dtype."""
@@ -156,16 +146,31 @@ class Canvas:
         return op_type is not None and op_type.allows(self.view.slot_of(vertex), self.target)
 
 
-def _list_codes(lists: OpLists, kind: Kind) -> list[int]:
+# What follows depends on the kind alone, and a process meets the same kinds in many graphs.
+_OF_KIND = functools.lru_cache(maxsize=4096)
+
+
+@_OF_KIND
+def _list_codes(lists: OpLists, kind: Kind) -> tuple[int, ...]:
     """For each slot of a kind the code of the list that it is on."""
     entry = None if kind.op_type is None else lists.entries.get(kind.op_type.name)
     code = 0 if entry is None else LIST_NAMES.index(entry.list_name) + 1
     if kind.is_joined_call:  # its functions change with it
         code = code or CLEAR
-    return [code if dtype == FLOAT else 0 for dtype in kind.dtypes]
+    return tuple(code if dtype == FLOAT else 0 for dtype in kind.dtypes)
 
 
-def _is_bound(kind: Kind) -> list[bool]:
+@_OF_KIND
+def _is_bound(kind: Kind) -> tuple[bool, ...]:
     """For each slot of a kind whether a function that a node runs fixes its dtype."""
     runs = kind.op_type is not None and kind.op_type.runs_functions and not kind.is_joined_call
-    return [runs and dtype == FLOAT for dtype in kind.dtypes]
+    return tuple(runs and dtype == FLOAT for dtype in kind.dtypes)
+
+
+@_OF_KIND
+def _float_kernels(support: KernelSupport, kind: Kind) -> tuple[bool, ...]:
+    """For each slot of a kind whether it is float32 and there is a kernel for the target dtype."""
+    return tuple(
+        dtype == FLOAT and support.supports(kind, position)
+        for position, dtype in enumerate(kind.dtypes)
+    )

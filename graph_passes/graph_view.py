@@ -150,8 +150,10 @@ class GraphView:
 
     def of_kind(self, fits: Callable[[Kind], bool]) -> list[int]:
         """The nodes whose kind fits, in order."""
-        table = np.array([fits(kind) for kind in self.kinds], bool)
-        return np.flatnonzero(table[np.asarray(self.kind_of)]).tolist()  # type: ignore[no-any-return]
+        table = list(map(fits, self.kinds))
+        if True not in table:
+            return []
+        return np.flatnonzero(np.array(table)[np.asarray(self.kind_of)]).tolist()  # type: ignore[no-any-return]
 
     def of_op(self, *ops: str) -> list[int]:
         """The nodes whose op type has one of the names, in order."""

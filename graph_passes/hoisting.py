@@ -6,7 +6,6 @@ it once, and the result enters the loop as one more loop variable that no round 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 
@@ -65,22 +64,18 @@ def hoist_casts(root: Region, target: int) -> int:
     """
     count = 0
     for region in reversed(list(root.walk())):
-        loops = [call for call in region.calls if call.kind.is_loop]
-        if loops:
-            editor = _CallerEditor(region, target)
-            count += sum(_hoist_from(call, editor, target) for call in loops)
+        editor: _CallerEditor | None = None
+        for call in region.calls:
+            found = _find(call, target) if call.kind.is_loop else []
+            if found:
+                editor = editor or _CallerEditor(region, target)
+                count += _hoist_from(call, found, editor, target)
     return count
 
 
-def _hoist_from(call: Call, editor: _CallerEditor, target: int) -> int:
-    body, cond = call.callee("body").proto, call.callee("cond").proto
-    if not isinstance(body, function_pb2.FunctionDef) or not isinstance(
-        cond, function_pb2.FunctionDef
-    ):
-        return 0
-    found = _find(body, call, target)
-    if not found:
-        return 0
+def _hoist_from(call: Call, found: list[_Source], editor: _CallerEditor, target: int) -> int:
+    body: function_pb2.FunctionDef = call.callee("body").proto  # type: ignore[assignment]
+    cond: function_pb2.FunctionDef = call.callee("cond").proto  # type: ignore[assignment]
     editor.open(call.node)
     taken = names_in(body) | names_in(cond)
     replaced: dict[str, str] = {}
@@ -94,8 +89,9 @@ def _hoist_from(call: Call, editor: _CallerEditor, target: int) -> int:
     return len(replaced)
 
 
-def _find(body: function_pb2.FunctionDef, call: Call, target: int) -> list[_Source]:
-    """The casts in a body of what no round changes, by what they read."""
+def _find(call: Call, target: int) -> list[_Source]:
+    """The casts in a loop's body of what no round changes, by what they read."""
+    body: function_pb2.FunctionDef = call.callee("body").proto  # type: ignore[assignment]
     makers = {node.name: node for node in body.node_def}
     arguments = {arg.name: position for position, arg in enumerate(body.signature.input_arg)}
     constant = {
@@ -161,22 +157,21 @@ def may_write_variable(call: Call) -> bool:
 
 def _replace(function: function_pb2.FunctionDef, arguments: Mapping[str, str]) -> None:
     """Lets the readers of casts read arguments, and removes the casts."""
-    kept = []
-    for node in function.node_def:
+    gone = []
+    for position, node in enumerate(function.node_def):
         if node.name in arguments:
+            gone.append(position)
             continue
-        kept.append(node)
-        for port, tensor in enumerate(node.input):
-            argument = arguments.get(tensor.partition(":")[0])
-            if argument is not None:
-                node.input[port] = argument
+        before = node.input[:]
+        after = [arguments.get(tensor.partition(":")[0], tensor) for tensor in before]
+        if after != before:
+            node.input[:] = after
     for result, tensor in list(function.ret.items()):
         argument = arguments.get(tensor.partition(":")[0])
         if argument is not None:
             function.ret[result] = argument
-    nodes = [copy.deepcopy(node) for node in kept]
-    del function.node_def[:]
-    function.node_def.extend(nodes)
+    for position in reversed(gone):
+        del function.node_def[position]
 
 
 class _CallerEditor:

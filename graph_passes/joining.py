@@ -100,16 +100,17 @@ class _Joiner:
     def _add_bodies(self, root: Region) -> None:
         for region in root.walk():
             prefix = self._prefixes[region]
-            first = len(self._nodes)
-            self._nodes.extend(region.nodes)
-            added = self._nodes[first:]
-            if prefix:
-                for node in added:
-                    _rename(node, prefix)
-            if region.calls:
-                by_name = {node.name: node for node in added}
-                for call in region.calls:
-                    self._add_call(call, by_name[prefix + call.node])
+            calls = {call.node: call for call in region.calls}
+            calling = {}
+            for node in region.nodes:
+                new = self._nodes.add()
+                new.CopyFrom(node)
+                if prefix:
+                    _rename(new, prefix)
+                if calls and node.name in calls:
+                    calling[node.name] = new
+            for name, call in calls.items():
+                self._add_call(call, calling[name])
 
     def _add_call(self, call: Call, node: node_def_pb2.NodeDef) -> None:
         kind = call.kind
@@ -147,9 +148,9 @@ def _call_op(op: str, results: str, groups: int) -> op_def_pb2.OpDef:
 
 def _rename(node: node_def_pb2.NodeDef, prefix: str) -> None:
     node.name = prefix + node.name
-    inputs = [f"^{prefix}{name[1:]}" if name[0] == "^" else prefix + name for name in node.input]
-    del node.input[:]
-    node.input.extend(inputs)
+    node.input[:] = [
+        f"^{prefix}{name[1:]}" if name[0] == "^" else prefix + name for name in node.input[:]
+    ]
 
 
 def take_apart(root: Region, joined: Joined, rewritten: graph_pb2.GraphDef) -> Region:
@@ -221,22 +222,21 @@ class _Divider:
         calls = {prefix + call.node: call for call in old.calls}
         is_function = isinstance(new.proto, function_pb2.FunctionDef)
         pseudo = (JOINED_ARGUMENT, _ARGUMENT, _RESULT) if is_function else ()
+        add = new.nodes.add  # type: ignore[attr-defined]
         for node in self._nodes[prefix]:
             if node.op in pseudo:
                 continue
-            kept = new.nodes.add()  # type: ignore[attr-defined]
+            kept = add()
             kept.CopyFrom(node)
-            inputs = list(node.input)
             call = calls.get(node.name)
             if call is not None:
                 kept.op = self._op_defs[node.op].name
                 inputs, callees = self._divide_call(call, node)
+                kept.input[:] = inputs
                 new.calls.append(Call(call.node, call.kind, callees))
             if is_function:
                 kept.name = node.name[len(prefix) :]
-            if is_function or call is not None:
-                del kept.input[:]
-                kept.input.extend(map(local, inputs))
+                kept.input[:] = list(map(local, kept.input[:]))
 
     def _divide_call(
         self, call: Call, node: node_def_pb2.NodeDef

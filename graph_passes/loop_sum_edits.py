@@ -95,11 +95,10 @@ class CallerEdit:
         """Lets all readers of a tensor but some read another."""
         names = {old, f"{old}:0"} if not self.is_function else {old}
         for node in self.nodes:
-            if node.name in spare:
+            read = node.input[:]  # a list: most nodes read none of the names
+            if names.isdisjoint(read) or node.name in spare:
                 continue
-            for port, tensor in enumerate(node.input):
-                if tensor in names:
-                    node.input[port] = new
+            node.input[:] = [new if tensor in names else tensor for tensor in read]
         if self.is_function:
             ret = self.graph.ret  # type: ignore[union-attr]
             for result in [name for name, tensor in ret.items() if tensor in names]:
@@ -220,8 +219,9 @@ class LoopEdit:
         for node in [node for node in body.node_def if node.name in gone]:
             body.node_def.remove(node)
         for node in body.node_def:
-            for port, tensor in enumerate(node.input):
-                node.input[port] = before.get(tensor, tensor)
+            read = node.input[:]
+            if not before.keys().isdisjoint(read):
+                node.input[:] = [before.get(tensor, tensor) for tensor in read]
         for result, tensor in list(body.ret.items()):
             body.ret[result] = before.get(tensor, tensor)
 

@@ -45,6 +45,7 @@ def prepare_tree(
     """
     fusions: dict[Region, Fusion] = {}
     bodies: dict[Region, Graph] = {}
+    prepared: dict[int, Fusion] = {}  # by the id of what was searched, which its Fusion keeps
     for region in reversed(list(tree.walk())):
         loops = [call for call in region.calls if call.kind.is_loop]
         mover = _Mover(region.proto, bodies, fusions)
@@ -55,7 +56,9 @@ def prepare_tree(
             for call in loops:
                 if call.node not in kept:
                     mover.move_from(call, config)
-        fusion = prepare(region, mover.caller, mover.shapes)
+        body = mover.caller  # bodies of calls of one function are one object until they differ
+        fusion = prepared.get(id(body)) or prepare(region, body, mover.shapes)
+        prepared[id(body)] = fusion
         fusions[region] = dataclasses.replace(
             fusion,
             units=(*mover.units, *fusion.units),

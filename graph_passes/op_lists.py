@@ -32,7 +32,7 @@ class ListEntry(NamedTuple):
     reason: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class OpLists:
     """The lists in force.
 

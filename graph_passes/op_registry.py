@@ -199,7 +199,10 @@ def _key_reader(
 
 @functools.lru_cache(maxsize=4096)
 def _of_definition(name: str) -> OpType:
-    return OpType(op_def_registry.get(name))
+    op_def = op_def_registry.get(name)
+    if op_def is None:
+        raise KeyError(name)
+    return OpType(op_def)
 
 
 def registered_op_type(name: str) -> OpType | None:
@@ -207,4 +210,7 @@ def registered_op_type(name: str) -> OpType | None:
 
     Only known names are remembered: a library of custom ops may be loaded later.
     """
-    return None if op_def_registry.get(name) is None else _of_definition(name)
+    try:
+        return _of_definition(name)
+    except KeyError:
+        return None

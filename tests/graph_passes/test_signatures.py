@@ -14,7 +14,13 @@ from call_graphs import BFLOAT16, FLOAT, SHAPES, build, dtypes_of, function_name
 from tensorflow.core.framework import function_pb2, graph_pb2
 from traced_steps import Step, traced
 
-from graph_passes import PrecisionConfig, rewrite_function_def, rewrite_graph_def, rewriting
+from graph_passes import (
+    PrecisionConfig,
+    rewrite_function_def,
+    rewrite_graph_def,
+    rewriting,
+    stages,
+)
 from graph_passes.call_graph import build_call_tree
 from graph_passes.costs import CostTable, Curve, OpCost
 from graph_passes.joining import join, take_apart
@@ -310,3 +316,18 @@ def test_parity_mode_keeps_functions(shape: str) -> None:
     assert library_of(result.graph_def).keys() == library_of(graph_def).keys()
     for name, function in library_of(result.graph_def).items():
         assert function.signature == library_of(graph_def)[name].signature
+
+
+def test_body_of_two_calls_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_def = build(call_graphs.cells).graph_def
+    tree = build_call_tree(graph_def, library_of(graph_def).get, is_matmul)
+    searched: list[object] = []
+
+    def prepare(proto: object, *others: object) -> object:
+        searched.append(proto)
+        return stages.prepare(proto, *others)
+
+    monkeypatch.setattr(rewriting, "prepare", prepare)
+    rewrite(graph_def)
+    functions = {id(region.proto) for region in tree.walk()}
+    assert len(searched) == len(functions) < len(list(tree.walk()))
