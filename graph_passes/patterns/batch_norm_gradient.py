@@ -101,7 +101,7 @@ class GradientSearch:
         dy_sum, flowing, to_mean, to_scale = self._offset_gradient(dy)
         self._require_factor(to_scale, flowing, self._centre)
         x_sum = self._s.one(self._s.sums_of(self._s.name(weighted)), "the sum of x * dy")
-        d_scale = self._s.behind_shapes(
+        d_scale = self._s.behind(
             x_sum,
             lambda n: m.op(n) in SUMS and m.reads(n, self._s.name(to_scale)),
             "the gradient of the scale",
@@ -167,11 +167,11 @@ class GradientSearch:
         found: list[tuple[int, int, int]] = []
         for dy_sum in s.sums_of(dy):
             if self._has_offset:
-                for negated in s.all_behind_shapes(dy_sum, lambda n: m.op(n) == "Neg"):
+                for negated in s.all_behind(dy_sum, SHAPERS, lambda n: m.op(n) == "Neg", {}):
                     products = [n for n in s.reading(negated, "Mul") if is_scaled(n)]
                     found.extend((dy_sum, negated, product) for product in products)
             else:
-                for product in s.all_behind_shapes(dy_sum, is_scaled):
+                for product in s.all_behind(dy_sum, SHAPERS, is_scaled, {}):
                     flowing = m.maker(m.other_input(product, scale_name))
                     found.append((dy_sum, flowing, product))
         if len(found) != 1:
@@ -180,7 +180,7 @@ class GradientSearch:
             )
         dy_sum, flowing, product = found[0]
         end = flowing if self._has_offset else product
-        s.behind_shapes(dy_sum, lambda n: n == end, "-d_beta", s.open)
+        s.behind(dy_sum, lambda n: n == end, "-d_beta", s.open)
         to_scale = s.one([n for n in s.reading(flowing, "Mul") if n != product], "d_beta * mean")
         if self._has_offset:
             return dy_sum, flowing, product, to_scale

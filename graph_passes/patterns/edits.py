@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from tensorflow.core.framework import node_def_pb2, tensor_pb2, types_pb2
 from tensorflow.python.framework import tensor_util
 
-from graph_passes.patterns.matching import Matcher
+from graph_passes.patterns.matching import Matcher, NoMatchError
 from graph_passes.patterns.surgery import output_name, replace_tensors
 from graph_passes.view import FLOAT, GraphView, Shape
 
+_Found = TypeVar("_Found")
 _FEW_ELEMENTS = 8
 """Constants of no more are mostly shapes, which come again from unit to unit."""
 
@@ -61,6 +63,14 @@ class GraphEdits:
     def matcher(self) -> Matcher:
         """Reads the graph; all patterns share it, and with it what it remembers."""
         return Matcher(self.view)
+
+    def attempt(self, number: int, find: Callable[[int], _Found]) -> _Found | None:
+        """What a search that starts from a node finds; None, and a near miss, for NoMatchError."""
+        try:
+            return find(number)
+        except NoMatchError as miss:
+            self.misses.append(NearMiss(self.view.nodes[number].name, str(miss)))
+            return None
 
     def add(
         self,

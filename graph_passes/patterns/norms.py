@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from graph_passes.patterns.edits import GraphEdits, NearMiss
+from graph_passes.patterns.edits import GraphEdits
 from graph_passes.patterns.layer_norm import Norm, find_norm
 from graph_passes.patterns.layer_norm_gradient import NormGradient, find_gradient
-from graph_passes.patterns.matching import Matcher, NoMatchError
+from graph_passes.patterns.matching import Matcher
 
 CENTRED = "layer-norm"
 UNCENTRED = "rms-norm"
@@ -47,14 +47,10 @@ def find_norms(edits: GraphEdits, matcher: Matcher) -> list[FoundNorm]:
     Returns:
         The normalizations, in the order of their Rsqrt nodes.
     """
-    found = [_attempt(edits, matcher, number) for number in matcher.view.of_op("Rsqrt")]
-    return [norm for norm in found if norm is not None]
 
-
-def _attempt(edits: GraphEdits, matcher: Matcher, number: int) -> FoundNorm | None:
-    try:
+    def find(number: int) -> FoundNorm | None:
         norm = find_norm(matcher, number)
         return None if norm is None else FoundNorm(norm, find_gradient(matcher, norm))
-    except NoMatchError as miss:
-        edits.misses.append(NearMiss(matcher.node(number).name, str(miss)))
-        return None
+
+    found = [edits.attempt(number, find) for number in matcher.view.of_op("Rsqrt")]
+    return [norm for norm in found if norm is not None]

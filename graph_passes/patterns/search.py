@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from graph_passes.patterns.matching import Matcher, NoMatchError
 
@@ -70,11 +70,14 @@ class Search:
         m = self.m
         return [n for n in self.reading(m.maker(tensor), "Sum") if m.tensor(n, 0) == tensor]
 
-    def all_behind_shapes(
-        self, start: int, fits: Callable[[int], bool], came_from: dict[int, int] | None = None
+    def all_behind(
+        self,
+        start: int,
+        passes: Collection[str],
+        fits: Callable[[int], bool],
+        came_from: dict[int, int],
     ) -> list[int]:
-        """The fitting nodes behind a node and shape ops; records the way to each."""
-        came_from = {} if came_from is None else came_from
+        """The fitting nodes behind a node and ops of some types; records the way to each."""
         pending, found = [start], []
         while pending:
             last = pending.pop()
@@ -84,17 +87,22 @@ class Search:
                 if fits(reader):
                     found.append(reader)
                     came_from[reader] = last
-                elif self.m.op(reader) in SHAPERS:
+                elif self.m.op(reader) in passes:
                     came_from[reader] = last
                     pending.append(reader)
         return found
 
-    def behind_shapes(
-        self, start: int, fits: Callable[[int], bool], what: str, passed: set[int]
+    def behind(
+        self,
+        start: int,
+        fits: Callable[[int], bool],
+        what: str,
+        passed: set[int],
+        passes: Collection[str] = SHAPERS,
     ) -> int:
-        """The one fitting node behind a node and shape ops, which are added to `passed`."""
+        """The one fitting node behind a node and ops to pass, which are added to `passed`."""
         came_from: dict[int, int] = {}
-        found = self.one(self.all_behind_shapes(start, fits, came_from), what)
+        found = self.one(self.all_behind(start, passes, fits, came_from), what)
         last = came_from[found]
         while last != start:
             passed.add(last)

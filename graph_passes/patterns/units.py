@@ -26,6 +26,8 @@ from graph_passes.patterns.gradient_sums import merge_weight_gradients
 from graph_passes.patterns.low_products import LowProducts
 from graph_passes.patterns.norms import CENTRED, UNCENTRED, find_norms
 from graph_passes.patterns.ones_product import ones_products_pay
+from graph_passes.patterns.softmax_axes import RULE as SOFTMAX
+from graph_passes.patterns.softmax_axes import find_softmaxes
 from graph_passes.view import GraphView, Shape
 
 
@@ -79,6 +81,7 @@ def find_units(
     support = kernel_support(config.device, config.target)
     edits = GraphEdits(view)
     units = _fuse_batch_norms(edits, kept, config, support) if "Rsqrt" in ops else []
+    units += find_softmaxes(edits) if config.has_rule(SOFTMAX) and "Log" in ops else []
     # Sums that feed what flows back to x must not be rounded.
     summed = kept.union(view.nodes[number].name for unit in units for number in unit.inside)
     units += _fuse_norms(edits, kept, config, support) if "Rsqrt" in ops else []

@@ -135,7 +135,7 @@ def assert_near(found: list[np.ndarray], wanted: list[np.ndarray], rounding: flo
     """Asserts that each array is within a part of the largest value wanted."""
     for new, old in zip(found, wanted, strict=True):
         assert np.isfinite(new).all()
-        np.testing.assert_allclose(new, old, rtol=0, atol=rounding * max(1.0, np.abs(old).max()))
+        np.testing.assert_allclose(new, old, rtol=0, atol=rounding * np.abs(old).max())
 
 
 def low_statistics(graph_def: graph_pb2.GraphDef) -> list[str]:
