@@ -2,7 +2,7 @@
 
     scale = Rsqrt(variance + epsilon) * gamma        y = x * scale + (beta - mean * scale)
 
-becomes one FusedBatchNormV3, or goes into the convolution before it (`folded_batch_norm`) where
+of any rank and layout becomes one FusedBatchNormV3, or goes into the convolution before it (`folded_batch_norm`) where
 that is faster: in bfloat16 on a CPU. gamma or beta may be missing. Of a layer that is frozen while
 others are trained the forward half alone is replaced; the gradient reads what it read before.
 """
@@ -20,9 +20,10 @@ from graph_passes.patterns.folded_batch_norm import (
     find_convolution,
     fold_batch_norm,
 )
+from graph_passes.patterns.images import Images
 from graph_passes.patterns.matching import Matcher, NoMatchError
 from graph_passes.patterns.search import ADDS, PARAMETERS
-from graph_passes.view import FLOAT, Shape
+from graph_passes.view import FLOAT, GraphView
 
 OP = "FusedBatchNormV3"
 _STORED = (*PARAMETERS, "Const", "Placeholder")
@@ -33,7 +34,7 @@ class StoredBatchNorm:
     """One batch normalization with stored statistics.
 
     Attributes:
-        x: tensor, the input [batch, height, width, channels].
+        x: tensor, the input.
         mean: tensor [channels].
         variance: tensor [channels].
         gamma: tensor [channels], None where there is no scale.
@@ -42,6 +43,7 @@ class StoredBatchNorm:
         output: node that makes y.
         scale: tensor of Rsqrt(variance + epsilon) * gamma.
         offset: tensor of beta - mean * scale.
+        behind: how many axes of x are behind that of the channels.
     """
 
     x: str
@@ -53,6 +55,7 @@ class StoredBatchNorm:
     output: int
     scale: str
     offset: str
+    behind: int
 
 
 def fuse_stored_batch_norms(
@@ -107,6 +110,7 @@ def _find(m: Matcher, rsqrt: int) -> StoredBatchNorm | None:
                 output=output,
                 scale=m.output(scale),
                 offset=m.output(offset),
+                behind=_axes_behind(m, root),
                 **stored,
             )
     return None
@@ -115,15 +119,24 @@ def _find(m: Matcher, rsqrt: int) -> StoredBatchNorm | None:
 def _stored(m: Matcher, tensor: str) -> str | None:
     """The tensor [channels] of a variable or constant, None for what is none.
 
-    Where the axis is given as a number, Keras reshapes it to [1, 1, 1, channels].
+    Where the axis is given as a number, Keras reshapes it to [1, 1, 1, channels], or as it may be.
     """
     number = m.maker(tensor)
     if m.op(number) == "Reshape" and m.op(m.maker(m.tensor(number, 1))) == "Const":
         shape = m.constant(m.tensor(number, 1)).ravel().tolist()
-        if shape[:-1] == [1] * (len(shape) - 1):
+        if sum(size != 1 for size in shape) <= 1:
             tensor = m.tensor(number, 0)
             number = m.maker(tensor)
     return tensor if m.op(number) in _STORED else None
+
+
+def _axes_behind(m: Matcher, tensor: str) -> int:
+    """How many axes the channels of a stored tensor have behind them."""
+    number = m.maker(tensor)
+    if m.op(number) != "Reshape":
+        return 0
+    shape = m.constant(m.tensor(number, 1)).ravel().tolist()
+    return next((len(shape) - 1 - axis for axis, size in enumerate(shape) if size != 1), 0)
 
 
 def _scales(m: Matcher, rsqrt: int) -> Iterator[tuple[int, str | None]]:
@@ -165,41 +178,51 @@ def _replace(
 ) -> None:
     view = edits.view
     output = view.nodes[unit.output]
-    shape, channels = view.shape(unit.x), view.shape(unit.variance)
-    if shape is None or len(shape) != 4 or channels is None or len(channels) != 1:
-        raise NoMatchError("nothing shows that x has rank 4 and the statistics rank 1")
-    width = channels[0]
-    if width is None or shape[3] not in (None, width):
-        raise NoMatchError("the number of channels is not known")
+    images = _images(view, unit)
     if output.name in preserve:
         raise NoMatchError(f"{output.name!r} is to be preserved")
-    shape = (*shape[:3], width)
+    if unit.behind or len(images.shape) != 4:
+        convolution = None  # its channels are others
     if convolution is None or not fold_batch_norm(
-        edits, convolution, unit.output, unit.scale, unit.offset, shape
+        edits, convolution, unit.output, unit.scale, unit.offset, images.shape
     ):
         if unit.epsilon < least_epsilon:
             raise NoMatchError(f"epsilon {unit.epsilon:g} is below {least_epsilon:g}")
-        _fuse(edits, unit, shape, width)
+        images.require_known(filled=True)
+        _fuse(edits, unit, images)
     edits.units.append(f"batch-norm: {output.name}")
 
 
-def _fuse(edits: GraphEdits, unit: StoredBatchNorm, shape: Shape, width: int) -> None:
+def _images(view: GraphView, unit: StoredBatchNorm) -> Images:
+    shape, channels = view.shape(unit.x), view.shape(unit.variance)
+    if shape is None or channels is None or len(channels) != 1:
+        raise NoMatchError("nothing shows the rank of x and that the statistics have rank 1")
+    axis, width = len(shape) - 1 - unit.behind, channels[0]
+    if width is None:
+        raise NoMatchError("the number of channels is not known")
+    if axis < 1 or shape[axis] not in (None, width):
+        raise NoMatchError("the statistics are not those of one axis of the input")
+    return Images((*shape[:axis], width, *shape[axis + 1 :]), axis)
+
+
+def _fuse(edits: GraphEdits, unit: StoredBatchNorm, images: Images) -> None:
     output = edits.view.nodes[unit.output]
-    stem = f"{output.name}/{OP}"
+    stem, device = f"{output.name}/{OP}", output.device
 
     def filled(name: str, value: float) -> str:
-        array = np.full(width, value, np.float32)
-        return edits.add_constant(f"{stem}/{name}", array, output.device, unit.x)
+        array = np.full(images.channels or 0, value, np.float32)
+        return edits.add_constant(f"{stem}/{name}", array, device, unit.x)
 
     inputs = (
-        unit.x,
+        images.enter(edits, f"{stem}/x", unit.x, device),
         unit.gamma or filled("ones", 1.0),
         unit.beta or filled("zeros", 0.0),
         unit.mean,
         unit.variance,
     )
-    fused = edits.add(OP, stem, inputs, output.device, {"T": FLOAT, "U": FLOAT}, [shape])
+    fused = edits.add(OP, stem, inputs, device, {"T": FLOAT, "U": FLOAT}, [images.sizes])
     fused.attr["epsilon"].f = unit.epsilon
-    fused.attr["data_format"].s = b"NHWC"
+    fused.attr["data_format"].s = images.data_format.encode()
     fused.attr["is_training"].b = False
-    edits.redirect[edits.output(output.name, output.op)] = edits.output(stem, OP)
+    y = images.leave(edits, f"{stem}/y", edits.output(stem, OP), unit.x, device)
+    edits.redirect[edits.output(output.name, output.op)] = y

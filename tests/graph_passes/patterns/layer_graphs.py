@@ -86,6 +86,7 @@ def trace_layer(
     shape: tuple[int | None, ...],
     *,
     training: bool = True,
+    stored: tuple[float, ...] = (),
     mask: np.ndarray | None = None,
 ) -> LayerGraph:
     """Traces `product(layer(product(x)))` and its gradients, with dy fed.
@@ -94,12 +95,15 @@ def trace_layer(
         layer: a layer of Keras 3 or tf_keras.
         shape: of x, batch included; the last size is known.
         training: the layer's mode.
+        stored: what its variables that are not trained hold: the mean and variance.
         mask: what the layer is given as its mask.
     """
     given = {} if mask is None else {"mask": tf.constant(mask)}
     layer.build((None, *shape[1:]))
     for number, weight in enumerate(layer.trainable_variables):
         weight.assign(0.5 + 0.25 * number + np.arange(weight.shape[0]) % 4 * 0.25)
+    for weight, value in zip(layer.non_trainable_variables, stored, strict=False):
+        weight.assign(value + np.arange(weight.shape[0]) % 3)
     variables = [v.value if isinstance(layer, keras.layers.Layer) else v for v in layer.variables]
     trainable = layer.trainable_variables
     weights = [v.value if isinstance(layer, keras.layers.Layer) else v for v in trainable]

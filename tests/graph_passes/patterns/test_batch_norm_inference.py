@@ -7,7 +7,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from keras import layers
+from layer_graphs import assert_near, trace_layer, whole_numbers
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
@@ -159,6 +161,53 @@ def test_a_frozen_layer_keeps_its_gradient() -> None:
     expected = run(function, function.graph.as_graph_def(), example())
     scale = np.abs(expected).max()
     np.testing.assert_allclose(run(function, result.proto, example()), expected, atol=0.03 * scale)
+
+
+OTHER_LAYOUTS = {
+    "rank 2": (layers.BatchNormalization, (32, 16), "NHWC"),
+    "rank 3": (lambda: layers.BatchNormalization(scale=False), (8, 6, 16), "NHWC"),
+    "rank 5": (lambda: layers.BatchNormalization(center=False), (2, 3, 3, 2, 16), "NHWC"),
+    "channels first": (lambda: layers.BatchNormalization(axis=1), (8, 4, 6, 16), "NCHW"),
+    "channels between": (lambda: layers.BatchNormalization(axis=2), (4, 3, 5, 16), "NCHW"),
+    "tf_keras, rank 3": (
+        lambda: tf_keras.layers.BatchNormalization(axis=1, scale=False),
+        (8, 6, 16),
+        "NCHW",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", CONFIGS)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("name", OTHER_LAYOUTS)
+def test_any_rank_and_layout_is_one_op(name: str, known: bool, dtype: str) -> None:
+    """With a mean far from 0, x * scale and what is added to it cancel, and must not be rounded."""
+    make, shape, data_format = OTHER_LAYOUTS[name]
+    seen = shape if known else (None, *shape[1:])
+    layer = trace_layer(make(), seen, training=False, stored=(127.0, 50.0))
+    result = layer.rewrite(CONFIGS[dtype])
+    (fused,) = (n for n in result.graph_def.node if n.op == "FusedBatchNormV3")
+    assert tf.as_dtype(fused.attr["T"].type).name == dtype
+    assert fused.attr["data_format"].s.decode() == data_format
+    given = whole_numbers(shape)
+    wanted, found = (layer.run(g, *given)[:2] for g in (layer.graph_def, result.graph_def))
+    assert_near(found[:1], wanted[:1], {"float16": 2**-11, "bfloat16": 2**-8}[dtype])
+    assert_near(found, wanted, {"float16": 2**-10, "bfloat16": 2**-7}[dtype])
+
+
+def test_statistics_of_another_axis_are_a_near_miss() -> None:
+    """[channels] is spread over the last axis, which here has another size."""
+
+    def normalize(x: tf.Tensor) -> tf.Tensor:
+        scale = tf.math.rsqrt(variance + 1e-3)
+        return tf.matmul(x * scale + (0.0 - mean * scale), tf.ones((4, 4)))
+
+    mean, variance = tf.Variable(tf.zeros(1)), tf.Variable(tf.ones(1))
+    function = tf.function(normalize, autograph=False)
+    result = rewritten(function.get_concrete_function(tf.TensorSpec((8, 4))), CONFIGS["float16"])
+    assert "FusedBatchNormV3" not in {node.op for node in result.proto.node}
+    why = "the statistics are not those of one axis of the input"
+    assert [miss.why for miss in result.report.near_misses] == [why]
 
 
 @pytest.mark.parametrize(
