@@ -2,9 +2,10 @@
 
     scale = Rsqrt(variance + epsilon) * gamma        y = x * scale + (beta - mean * scale)
 
-of any rank and layout becomes one FusedBatchNormV3, or goes into the convolution before it (`folded_batch_norm`) where
-that is faster: in bfloat16 on a CPU. gamma or beta may be missing. Of a layer that is frozen while
-others are trained the forward half alone is replaced; the gradient reads what it read before.
+of any rank and layout becomes one FusedBatchNormV3, or goes into the convolution before it
+(`folded_batch_norm`) where that is faster: in bfloat16 on a CPU. gamma or beta may be missing. Of a
+layer that is frozen while others are trained the forward half alone is replaced; the gradient reads
+what it read before.
 """
 
 from __future__ import annotations
