@@ -266,27 +266,18 @@ class GraphView:
         """The vertices that read a tensor of this vertex, `OPAQUE` among them."""
         return self._readers[vertex].tolist()
 
-    def reading_nodes(self, number: int) -> set[int]:
-        """The nodes that read an output of a node, control inputs not counted."""
-        base, owners, readers = self.base[number], self.vertex_nodes, self._readers
-        # A vertex may stand for inputs and outputs at once, and `OPAQUE` for any node at all.
-        found = {
-            owners[vertex]
-            for slot in set(self.layout(number).out_slots)
-            for vertex in readers[base + slot]
-        }
-        if -1 in found:
-            found.remove(-1)
-            found |= self._opaque_readers(number)
-        return found
+    @functools.cached_property
+    def _reading_nodes(self) -> Neighbours:
+        readers = np.repeat(np.arange(len(self.nodes), dtype=np.int32), np.diff(self.edge_starts))
+        # What an alias makes is a calling node's input.
+        is_output = self.per_slot(_is_output, bool)[self.sources]
+        return Neighbours(
+            len(self.nodes), np.asarray(self.maker_nodes)[is_output], readers[is_output]
+        )
 
-    def _opaque_readers(self, number: int) -> set[int]:
-        name = self.nodes[number].name
-        return {
-            reader
-            for reader in self.of_kind(lambda kind: kind.op_type is None)
-            if any(self.split(tensor)[0] == name for tensor in self.nodes[reader].input)
-        }
+    def reading_nodes(self, number: int) -> list[int]:
+        """The nodes that read an output of a node, in order, control inputs not counted."""
+        return list(dict.fromkeys(self._reading_nodes[number]))
 
     @functools.cached_property
     def maker_nodes(self) -> array.array[int]:
@@ -305,6 +296,11 @@ class GraphView:
 
 def no_shapes(_: str) -> None:
     """The shapes of functions where none are known."""
+
+
+def _is_output(kind: Kind) -> list[bool]:
+    """For each slot of a kind whether an output has it."""
+    return [slot in kind.layout.out_slots for slot in range(len(kind.dtypes))]
 
 
 def extend_shapes(

@@ -155,11 +155,12 @@ class GraphEdits:
     def take_shapes_of(self, tensor: str, nodes: Iterable[int]) -> None:
         """Lets what asks for the shape of one of some nodes ask a tensor of the same shape."""
         m, shape = self.matcher, self.view.shape(tensor)
-        for number in nodes if shape is not None else ():
-            if self.view.shape(m.output(number)) == shape:
-                for reader in m.readers(number):
-                    if m.op(reader) == "Shape":
-                        self.inputs[m.node(reader).name] = [tensor]
+        if shape is None or "Shape" not in self.view.ops:
+            return
+        for number in nodes:
+            asking = [reader for reader in m.readers(number) if m.op(reader) == "Shape"]
+            if asking and self.view.shape(m.output(number)) == shape:
+                self.inputs.update((m.node(reader).name, [tensor]) for reader in asking)
 
     def output(self, node: str, op: str, port: int = 0) -> str:
         """The name of an output, as readers in this graph write it."""

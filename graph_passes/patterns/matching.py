@@ -82,7 +82,7 @@ class Matcher:
         """The nodes that read an output of a node, in order."""
         found = self._readers.get(number)
         if found is None:
-            found = self._readers[number] = sorted(self.view.reading_nodes(number))
+            found = self._readers[number] = self.view.reading_nodes(number)
         return found
 
     def reads(self, number: int, tensor: str) -> bool:

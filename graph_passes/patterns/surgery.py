@@ -57,7 +57,7 @@ def replace_tensors(
     orphans = {view.split(tensor)[0] for tensor in redirect}
     touched = {view.index[name] for name in inputs}
     for name in orphans:
-        touched |= view.reading_nodes(view.index[name])
+        touched.update(view.reading_nodes(view.index[name]))
     # What a tensor is redirected to has readers that its view does not know of.
     kept = {*preserve, *(view.split(tensor)[0] for tensor in redirect.values())}
     changed: dict[int, node_def_pb2.NodeDef] = {}
@@ -185,7 +185,12 @@ class _Unread:
 
     def _numbers(self, node: node_def_pb2.NodeDef, *, controls_alone: bool = False) -> list[int]:
         """The nodes of the old graph that a node reads now."""
-        view = self._view
-        names = _controls(node) if controls_alone else node.input[:]
-        numbers = (view.index.get(node_name(name)) for name in names)
-        return [number for number in numbers if number is not None]
+        find = self._view.index.get
+        numbers = []
+        for name in _controls(node) if controls_alone else node.input[:]:
+            number = find(name)  # most are plain names, which need no taking apart
+            if number is None:
+                number = find(node_name(name))
+            if number is not None:
+                numbers.append(number)
+        return numbers

@@ -91,3 +91,14 @@ def broken(change: str) -> graph_pb2.GraphDef:
 def test_graph_that_cannot_run(change: str, message: str) -> None:
     with pytest.raises(InvalidGraphError, match=message):
         view_graph(broken(change))
+
+
+def test_nodes_that_read_an_output() -> None:
+    graph_def = graph(
+        "x = Const(0.5, [4])\ny = AddV2(x, x)\nz = Relu(x)\nw = Tanh(z, after=[x])\nu = Tanh(w)"
+    )
+    graph_def.node.add(name="v", op="OpOfAnotherLibrary", input=["x:0", "u"])
+    view = view_graph(graph_def)
+    read_by = {name: view.reading_nodes(view.index[name]) for name in ("x", "z", "u", "v")}
+    names = {name: [view.nodes[n].name for n in readers] for name, readers in read_by.items()}
+    assert names == {"x": ["y", "z", "v"], "z": ["w"], "u": ["v"], "v": []}
