@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+from tensorflow.core.framework import types_pb2
 
 from graph_passes.op_lists import OpLists
 from graph_passes.patterns.edits import GraphEdits, NearMiss
@@ -134,7 +135,7 @@ class _GradientSearch:
             if self._lists.list_of(op) == "allow":
                 met = True
                 continue
-            if op == "Const":
+            if op == "Const" or self._is_of_booleans(number):
                 continue
             if len(seen) > LONGEST_WAY or not (op in _PASSES or self._is_idle(number)):
                 return False
@@ -147,6 +148,13 @@ class _GradientSearch:
                     seen.add(maker)
                     pending.append(maker)
         return met
+
+    def _is_of_booleans(self, number: int) -> bool:
+        """Whether a node makes the zeros and ones by which a mask is multiplied."""
+        view = self.m.view
+        if self.m.op(number) != "Cast":
+            return False
+        return view.dtypes[view.producers(number)[0]] == types_pb2.DT_BOOL
 
     def _is_idle(self, number: int) -> bool:
         """Whether a sum is known to move values only."""

@@ -35,7 +35,13 @@ def masked(weights: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.linalg.band_part(tf.ones((SIZE, SIZE), tf.bool), -1, 0), weights, 0.0)
 
 
-BETWEEN = {"plain": plain, "dropout": with_dropout, "masked": masked}
+def multiplied(weights: tf.Tensor) -> tf.Tensor:
+    """Rows that attend to nothing are set to zero, as Keras' Softmax does up to 3.11."""
+    kept = tf.linalg.band_part(tf.ones((SIZE, SIZE), tf.bool), -1, 0)
+    return weights * tf.cast(kept, weights.dtype)
+
+
+BETWEEN = {"plain": plain, "dropout": with_dropout, "masked": masked, "multiplied": multiplied}
 
 
 def attention_gradient(between):
