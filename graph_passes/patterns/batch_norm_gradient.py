@@ -28,14 +28,14 @@ class Gradient:
 
     Attributes:
         dy: tensor, the gradient with regard to y.
-        dx_sum: node that sums what flows back to x.
+        dx_sum: node that sums what flows back to x; None where nothing asks for it.
         dx_terms: the tensors of that sum that belong to this unit.
         d_gamma: tensor, the gradient with regard to gamma; None where nothing asks for it.
         d_beta: tensor, the gradient with regard to beta; None where there is no beta.
     """
 
     dy: str
-    dx_sum: int
+    dx_sum: int | None
     dx_terms: tuple[str, ...]
     d_gamma: str | None
     d_beta: str | None
@@ -92,46 +92,59 @@ class GradientSearch:
             direct = [n for n in scaled if m.other_input(n, scale_name) == dy]  # dy * scale
             if len(direct) == 1:
                 return self._parts(dy, weighted, direct[0])
+            if not direct and self._offset_sums(dy):
+                return self._parts(dy, weighted, None)
         if scaled:
             raise NoMatchError("the gradient flows back in a way that is not the usual one")
         return None
 
-    def _parts(self, dy: str, weighted: int, direct: int) -> Gradient:
-        m = self._s.m
+    def _parts(self, dy: str, weighted: int, direct: int | None) -> Gradient:
+        s = self._s
+        m = s.m
         dy_sum, flowing, to_mean, to_scale = self._offset_gradient(dy)
         self._require_factor(to_scale, flowing, self._centre)
-        x_sum = self._s.one(self._s.sums_of(self._s.name(weighted)), "the sum of x * dy")
-        d_scale = self._s.behind(
+        x_sum = s.one(s.sums_of(s.name(weighted)), "the sum of x * dy")
+        d_scale = s.behind(
             x_sum,
-            lambda n: m.op(n) in SUMS and m.reads(n, self._s.name(to_scale)),
+            lambda n: m.op(n) in SUMS and m.reads(n, s.name(to_scale)),
             "the gradient of the scale",
-            self._s.inside,
+            s.inside,
         )
         d_gamma, into_rsqrt = self._scale_gradient(d_scale)
-        rsqrt_grad = self._s.one(self._s.reading(into_rsqrt, "RsqrtGrad"), "RsqrtGrad")
-        mean_term = self._spread(to_mean)
-        square_term = self._spread(rsqrt_grad)
-        doubled = self._s.one(
-            self._s.reading(square_term, "Mul"), "2 * the gradient of the variance"
-        )
-        if float(m.constant(m.other_input(doubled, self._s.name(square_term)))) != 2.0:
-            raise NoMatchError("the gradient of the squares is not doubled")
-        onto_x = self._s.one(self._s.reading(doubled, "Mul"), "the gradient through the variance")
-        centred = m.expect(m.maker(m.other_input(onto_x, self._s.name(doubled))), "Sub")
-        around = m.maker(m.through(m.tensor(centred, 1), *SHAPERS))
-        if m.tensor(centred, 0) != self._x or around != self._mean:
-            raise NoMatchError("the gradient of the variance is taken around another mean")
-        dx_sum = self._s.one(self._s.reading(direct, "AddN"), "the sum of the gradients of x")
-        terms = tuple(self._s.name(n) for n in (direct, mean_term, onto_x))
-        if not all(m.reads(dx_sum, term) for term in terms):
-            raise NoMatchError("the three gradients of x are not summed in one place")
-        self._s.inside.update((flowing, to_mean, to_scale, x_sum, d_scale, into_rsqrt, rsqrt_grad))
-        self._s.inside.update((mean_term, square_term, doubled, onto_x, centred, direct, weighted))
-        self._s.open.add(dy_sum)
-        self._s.ends.add(dx_sum)
+        dx_sum: int | None = None
+        terms: tuple[str, ...] = ()
+        if direct is not None:
+            dx_sum, terms = self._input_gradient(direct, to_mean, into_rsqrt)
+            s.ends.add(dx_sum)
+        s.inside.update((flowing, to_mean, to_scale, x_sum, d_scale, into_rsqrt, weighted))
+        s.open.add(dy_sum)
         d_beta = dy_sum if self._has_offset else None
         self._require_flat(d_gamma, d_beta)
         return Gradient(dy, dx_sum, terms, self._replaced(d_gamma), self._replaced(d_beta))
+
+    def _input_gradient(
+        self, direct: int, to_mean: int, into_rsqrt: int
+    ) -> tuple[int, tuple[str, ...]]:
+        """The node that sums what flows back to x, and the terms of this unit."""
+        s = self._s
+        m = s.m
+        rsqrt_grad = s.one(s.reading(into_rsqrt, "RsqrtGrad"), "RsqrtGrad")
+        mean_term = self._spread(to_mean)
+        square_term = self._spread(rsqrt_grad)
+        doubled = s.one(s.reading(square_term, "Mul"), "2 * the gradient of the variance")
+        if float(m.constant(m.other_input(doubled, s.name(square_term)))) != 2.0:
+            raise NoMatchError("the gradient of the squares is not doubled")
+        onto_x = s.one(s.reading(doubled, "Mul"), "the gradient through the variance")
+        centred = m.expect(m.maker(m.other_input(onto_x, s.name(doubled))), "Sub")
+        around = m.maker(m.through(m.tensor(centred, 1), *SHAPERS))
+        if m.tensor(centred, 0) != self._x or around != self._mean:
+            raise NoMatchError("the gradient of the variance is taken around another mean")
+        dx_sum = s.one(s.reading(direct, "AddN"), "the sum of the gradients of x")
+        terms = tuple(s.name(n) for n in (direct, mean_term, onto_x))
+        if not all(m.reads(dx_sum, term) for term in terms):
+            raise NoMatchError("the three gradients of x are not summed in one place")
+        s.inside.update((rsqrt_grad, mean_term, square_term, doubled, onto_x, centred, direct))
+        return dx_sum, terms
 
     def _replaced(self, number: int | None) -> str | None:
         """The tensor of a gradient that the fused op makes."""
@@ -158,6 +171,25 @@ class GradientSearch:
             The sum of dy, the node that both products read, the gradient of the mean, and the
             gradient of the scale that flows through the offset.
         """
+        s, found = self._s, self._offset_sums(dy)
+        if len(found) != 1:
+            raise NoMatchError(
+                f"found {len(found)} sums of the gradient that reach the mean, not 1"
+            )
+        dy_sum, flowing, product = found[0]
+        end = flowing if self._has_offset else product
+        s.behind(dy_sum, lambda n: n == end, "-d_beta", s.open)
+        to_scale = s.one([n for n in s.reading(flowing, "Mul") if n != product], "d_beta * mean")
+        if self._has_offset:
+            return dy_sum, flowing, product, to_scale
+        negated = s.reading(product, "Neg")
+        if not negated:
+            return dy_sum, flowing, product, to_scale  # nothing flows back to x
+        s.inside.add(product)
+        return dy_sum, flowing, s.one(negated, "the gradient of the mean"), to_scale
+
+    def _offset_sums(self, dy: str) -> list[tuple[int, int, int]]:
+        """The sums of dy, each with what both products read, and the product with the scale."""
         s, scale_name = self._s, self._s.name(self._scale)
         m = s.m
 
@@ -174,19 +206,7 @@ class GradientSearch:
                 for product in s.all_behind(dy_sum, SHAPERS, is_scaled, {}):
                     flowing = m.maker(m.other_input(product, scale_name))
                     found.append((dy_sum, flowing, product))
-        if len(found) != 1:
-            raise NoMatchError(
-                f"found {len(found)} sums of the gradient that reach the mean, not 1"
-            )
-        dy_sum, flowing, product = found[0]
-        end = flowing if self._has_offset else product
-        s.behind(dy_sum, lambda n: n == end, "-d_beta", s.open)
-        to_scale = s.one([n for n in s.reading(flowing, "Mul") if n != product], "d_beta * mean")
-        if self._has_offset:
-            return dy_sum, flowing, product, to_scale
-        s.inside.add(product)
-        negated = s.one(s.reading(product, "Neg"), "the gradient of the mean")
-        return dy_sum, flowing, negated, to_scale
+        return found
 
     def _scale_gradient(self, d_scale: int) -> tuple[int | None, int]:
         """The gradient of gamma, and what flows back into the Rsqrt."""

@@ -3,7 +3,8 @@
 `FusedBatchNormV3` takes and gives the target dtype while it keeps scale, offset and statistics in
 float32 inside, so no float32 island is left between two convolutions. A missing scale is a constant
 of ones, a missing offset one of zeros; nothing reads their gradients. What the fused op cannot
-stand for, by its epsilon or by what is read inside, stays in primitives as a unit in float32.
+stand for, by its epsilon or by what is read inside, stays in primitives as a unit in float32; and
+so does the normalization of data, since rounding would come before the mean is subtracted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ def has_fused_kernels(support: KernelSupport) -> bool:
 
 
 def fuse_batch_norms(
-    edits: GraphEdits, preserve: Collection[str], *, least_epsilon: float, has_kernels: bool
+    edits: GraphEdits,
+    preserve: Collection[str],
+    *,
+    least_epsilon: float,
+    has_kernels: bool,
+    products: Collection[str],
 ) -> list[Float32Unit]:
     """Replaces every batch normalization over a batch, with its gradient, by the fused ops.
 
@@ -45,6 +51,7 @@ def fuse_batch_norms(
         preserve: names of nodes that must stay.
         least_epsilon: the smallest that the kernels of the device take.
         has_kernels: whether there are kernels of the fused ops for the target dtype.
+        products: the ops of the allow list.
 
     Returns:
         The batch normalizations that no fused op can stand for.
@@ -54,15 +61,28 @@ def fuse_batch_norms(
     left = []
     for unit in units:
         name = edits.view.nodes[unit.output].name
-        if has_kernels and unit.obstacle is None and unit.images is not None:
+        obstacle = unit.obstacle or _obstacle(edits, unit, products)
+        if has_kernels and obstacle is None and unit.images is not None:
             _Emission(edits, unit, unit.images).emit()
             edits.take_shapes_of(unit.x, unit.nodes - {unit.output})
             edits.units.append(f"{RULE}: {name}")
             continue
         if has_kernels:
-            edits.misses.append(NearMiss(name, f"not fused: {unit.obstacle}"))
+            edits.misses.append(NearMiss(name, f"not fused: {obstacle}"))
         left.append(Float32Unit(f"{RULE} in float32", unit.output, unit.nodes))
     return left
+
+
+def _obstacle(edits: GraphEdits, unit: BatchNorm, products: Collection[str]) -> str | None:
+    """Why the op of the gradient, which dy draws into the target dtype, must not draw x with it.
+
+    Data that comes with a mean far from 0 would lose in the rounding what the unit is to bring out.
+    """
+    if unit.gradient is None or unit.gradient.dx_sum is not None:
+        return None
+    if edits.matcher.is_made_by(unit.x, products):
+        return None
+    return "the input is data, which must not be rounded before its mean is subtracted"
 
 
 class _Emission:
@@ -102,14 +122,15 @@ class _Emission:
         dy = self._as_images("dy", gradient.dy)
         self._normalization(BACKWARD, name, (dy, x, self._gamma, *outputs[3:]))
         results = [edits.output(name, BACKWARD, port) for port in range(3)]
-        dx = self._as_input("dx", results[0])
-        total = edits.view.nodes[gradient.dx_sum]
-        read = edits.inputs.get(total.name, [t for t in total.input if t[0] != "^"])
-        others = [tensor for tensor in read if tensor not in gradient.dx_terms]
-        if others:
-            edits.inputs[total.name] = [*others, dx]
-        else:
-            edits.redirect[edits.output(total.name, total.op)] = dx
+        if gradient.dx_sum is not None:
+            dx = self._as_input("dx", results[0])
+            total = edits.view.nodes[gradient.dx_sum]
+            read = edits.inputs.get(total.name, [t for t in total.input if t[0] != "^"])
+            others = [tensor for tensor in read if tensor not in gradient.dx_terms]
+            if others:
+                edits.inputs[total.name] = [*others, dx]
+            else:
+                edits.redirect[edits.output(total.name, total.op)] = dx
         for tensor, result in ((gradient.d_gamma, results[1]), (gradient.d_beta, results[2])):
             if tensor is not None:
                 edits.redirect[tensor] = result

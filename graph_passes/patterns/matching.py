@@ -6,6 +6,8 @@ nodes' inputs hold, so that two outputs of one node stay apart.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from tensorflow.core.framework import node_def_pb2, tensor_pb2
 from tensorflow.python.framework import tensor_util
@@ -117,6 +119,18 @@ class Matcher:
             tensor = self.tensor(number, 0)
             number = self.maker(tensor)
         return tensor
+
+    def is_made_by(self, tensor: str, ops: Collection[str]) -> bool:
+        """Whether an op of some types is among those that a tensor is made with."""
+        pending, seen = [self.maker(tensor)], {self.maker(tensor)}
+        while pending:
+            number = pending.pop()
+            if self.op(number) in ops:
+                return True
+            new = set(self.makers(number)) - seen
+            seen |= new
+            pending.extend(new)
+        return False
 
     def constant(self, tensor: str) -> np.ndarray:
         """The value of a constant tensor.

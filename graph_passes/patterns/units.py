@@ -80,7 +80,8 @@ def find_units(
     kept = {node_name(reference) for reference in preserve}
     support = kernel_support(config.device, config.target)
     edits = GraphEdits(view)
-    units = _fuse_batch_norms(edits, kept, config, support) if "Rsqrt" in ops else []
+    products = lists.ops("allow")
+    units = _fuse_batch_norms(edits, kept, config, support, products) if "Rsqrt" in ops else []
     units += find_softmaxes(edits) if config.has_rule(SOFTMAX) and "Log" in ops else []
     # Sums that feed what flows back to x must not be rounded.
     summed = kept.union(view.nodes[number].name for unit in units for number in unit.inside)
@@ -106,13 +107,19 @@ def find_units(
 
 
 def _fuse_batch_norms(
-    edits: GraphEdits, kept: Collection[str], config: PrecisionConfig, support: KernelSupport
+    edits: GraphEdits,
+    kept: Collection[str],
+    config: PrecisionConfig,
+    support: KernelSupport,
+    products: Collection[str],
 ) -> list[Float32Unit]:
     """Replaces batch normalizations by fused ops where that can be; returns those that stay."""
     if not config.has_rule(BATCH_NORM):
         return []
     has_kernels, least = has_fused_kernels(support), MIN_EPSILON[config.device]
-    left = fuse_batch_norms(edits, kept, least_epsilon=least, has_kernels=has_kernels)
+    left = fuse_batch_norms(
+        edits, kept, least_epsilon=least, has_kernels=has_kernels, products=products
+    )
     if has_kernels:
         fold = (config.device, config.target_dtype) == ("CPU", "bfloat16")
         fuse_stored_batch_norms(edits, kept, least_epsilon=least, fold=fold)

@@ -87,6 +87,8 @@ def trace_layer(
     *,
     training: bool = True,
     stored: tuple[float, ...] = (),
+    is_data: bool = False,
+    flows_back: bool = True,
     mask: np.ndarray | None = None,
 ) -> LayerGraph:
     """Traces `product(layer(product(x)))` and its gradients, with dy fed.
@@ -96,6 +98,8 @@ def trace_layer(
         shape: of x, batch included; the last size is known.
         training: the layer's mode.
         stored: what its variables that are not trained hold: the mean and variance.
+        is_data: whether the layer reads x itself, not a product of it.
+        flows_back: whether the gradient of x is asked for.
         mask: what the layer is given as its mask.
     """
     given = {} if mask is None else {"mask": tf.constant(mask)}
@@ -113,9 +117,12 @@ def trace_layer(
     @tf.function(autograph=False)
     def step(x, dy):
         with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.matmul(layer(tf.matmul(x, eye), **given, **options), eye)
-        return [y, *tape.gradient(y, [x, *weights], output_gradients=tf.matmul(dy, eye))]
+            if flows_back:
+                tape.watch(x)
+            made = x if is_data else tf.matmul(x, eye)
+            y = tf.matmul(layer(made, **given, **options), eye)
+        sources = [x, *weights] if flows_back else weights
+        return [y, *tape.gradient(y, sources, output_gradients=tf.matmul(dy, eye))]
 
     traced = step.get_concrete_function(tf.TensorSpec(shape), tf.TensorSpec(shape))
     fetched = {op.name for op in traced.graph.control_outputs} | {t.op.name for t in traced.outputs}

@@ -134,6 +134,47 @@ def test_the_unit_in_float32_is_switched_off_with_the_rule(tiny_epsilon: LayerGr
     assert not tiny_epsilon.find(off).misses
 
 
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("options", [{}, {"center": False}], ids=["both", "no offset"])
+def test_behind_frozen_layers_the_gradient_is_that_of_the_parameters(
+    options: dict[str, bool], config: PrecisionConfig
+) -> None:
+    make = keras.layers.BatchNormalization
+    layer = trace_layer(make(**options), (32, 16), flows_back=False)
+    result = layer.rewrite(config)
+    assert [n.op for n in result.graph_def.node if n.op.startswith("FusedBatchNorm")] == [
+        "FusedBatchNormV3",
+        "FusedBatchNormGradV3",
+    ]
+    given = whole_numbers((32, 16))
+    wanted = layer.run(layer.graph_def, *given)
+    found = layer.run(result.graph_def, *given)
+    assert_near(found[:1], wanted[:1], ROUNDING[config.device])
+    assert_near(found[1:], wanted[1:], 1e-5)
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("known", [True, False])
+def test_data_is_not_rounded_before_its_mean_is_subtracted(
+    known: bool, config: PrecisionConfig
+) -> None:
+    """Years, of which bfloat16 tells apart only every eighth."""
+    layer = trace_layer(
+        keras.layers.BatchNormalization(),
+        (32 if known else None, 16),
+        is_data=True,
+        flows_back=False,
+    )
+    x, dy = whole_numbers((32, 16))
+    given = x + 1900.25, dy
+    wanted = layer.run(layer.graph_def, *given)
+    found = layer.run(layer.rewrite(config).graph_def, *given)
+    assert_near(found[:1], wanted[:1], ROUNDING[config.device])
+    assert_near(found[1:], wanted[1:], 1e-5)
+    (miss,) = layer.find(config).misses
+    assert "the input is data" in miss.why
+
+
 BATCH_NORM = """
 weights = Const(0.5, [8, 8])
 axes = Const([0])
