@@ -63,8 +63,9 @@ class PrecisionConfig:
             "TREAT_INFER_AS_DENY", or "UNSAFE_FORCE_ALL" (float16 on a GPU only).
         list_edits: changes of the lists, applied in order.
         disabled_rules: names of rules and patterns (see `graph_passes.RULES`) to leave out.
-        cost_table: what kernels and Casts cost on the device; what is slower in the target dtype
-            stays float32. None leaves cost out of account.
+        cost_table: what kernels and Casts cost on the device, or in what XLA makes of a function
+            for it; what is slower in the target dtype stays float32. None leaves cost out of
+            account.
         fused: whether the graph is for a compiler that fuses element-wise ops (XLA), so that only
             matrix products and convolutions have a price of their own.
 

@@ -31,6 +31,9 @@ DOUBT = 1.5
 """How many times slower the target dtype must be before that counts. An op measured alone does not
 show what smaller tensors save the ops beside it: at up to 1.5 times, networks do not gain from
 taking it out."""
+COMPILED_MARGIN = 1.1
+"""How many times faster the target dtype must be in what XLA compiles before that counts. What it
+costs the fused element-wise ops around a product is in no table, and it is no saving on a CPU."""
 
 _PER_SECOND = 1e9
 # Folded into the constant by TensorFlow, but one step dearer than no Cast at all.
@@ -153,9 +156,11 @@ class _Problem:
         if cost.measure == "elements" and self._canvas.config.fused:
             return 0.0
         size = self._sizes.size(number, cost)
+        assumed = UNKNOWN_FLOPS if cost.measure == "flops" else UNKNOWN_ELEMENTS
+        if self._table.compiled:
+            return cost.gain_beyond(assumed if size is None else size, COMPILED_MARGIN)
         if size is not None:
             return cost.gain(size, DOUBT)
-        assumed = UNKNOWN_FLOPS if cost.measure == "flops" else UNKNOWN_ELEMENTS
         gain = cost.clear_gain(assumed, DOUBT)
         return None if not gain and self._canvas.listed[vertex] == ALLOW else gain
 

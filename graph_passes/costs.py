@@ -115,6 +115,19 @@ class OpCost:
         full, low = self.float32.at(size), self.low.at(size)
         return max(0.0, full - low) if low <= doubt * full else doubt * full - low
 
+    def gain_beyond(self, size: int, margin: float) -> float:
+        """The gain at a size when the target dtype must be ahead by the margin, in seconds.
+
+        Args:
+            size: of the op's work, in what `measure` counts.
+            margin: how many times faster the target dtype must be, at the size and at half of the
+                measured sizes or more, for a gain of more than 0.
+        """
+        gain = self.float32.at(size) - margin * self.low.at(size)
+        times = zip(self.float32.seconds, self.low.seconds, strict=True)
+        ahead = sum(full > margin * low for full, low in times)
+        return gain if 2 * ahead >= len(self.low.sizes) else min(gain, 0.0)
+
     def clear_gain(self, size: int, margin: float) -> float:
         """The gain at a size if one dtype is ahead by the margin at every measured size, else 0.
 
@@ -139,6 +152,7 @@ class CostTable:
         to_low: the time of a Cast from float32, by elements.
         to_float32: the time of a Cast to float32, by elements.
         rows: (op type or "op type/variant", its costs), sorted.
+        compiled: whether it was measured in functions that XLA compiles.
     """
 
     device_class: str
@@ -149,6 +163,7 @@ class CostTable:
     to_float32: Curve
     # Equal tables have equal names in practice, and hashing thousands of numbers takes time.
     rows: tuple[tuple[str, OpCost], ...] = dataclasses.field(hash=False)
+    compiled: bool = False
 
     @functools.cached_property
     def _by_key(self) -> Mapping[str, OpCost]:
@@ -158,6 +173,11 @@ class CostTable:
         """The costs of an op type, of the variant where that was measured; None for neither."""
         found = self._by_key.get(f"{op}/{variant}") if variant else None
         return found or self._by_key.get(op)
+
+
+def compiled_class(device_class: str) -> str:
+    """The class of what XLA makes of a function for a class of device."""
+    return f"{device_class}-xla"
 
 
 def table_name(device_class: str, target_dtype: str) -> str:
@@ -221,6 +241,7 @@ def parse_table(text: str, name: str) -> CostTable:
             to_low=_curve(data, "casts", "to_low_us"),
             to_float32=_curve(data, "casts", "to_float32_us"),
             rows=tuple((key, _op_cost(data["ops"], key)) for key in sorted(_section(data, "ops"))),
+            compiled=_flag(data, "compiled"),
         )
     except ValueError as error:
         raise CostTableError(f"The cost table {name!r} cannot be used: {error}. {_REMEDY}") from (
@@ -235,6 +256,7 @@ def format_table(table: CostTable) -> str:
         f'device = "{table.device}"',
         f'target_dtype = "{table.target_dtype}"',
         f'measured_on = "{table.measured_on}"',
+        *(["compiled = true"] if table.compiled else []),
         "",
         "[casts]",
         f"sizes = {list(table.to_low.sizes)}",
@@ -277,6 +299,13 @@ def _choice(data: Mapping[str, Any], key: str, legal: tuple[str, ...]) -> Any:
     value = data.get(key)
     if value not in legal:
         raise ValueError(f"{key!r} must be one of {', '.join(legal)}; received {value!r}")
+    return value
+
+
+def _flag(data: Mapping[str, Any], key: str) -> bool:
+    value = data.get(key, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{key!r} must be true or false; received {value!r}")
     return value
 
 

@@ -10,11 +10,16 @@ from graph_passes.view import FLOAT, GraphView, Shape
 UNKNOWN_DIMENSION = 32
 """What counts for a dimension that is not known, nearly always the batch."""
 
-_CONVOLUTIONS = frozenset(
-    f"{op}{part}"
-    for op in ("Conv2D", "DepthwiseConv2dNative")
-    for part in ("", "BackpropInput", "BackpropFilter")
-)
+# Op of a convolution -> the axes of its filter.
+_CONVOLUTIONS = {
+    **{
+        f"{op}{part}": 4
+        for op in ("Conv2D", "DepthwiseConv2dNative")
+        for part in ("", "BackpropInput", "BackpropFilter")
+    },
+    **dict.fromkeys(("Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"), 5),
+}
+_TO_INPUT, _TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")
 
 
 class WorkSizes:
@@ -45,7 +50,7 @@ class WorkSizes:
             if "strides" in node.attr and max(node.attr["strides"].list.i, default=1) > 1:
                 return STRIDED
             weights = self._filter(number)
-            return POINTWISE if weights is not None and weights[:2] == (1, 1) else ""
+            return POINTWISE if weights is not None and set(weights[:-2]) == {1} else ""
         made = self._output(number)
         if made is None:
             return ""
@@ -66,8 +71,10 @@ class WorkSizes:
             weights, windows = self._filter(number), self._windows(number)
             if weights is None or windows is None:
                 return None
-            each = weights[0] * weights[1] * (1 if op.startswith("Depthwise") else weights[2])
-            return 2 * windows * each
+            read = weights[:-2] if op.startswith("Depthwise") else weights[:-1]
+            return 2 * windows * math.prod(read)
+        if op == "Einsum":
+            return self._einsum_flops(number)
         # A matrix product: every element made is a sum over one axis of the first factor.
         names = self._inputs(number)
         left = self._shape(names[0]) if names else None
@@ -78,6 +85,20 @@ class WorkSizes:
         # Asking a protobuf map for a key that it lacks would add the key.
         transposed = any(name in attr and attr[name].b for name in ("transpose_a", "adj_x"))
         return 2 * made * self._length(names[0], left, -2 if transposed else -1)
+
+    def _einsum_flops(self, number: int) -> int | None:
+        """One multiplication and addition for each combination of all labels' values."""
+        equation = self._view.nodes[number].attr["equation"].s.decode()
+        lengths: dict[str, int] = {}
+        for name, axes in zip(
+            self._inputs(number), equation.partition("->")[0].split(","), strict=True
+        ):
+            shape = self._shape(name)
+            if shape is None or "." in axes:
+                return None
+            for label, length in zip(axes, shape, strict=True):
+                lengths[label] = UNKNOWN_DIMENSION if length is None else length
+        return 2 * math.prod(lengths.values())
 
     def _length(self, tensor: str, shape: Shape, axis: int) -> int:
         """The length of one axis, worked out from the elements where it alone is not known."""
@@ -91,17 +112,17 @@ class WorkSizes:
     def _filter(self, number: int) -> tuple[int, ...] | None:
         """The shape of a convolution's filter."""
         op, names = self._view.kind(number).op, self._inputs(number)
-        if op.endswith("BackpropFilter"):
+        if op.endswith(_TO_FILTER):
             shape = self._output(number)
         else:
-            shape = self._shape(names[0 if op.endswith("BackpropInput") else 1])
-        if shape is None or len(shape) != 4:
+            shape = self._shape(names[0 if op.endswith(_TO_INPUT) else 1])
+        if shape is None or len(shape) != _CONVOLUTIONS[op]:
             return None
         return tuple(UNKNOWN_DIMENSION if size is None else size for size in shape)
 
     def _windows(self, number: int) -> int | None:
         """The elements of a convolution's result, or of the gradient of it."""
-        if self._view.kind(number).op.endswith(("BackpropInput", "BackpropFilter")):
+        if self._view.kind(number).op.endswith((*_TO_INPUT, *_TO_FILTER)):
             return self.elements(self._inputs(number)[-1])
         return _elements(self._output(number))
 

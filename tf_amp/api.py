@@ -96,7 +96,8 @@ def status() -> dict[str, Any]:
         - decided_by: setting -> the variable or call that decided it; defaults are not in it.
         - graph_rewrite: whether graphs are rewritten; target_dtype, device, reason: for what,
           and why that was chosen, or what the hardware lacks; level, list_edits, log_path;
-          cost_table: which measured costs count, or why none do.
+          cost_table: which measured costs count, or why none do; cost_table_xla: the same for
+          functions that XLA compiles, which count by cost_table if they have no table.
         - hosts: host -> "hooked", or why it could not hook this TensorFlow.
         - graphs_seen, graphs_rewritten, graphs_failed: functions and session graphs.
         - nodes_total, nodes_converted, casts: over all rewritten graphs.
@@ -118,6 +119,7 @@ def status() -> dict[str, Any]:
         "reason": "AMP is off",
         "level": "",
         "cost_table": "AMP is off",
+        "cost_table_xla": "AMP is off",
         "list_edits": [],
         "loss_scaling": False,
         "loss_scaling_reason": "AMP is off",

@@ -80,14 +80,19 @@ def cached_table_path(
 
 
 def choose_table(
-    settings: Settings, target: Target, environ: Mapping[str, str] = os.environ
+    settings: Settings,
+    target: Target,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    compiled: bool = False,
 ) -> TableChoice:
     """Chooses the table for what graphs are rewritten for.
 
     Args:
-        settings: Of these, `cost_table` counts.
+        settings: Of these, `cost_table` counts. A file takes the place of the table of its kind.
         target: The device type and dtype.
         environ: Says where the user's cache is; see `cached_table_path`.
+        compiled: Whether it is for functions that XLA compiles, which only CPUs have a table for.
 
     Returns:
         The choice. A cached table that cannot be read is a warning, and the shipped one holds.
@@ -95,7 +100,7 @@ def choose_table(
     Raises:
         EnvConfigError: The settings name a file that cannot be read or is no cost table.
     """
-    from graph_passes.costs import CostTableError, load_table, shipped_table
+    from graph_passes.costs import CostTableError, compiled_class, load_table, shipped_table
 
     if target.target_dtype is None:
         return TableChoice(None, "nothing is rewritten")
@@ -104,20 +109,24 @@ def choose_table(
     if settings.cost_table != "auto":
         path = Path(settings.cost_table).expanduser()
         try:
-            return TableChoice(load_table(path), str(path))
+            table = load_table(path)
         except CostTableError as error:
             raise EnvConfigError(
                 f"{settings.decided_by.get('cost_table', COST_TABLE)} names a file that cannot be "
                 f"used. {error} Or set it to auto or off."
             ) from error
-    name = device_class(target)
+        if table.compiled == compiled:
+            return TableChoice(table, str(path))
+    if compiled and target.device != "CPU":
+        return TableChoice(None, "XLA has a table for CPUs only")
+    name = compiled_class(device_class(target)) if compiled else device_class(target)
     cached = cached_table_path(name, target.target_dtype, environ)
     if cached.is_file():
         try:
             return TableChoice(load_table(cached), f"measured by `tf-amp tune`: {cached}")
         except CostTableError as error:
             _log.warning("%s Until then the shipped table holds, if there is one.", error)
-    table = shipped_table(name, target.target_dtype)
-    if table is None:
+    shipped = shipped_table(name, target.target_dtype)
+    if shipped is None:
         return TableChoice(None, f"none is shipped for {name}; `tf-amp tune` measures one")
-    return TableChoice(table, f"shipped for {name}")
+    return TableChoice(shipped, f"shipped for {name}")

@@ -173,7 +173,9 @@ VARIABLES: tuple[Variable, ...] = (
         "The measured costs by which an op stays float32 where it, or the casts around it, would "
         "make the step slower on this device. `auto`: what `tf-amp tune` measured on this "
         "machine, else the table shipped for this class of device, else none. `off`: none. "
-        "Otherwise the table in that file.",
+        "Otherwise the table in that file. Functions that XLA compiles for a CPU "
+        "(`jit_compile=True`) have a table of their own, chosen in the same way; a file takes the "
+        "place of the table of its kind.",
         default="auto",
         choices=("auto", "off"),
     ),

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from graph_passes import PrecisionConfig, list_notes
+from tf_amp.compiled import CompiledFunctions
 from tf_amp.cost_tables import TableChoice, choose_table
 from tf_amp.env_config import EnvConfigError, Settings
 from tf_amp.graph_log import GraphLog
@@ -41,6 +42,7 @@ class Installation:
         target: the dtype and device chosen, and why.
         costs: the cost table in force, and where it comes from.
         config: what graphs are rewritten with; None if nothing is rewritten.
+        compiled: how functions that XLA compiles are rewritten; None if nothing is rewritten.
         loss_scaling: whether optimizers are wrapped without being asked to one by one.
         loss_scaling_reason: why it is on or off.
         graph_log: says what was done to single graphs.
@@ -53,6 +55,9 @@ class Installation:
         self.target = choose_target(settings) if settings.graph_rewrite else _NO_REWRITE
         self.costs = choose_table(settings, self.target)
         self.config = _precision_config(settings, self.target, self.costs)
+        self.compiled = (
+            CompiledFunctions(settings, self.target, self.config) if self.config else None
+        )
         self.loss_scaling, self.loss_scaling_reason = _decide_loss_scaling(
             settings, self.target, source
         )
@@ -139,6 +144,7 @@ class Installation:
             "reason": self.target.reason,
             "level": settings.level,
             "cost_table": self.costs.reason,
+            "cost_table_xla": self.compiled.costs.reason if self.compiled else self.costs.reason,
             "list_edits": [
                 f"{edit.list_name} {edit.action} {edit.op}" for edit in settings.list_edits
             ],

@@ -2,7 +2,8 @@
 
 Each op runs several times within one function, one run after the other, in float32 and in the
 target dtype in turns. The least time of a few rounds counts: whatever else the machine does can
-only add to it (the reasoning of Python's `timeit`). Starting an op is part of its time.
+only add to it (the reasoning of Python's `timeit`). Starting an op is part of its time. Of what XLA
+compiles the lower quartile counts.
 
 The runs read different copies of their inputs in turn. In a network most tensors come from memory,
 where the target dtype halves the bytes; the same few numbers over and over would come from a cache.
@@ -26,12 +27,14 @@ import tensorflow as tf
 from graph_passes.config import Device, TargetDtype
 from graph_passes.costs import CostTable, Curve, OpCost
 from tf_amp import installation
-from tf_amp.tuning_probes import ELEMENTS, Case, Full, Low, Probe, probes
+from tf_amp.tuning_probes import ELEMENTS, Case, Full, Low, Probe, compiled_probes, probes
 
 ROUNDS = 7
 """How often each function is timed, at least."""
 _TURN_S = 0.006
 _MOST_COPIES = 32
+_MOST_COMPILED_COPIES = 8
+"""Each copy is compiled."""
 _CACHE_BYTES = 96 << 20
 """The copies of the inputs take that much in float32, where the runs are enough for it."""
 _Timed = tuple[Callable[..., Any], Sequence[Any], int]
@@ -45,6 +48,7 @@ def measure_table(
     *,
     only: Sequence[str] | None = None,
     rounds: int = ROUNDS,
+    compiled: bool = False,
     on_probe: Callable[[str], None] = lambda _: None,
 ) -> CostTable:
     """Measures a table, in about a minute.
@@ -55,6 +59,7 @@ def measure_table(
         target_dtype: the dtype measured beside float32.
         only: keys of the rows to measure, as in the table; all by default.
         rounds: how often each op is timed; more help on a machine that others use as well.
+        compiled: whether XLA compiles what is measured: the matrix products and convolutions.
         on_probe: called with a row's key before it is measured, and with "casts" at the end.
 
     Returns:
@@ -69,10 +74,10 @@ def measure_table(
             "Costs cannot be measured while AMP is on in the same process. Run `tf-amp tune`, or "
             "call tf_amp.disable_mixed_precision_graph_rewrite() first."
         )
-    timer = _Timer(device, tf.as_dtype(target_dtype), rounds)
+    timer = _Timer(device, tf.as_dtype(target_dtype), rounds, compiled)
     rows = []
     with _without_graph_optimizers():
-        for probe in chosen_probes(only):
+        for probe in chosen_probes(only, compiled=compiled):
             on_probe(probe.key)
             cost = timer.row(probe)
             if cost is not None:
@@ -87,19 +92,21 @@ def measure_table(
         to_low=to_low,
         to_float32=to_float32,
         rows=tuple(sorted(rows, key=lambda row: row[0])),
+        compiled=compiled,
     )
 
 
-def chosen_probes(only: Sequence[str] | None = None) -> list[Probe]:
+def chosen_probes(only: Sequence[str] | None = None, *, compiled: bool = False) -> list[Probe]:
     """Returns what is measured, in that order.
 
     Args:
         only: keys of rows; all by default.
+        compiled: whether XLA compiles what is measured.
 
     Raises:
         ValueError: a key is not that of a row.
     """
-    known = {probe.key: probe for probe in probes()}
+    known = {probe.key: probe for probe in (compiled_probes() if compiled else probes())}
     unknown = [key for key in only or () if key not in known]
     if unknown:
         raise ValueError(
@@ -111,18 +118,26 @@ def chosen_probes(only: Sequence[str] | None = None) -> list[Probe]:
 class _Timer:
     """Times ops on one device, in float32 and in the target dtype."""
 
-    def __init__(self, device: Device, target: tf.DType, rounds: int) -> None:
+    def __init__(self, device: Device, target: tf.DType, rounds: int, compiled: bool) -> None:
         self._device = f"/{device}:0"
         self._target = target
         self._rounds = rounds
+        self._compiled = compiled
+        self._most_copies = _MOST_COMPILED_COPIES if compiled else _MOST_COPIES
         self._random = np.random.default_rng(0)
 
     def row(self, probe: Probe) -> OpCost | None:
         """The times of one op; None where a dtype has no kernel."""
         try:
             measured = [self._case(probe.op, case) for case in probe.cases]
-        except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError, TypeError):
-            # No kernel, or a dtype that the op definition excludes: TensorFlow raises any of them.
+        except (
+            tf.errors.NotFoundError,
+            tf.errors.InvalidArgumentError,
+            tf.errors.UnimplementedError,
+            TypeError,
+        ):
+            # No kernel, or a dtype that the op definition excludes: TensorFlow raises any of them,
+            # the third under XLA.
             return None
         sizes = tuple(case.size for case in probe.cases)
         full, low = zip(*measured, strict=True)
@@ -155,15 +170,23 @@ class _Timer:
         timed = []
         for call, tensors in calls:
             once = self._repeated(call, [tensors], 1)
-            copies = max(1, min(_MOST_COPIES, round(_TURN_S / _run(once))))
+            runs = max(1, round(_TURN_S / _run(once)))
+            copies = min(runs, self._most_copies)
+            # Few copies alone would make a turn that is too short for a fair comparison.
+            repeats = -(-runs // copies) if self._compiled else 1
             elements = sum(int(np.prod(tensor.shape)) for tensor in tensors)
             sets = max(1, min(copies, _CACHE_BYTES // (4 * max(1, elements))))
             inputs = [tensors, *(self._copied(tensors) for _ in range(sets - 1))]
-            timed.append(once if copies == 1 else self._repeated(call, inputs, copies))
-        taken = [[_run(one) for one in timed] for _ in range(self._rounds)]
+            timed.append((once if copies == 1 else self._repeated(call, inputs, copies), repeats))
+        taken = [[_run(*one) for one in timed] for _ in range(self._rounds)]
+        # What XLA makes differs by a few per cent between the dtypes: a single lucky round must
+        # not decide.
+        rank = self._rounds // 4 if self._compiled else 0
         return tuple(
-            min(seconds) / copies
-            for seconds, (_, _, copies) in zip(zip(*taken, strict=True), timed, strict=True)
+            sorted(seconds)[rank] / (copies * repeats)
+            for seconds, ((_, _, copies), repeats) in zip(
+                zip(*taken, strict=True), timed, strict=True
+            )
         )
 
     def _place(self, value: Any, dtype: tf.DType, tensors: list[Any]) -> Any:
@@ -194,6 +217,7 @@ class _Timer:
         def repeat(*given: Any) -> Any:
             with tf.device(self._device):
                 result: Any = None
+                results = []
                 before: list[tf.Tensor] = []
                 for number in range(copies):
                     first = number % len(inputs) * every
@@ -201,11 +225,15 @@ class _Timer:
                     with tf.control_dependencies(before):
                         result = call(*given[first : first + every])
                     before = [result]
+                    results.append(result)
+                if self._compiled:  # XLA leaves out what gives no result
+                    return results
                 with tf.control_dependencies(before):
                     # A number that reaches the host ends the wait for a GPU as well.
                     return tf.constant(0) if "CPU" in self._device else tf.reshape(result, [-1])[:1]
 
-        function = tf.function(repeat, autograph=False).get_concrete_function(*tensors)
+        traced = tf.function(repeat, autograph=False, jit_compile=self._compiled or None)
+        function = traced.get_concrete_function(*tensors)
         timed = (function, tensors, copies)
         _run(timed)
         return timed
@@ -239,10 +267,11 @@ def _raw_call(op: str, template: dict[str, Any]) -> Callable[..., Any]:
     return call
 
 
-def _run(timed: _Timed) -> float:
+def _run(timed: _Timed, repeats: int = 1) -> float:
     function, tensors, _ = timed
     started = time.perf_counter()
-    function(*tensors).numpy()
+    for _ in range(repeats):
+        tf.nest.flatten(function(*tensors))[-1].numpy()
     return time.perf_counter() - started
 
 

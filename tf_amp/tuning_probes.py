@@ -61,6 +61,7 @@ class Probe:
 ELEMENTS = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 """Sizes of element-wise ops: from what a cache holds to four times what a core's cache holds."""
 
+_DEPTHWISE = ((4, 128), (8, 256), (16, 256), (64, 96))
 _CHANNELS = 64
 _BATCH = 16
 
@@ -86,7 +87,23 @@ _SAME_SHAPE = {
 
 def probes() -> tuple[Probe, ...]:
     """Returns everything that is measured, in a fixed order."""
-    return (*_element_wise(), *_moves_and_sums(), *_images(), *_products(), *_convolutions())
+    return (
+        *_element_wise(),
+        *_moves_and_sums(),
+        *_images(),
+        *_products(),
+        *_convolutions(_DEPTHWISE),
+    )
+
+
+def compiled_probes() -> tuple[Probe, ...]:
+    """Returns what is measured in functions that XLA compiles, in a fixed order.
+
+    XLA fuses everything else, so that it has no costs of its own.
+    """
+    volumes = _convolution("Conv3D", 3, 1, "", ((4, 16), (8, 32), (8, 64)))
+    # A compiled depthwise convolution of the largest size takes seconds.
+    return (*_products(), *_einsums(), *_convolutions(_DEPTHWISE[:3]), *volumes)
 
 
 def _matrix(size: int) -> tuple[int, int]:
@@ -235,13 +252,24 @@ def _products() -> Iterator[Probe]:
         )
 
 
-def _convolutions() -> Iterator[Probe]:
+def _einsums() -> Iterator[Probe]:
+    sizes = ((8, 16, 64, 64), (16, 64, 128, 128), (32, 128, 256, 256))
+    cases = (
+        Case(
+            2 * b * m * k * n,
+            {"inputs": [Low((b, m, k)), Low((k, n))], "equation": "bmk,kn->bmn"},
+        )
+        for b, m, k, n in sizes
+    )
+    yield Probe("Einsum", "", "flops", tuple(cases))
+
+
+def _convolutions(depthwise: tuple[tuple[int, int], ...]) -> Iterator[Probe]:
     dense = ((4, 32), (8, 64), (16, 128), (32, 128))
     pointwise = ((4, 64), (8, 128), (16, 256), (32, 256))
     yield from _convolution("Conv2D", 3, 1, "", dense)
     yield from _convolution("Conv2D", 1, 1, POINTWISE, pointwise)
     yield from _convolution("Conv2D", 3, 2, STRIDED, dense)
-    depthwise = ((4, 128), (8, 256), (16, 256), (64, 96))
     yield from _convolution("DepthwiseConv2dNative", 3, 1, "", depthwise)
     yield from _convolution("DepthwiseConv2dNative", 3, 2, STRIDED, depthwise)
 
@@ -250,14 +278,15 @@ def _convolution(
     op: str, kernel: int, stride: int, variant: str, sizes: tuple[tuple[int, int], ...]
 ) -> Iterator[Probe]:
     """The three ops of a convolution, for (side of the image, channels) pairs."""
-    attrs = {"strides": [1, stride, stride, 1], "padding": "SAME"}
+    axes = 3 if op == "Conv3D" else 2
+    attrs = {"strides": [1, *[stride] * axes, 1], "padding": "SAME"}
     forward, to_input, to_filter = [], [], []
     for side, channels in sizes:
         each = 1 if op.startswith("Depthwise") else channels
-        x = (_BATCH, side, side, channels)
-        y = (_BATCH, side // stride, side // stride, channels)
-        weights = (kernel, kernel, channels, each)
-        flops = 2 * math.prod(y) * kernel * kernel * each
+        x = (_BATCH, *[side] * axes, channels)
+        y = (_BATCH, *[side // stride] * axes, channels)
+        weights = (*[kernel] * axes, channels, each)
+        flops = 2 * math.prod(y) * kernel**axes * each
         forward.append(Case(flops, {"input": Low(x), "filter": Low(weights), **attrs}))
         to_input.append(
             Case(
@@ -272,5 +301,6 @@ def _convolution(
             )
         )
     yield Probe(op, variant, "flops", tuple(forward))
-    yield Probe(f"{op}BackpropInput", variant, "flops", tuple(to_input))
-    yield Probe(f"{op}BackpropFilter", variant, "flops", tuple(to_filter))
+    version = "V2" if axes == 3 else ""
+    yield Probe(f"{op}BackpropInput{version}", variant, "flops", tuple(to_input))
+    yield Probe(f"{op}BackpropFilter{version}", variant, "flops", tuple(to_filter))

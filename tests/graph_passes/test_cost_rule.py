@@ -140,6 +140,23 @@ def test_a_compiler_that_fuses_leaves_only_matrix_products_a_price() -> None:
     assert converted(CHAIN, config(costly, fused=True), preserve=("out",))[0] == set()
 
 
+@pytest.mark.parametrize(
+    ("low", "stays_low"),
+    # Nothing is beyond doubt but a clear gain: a loss of 5 % counts, and a gain of 5 % does not.
+    [(100.0, True), (190.0, False), (210.0, False), (900.0, False)],
+)
+@pytest.mark.parametrize("known_shapes", [True, False])
+def test_under_xla_a_product_must_gain_clearly(
+    low: float, stays_low: bool, known_shapes: bool
+) -> None:
+    compiled = dataclasses.replace(table(cast=1.0, MatMul=(200.0, low)), compiled=True)
+    settings = config(compiled, fused=True)
+    names, report = converted(CHAIN, settings, known_shapes=known_shapes, preserve=("out",))
+    assert names - {"out"} == ({"a", "b", "c", "d"} if stays_low else set())
+    reasons = {d.reason for d in report.decisions if d.node in "abcd"}
+    assert (Reason.SLOWER_HERE in reasons) is not stays_low
+
+
 def test_a_cast_is_made_where_fewer_bytes_pass() -> None:
     # Casts grow with size here: the row vector is cast before it is spread out, not after.
     graph_def = graph("""

@@ -18,6 +18,7 @@ from graph_passes.costs import (
     CostTableError,
     Curve,
     OpCost,
+    compiled_class,
     format_table,
     load_table,
     parse_table,
@@ -114,6 +115,31 @@ def test_a_small_loss_is_in_doubt(low: float, gain: float) -> None:
     assert cost.gain(1, doubt=1.5) == pytest.approx(gain)
 
 
+def test_a_gain_beyond_a_margin_is_less_and_may_be_a_loss() -> None:
+    cost = OpCost("flops", Curve((1,), (4e-6,)), Curve((1,), (3e-6,)))
+    assert cost.gain_beyond(1, 1.0) == pytest.approx(cost.gain(1))
+    assert cost.gain_beyond(1, 1.1) == pytest.approx(0.7e-6)
+    assert cost.gain_beyond(1, 1.5) == pytest.approx(-0.5e-6)
+
+
+def test_one_size_alone_makes_no_gain_beyond_a_margin() -> None:
+    sizes, full = (1, 10, 100), (1e-6, 1e-5, 1e-4)
+    once = OpCost("flops", Curve(sizes, full), Curve(sizes, (1e-6, 1e-6, 1e-4)))
+    assert once.gain_beyond(10, 1.1) == 0
+    assert once.gain_beyond(100, 1.1) == pytest.approx(-1e-5)
+    twice = OpCost("flops", Curve(sizes, full), Curve(sizes, (1e-6, 1e-6, 1e-5)))
+    assert twice.gain_beyond(10, 1.1) == pytest.approx(8.9e-6)
+
+
+def test_a_table_says_whether_xla_compiled_what_was_measured() -> None:
+    compiled = dataclasses.replace(SMALL, compiled=True)
+    assert parse_table(format_table(compiled), "again").compiled
+    assert not parse_table(format_table(SMALL), "again").compiled
+    shipped = shipped_table(compiled_class("cpu-avx512_bf16"), "bfloat16")
+    assert shipped is not None
+    assert shipped.compiled
+
+
 def test_a_table_survives_being_written_and_read() -> None:
     again = parse_table(format_table(SMALL), "again")
     assert format_table(again) == format_table(SMALL)
@@ -133,6 +159,7 @@ def test_a_table_survives_being_written_and_read() -> None:
         ("[casts]", "[cast]", "no section 'casts'"),
         ("to_low_us = [1.0,", "to_low_us = [-1.0,", "'casts', 'to_low_us': there must be one time"),
         ("to_low_us = [1.0,", 'to_low_us = ["1",', "received [1000, 100000] and ['1'"),
+        ("\n\n[casts]", "\ncompiled = 1\n[casts]", "'compiled' must be true or false; received 1"),
         ('measure = "flops"', 'measure = "bytes"', "elements, flops; received 'bytes'"),
         ("[ops.MatMul]", "[ops.MatMul", "is no TOML"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from graph_passes.costs import BROADCAST, TRANSPOSED, Curve, OpCost
+from graph_passes.costs import BROADCAST, STRIDED, TRANSPOSED, Curve, OpCost
 from graph_passes.view import view_graph
 from graph_passes.work_sizes import UNKNOWN_DIMENSION, WorkSizes
 from tf_amp.hosts.function_shapes import static_shapes
@@ -51,3 +51,37 @@ def test_reading_the_second_matrix_by_columns_is_a_variant(transpose, variant):
 def test_reading_a_smaller_tensor_is_a_variant(other, variant):
     sizes, index = sizes_of(lambda x, y: tf.add(x, y, name="z"), (3, 8), other)
     assert sizes.variant(index["z"]) == variant
+
+
+@pytest.mark.parametrize(
+    ("equation", "counted"),
+    [
+        ("bij,jk->bik", 2 * 3 * 4 * 5 * 6),
+        ("bij,jk->bk", 2 * 3 * 4 * 5 * 6),
+        ("...j,jk->...k", None),
+    ],
+)
+def test_an_einsum_multiplies_for_every_combination_of_labels(equation, counted):
+    def function(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.Einsum(inputs=[x, y], equation=equation, name="z")
+
+    sizes, index = sizes_of(function, (3, 4, 5), (5, 6))
+    assert sizes.size(index["z"], FLOPS) == counted
+
+
+def test_a_convolution_of_volumes_and_its_gradients_have_equal_work():
+    def function(x: tf.Tensor, weights: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        attrs = {"strides": [1, 2, 2, 2, 1], "padding": "SAME"}
+        raw = tf.raw_ops
+        raw.Conv3D(input=x, filter=weights, name="forward", **attrs)
+        raw.Conv3DBackpropInputV2(
+            input_sizes=[2, 4, 4, 4, 3], filter=weights, out_backprop=y, name="to_input", **attrs
+        )
+        return raw.Conv3DBackpropFilterV2(
+            input=x, filter_sizes=[3, 3, 3, 3, 5], out_backprop=y, name="to_filter", **attrs
+        )
+
+    sizes, index = sizes_of(function, (2, 4, 4, 4, 3), (3, 3, 3, 3, 5), (2, 2, 2, 2, 5))
+    for name in ("forward", "to_input", "to_filter"):
+        assert sizes.size(index[name], FLOPS) == 2 * (2 * 2 * 2 * 2 * 5) * 3 * 3 * 3 * 3
+        assert sizes.variant(index[name]) == STRIDED

@@ -37,23 +37,42 @@ def test_tune_keeps_the_table_in_the_users_cache(run_python: RunPython, tmp_path
         import tf_amp.tuning_probes as probes
         few = tuple(p for p in probes.probes() if p.key == "Neg")
         probes.probes = lambda: few
+        products = tuple(p for p in probes.compiled_probes() if p.key == "MatMul")
+        probes.compiled_probes = lambda: products
         {MAIN}
     """
     env = {**IGNORE, "XDG_CACHE_HOME": str(tmp_path)}
     done = run_python(code, env, args=("tune",))
-    (path,) = (tmp_path / "tf-amp" / "cost_tables").iterdir()
-    assert path.name.startswith("cpu-")
-    assert path.name.endswith("-bfloat16.toml")
-    assert f"Written to {path}" in done.stdout
+    paths = sorted((tmp_path / "tf-amp" / "cost_tables").iterdir(), key=lambda p: "xla" in p.name)
+    for path, rows in zip(paths, (["Neg"], ["MatMul"]), strict=True):
+        assert path.name.startswith("cpu-")
+        assert path.name.endswith("-bfloat16.toml")
+        assert f"Written to {path}" in done.stdout
+        assert [key for key, _ in load_table(path).rows] == rows
+    path, compiled = paths
+    assert compiled.name == path.name.replace("-bfloat16", "-xla-bfloat16")
 
     on = {**env, "TF_ENABLE_AUTO_MIXED_PRECISION": "1"}
     used = json.loads(run_python(MAIN, on, args=("env", "--json")).stdout)
     assert used["cost_table"] == f"measured by `tf-amp tune`: {path}"
+    assert used["cost_table_xla"] == f"measured by `tf-amp tune`: {compiled}"
 
     path.write_text("broken")
     done = run_python(MAIN, on, args=("env", "--json"))
     assert json.loads(done.stdout)["cost_table"] != used["cost_table"]
     assert f"{str(path)!r} is no TOML" in done.stderr
+
+
+def test_tune_measures_under_xla_alone_where_asked(run_python: RunPython, tmp_path: Path) -> None:
+    path = tmp_path / "xla.toml"
+    arguments = ("tune", "--xla", "--output", str(path), "--only", "MatMul")
+    done = run_python(MAIN, IGNORE, args=arguments)
+    assert load_table(path).compiled
+    assert "Measured 1 ops under XLA" in done.stdout
+    on = {**IGNORE, "TF_ENABLE_AUTO_MIXED_PRECISION": "1", f"{REWRITE}_COST_TABLE": str(path)}
+    used = json.loads(run_python(MAIN, on, args=("env", "--json")).stdout)
+    assert used["cost_table_xla"] == str(path)
+    assert used["cost_table"] != str(path)
 
 
 def test_wrong_calls_and_hardware_are_told_with_a_remedy(
@@ -64,6 +83,7 @@ def test_wrong_calls_and_hardware_are_told_with_a_remedy(
     for arguments, env, said in (
         (("--only", "Relu"), IGNORE, "--only needs --output"),
         (("--only", "Rleu", "--output", "x.toml"), IGNORE, "no row 'Rleu'"),
+        (("--xla", "--only", "Relu", "--output", "x.toml"), IGNORE, "no row 'Relu'"),
         ((), {f"{REWRITE}_DTYPE": "float16"}, "nothing to measure"),
         (("--only", "Neg", "--output", str(file / "x.toml")), IGNORE, "could not be written"),
     ):

@@ -65,6 +65,38 @@ def test_the_users_table_wins_over_the_shipped_one(
     assert str(path) in caplog.text
 
 
+def test_what_xla_compiles_has_a_table_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-avx512_bf16")
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    automatic = read_settings({})
+    plain = choose_table(automatic, CPU, environ).table
+    choice = choose_table(automatic, CPU, environ, compiled=True)
+    assert choice.reason == "shipped for cpu-avx512_bf16-xla"
+    assert choice.table is not None
+    assert choice.table.compiled
+
+    # The user's own, and a file that is named, each for functions of its kind alone.
+    mine = dataclasses.replace(choice.table, measured_on="my own")
+    path = cached_table_path("cpu-avx512_bf16-xla", "bfloat16", environ)
+    path.parent.mkdir(parents=True)
+    path.write_text(format_table(mine))
+    assert choose_table(automatic, CPU, environ).table == plain
+    assert choose_table(automatic, CPU, environ, compiled=True).table == mine
+    for named, compiled in ((plain, False), (choice.table, True)):
+        file = tmp_path / "named.toml"
+        file.write_text(format_table(dataclasses.replace(named, measured_on="named")))
+        settings = read_settings({COST_TABLE: str(file)})
+        chosen = {c: choose_table(settings, CPU, environ, compiled=c).table for c in (True, False)}
+        assert chosen[compiled].measured_on == "named"
+        assert chosen[not compiled] == (plain if compiled else mine)
+    off = read_settings({COST_TABLE: "off"})
+    assert choose_table(off, CPU, environ, compiled=True).table is None
+    gpu = choose_table(automatic, Target("float16", "GPU", ""), environ, compiled=True)
+    assert (gpu.table, gpu.reason) == (None, "XLA has a table for CPUs only")
+
+
 def test_no_table_where_none_was_measured_or_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_tables, "device_class", lambda _: "gpu-9.0")
     gpu, environ = Target("float16", "GPU", ""), {"XDG_CACHE_HOME": "/nowhere"}

@@ -33,6 +33,16 @@ def test_measured_tables_have_the_rows_asked_for_and_can_be_read_again() -> None
     assert "TensorFlow" in table.measured_on
 
 
+def test_what_xla_compiles_is_measured_by_itself() -> None:
+    rows = ["MatMul", "Einsum", "Conv3DBackpropInputV2"]
+    table = measure_table("cpu-here", "CPU", "bfloat16", only=rows, rounds=1, compiled=True)
+    assert table.compiled
+    assert [key for key, _ in table.rows] == sorted(rows)
+    for _, cost in table.rows:
+        assert cost.measure == "flops"
+        assert cost.low.seconds[0] < cost.low.seconds[-1] < 10
+
+
 def test_an_op_without_a_kernel_for_the_dtype_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     from tf_amp import tuning
     from tf_amp.tuning_probes import Case, Low, Probe
@@ -45,8 +55,9 @@ def test_an_op_without_a_kernel_for_the_dtype_has_no_row(monkeypatch: pytest.Mon
     assert [key for key, _ in table.rows] == ["Relu"]
 
 
-def test_probes_are_distinct_and_grow() -> None:
-    probes = chosen_probes()
+@pytest.mark.parametrize("compiled", [False, True])
+def test_probes_are_distinct_and_grow(compiled: bool) -> None:
+    probes = chosen_probes(compiled=compiled)
     assert len({probe.key for probe in probes}) == len(probes)
     for probe in probes:
         sizes = [case.size for case in probe.cases]

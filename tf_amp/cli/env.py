@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "reason",
                 "level",
                 "cost_table",
+                "cost_table_xla",
                 "list_edits",
                 "loss_scaling",
                 "loss_scaling_reason",

@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -16,6 +17,10 @@ from tf_amp.cost_tables import cached_table_path, device_class
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import COST_TABLE
 
+if TYPE_CHECKING:
+    from graph_passes.config import Device, TargetDtype
+    from graph_passes.costs import CostTable
+
 
 def add_parser(commands: Any) -> None:
     """Adds the command to the sub-parsers of ``tf-amp``."""
@@ -23,11 +28,19 @@ def add_parser(commands: Any) -> None:
         "tune",
         help="measure what is fast on this machine, in one to two minutes",
         description="Measures kernels and casts in float32 and in the target dtype. From then on "
-        "what is slower in the target dtype on this machine stays float32. Leave the machine "
-        "alone meanwhile.",
+        "what is slower in the target dtype on this machine stays float32. On a CPU, functions "
+        "that XLA compiles have a table of their own, which is measured as well. Leave the "
+        "machine alone meanwhile.",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write the table there, not to the user's cache"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the table there, not to the user's cache; with --xla that for XLA, else the "
+        "other one",
+    )
+    parser.add_argument(
+        "--xla", action="store_true", help="measure the table for functions that XLA compiles alone"
     )
     parser.add_argument(
         "--only", nargs="+", metavar="ROW", help='rows to measure, such as "Relu" (default: all)'
@@ -36,14 +49,14 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures the table and writes it.
+    """Measures the tables and writes them.
 
     Args:
         arguments: Parsed arguments.
 
     Returns:
-        0; 1 if nothing is rewritten on this hardware, a row is unknown or the file cannot be
-        written.
+        0; 1 if nothing is rewritten on this hardware or XLA has no table for it, a row is unknown
+        or a file cannot be written.
 
     Raises:
         EnvConfigError: A variable holds an illegal value.
@@ -65,48 +78,75 @@ def run(arguments: argparse.Namespace) -> int:
     if target.target_dtype is None:
         print(f"tf-amp tune: there is nothing to measure. {target.reason}", file=sys.stderr)
         return 1
-    from graph_passes.costs import format_table
-    from tf_amp.tuning import chosen_probes, measure_table
-
-    try:
-        probes = chosen_probes(arguments.only)
-    except ValueError as error:
-        print(f"tf-amp tune: {error}", file=sys.stderr)
-        return 1
-    name = device_class(target)
-    path = arguments.output or cached_table_path(name, target.target_dtype)
-    # The Casts are one more thing to measure.
-    with tqdm(total=len(probes) + 1, unit="op") as bar:
-
-        def on_probe(key: str) -> None:
-            bar.set_description(key)
-            bar.update()
-
-        table = measure_table(
-            name, target.device, target.target_dtype, only=arguments.only, on_probe=on_probe
-        )
-    try:
-        _write(path, format_table(table))
-    except OSError as error:
+    if arguments.xla and target.device != "CPU":
         print(
-            f"tf-amp tune: {str(path)!r} could not be written: {error}. Choose another file with "
-            "--output.",
+            "tf-amp tune: --xla is for CPUs; on a GPU functions that XLA compiles have no table of "
+            "their own. Leave it out.",
             file=sys.stderr,
         )
         return 1
-    slower = sum(cost.low.seconds[-1] > cost.float32.seconds[-1] for _, cost in table.rows)
-    print(f"Measured {len(table.rows)} ops on {table.measured_on}: {slower} of them are slower in")
-    print(f"{target.target_dtype} than in float32 at their largest size. Written to {path}")
+    from graph_passes.costs import compiled_class, format_table
+
+    both = target.device == "CPU" and arguments.output is None
+    try:
+        for compiled in (False, True) if both and not arguments.xla else (arguments.xla,):
+            name = device_class(target)
+            name = compiled_class(name) if compiled else name
+            path = arguments.output or cached_table_path(name, target.target_dtype)
+            table = _measure(name, target.device, target.target_dtype, arguments.only, compiled)
+            _write(path, format_table(table))
+            _tell(table, path)
+    except (OSError, ValueError) as error:
+        print(f"tf-amp tune: {error}", file=sys.stderr)
+        return 1
     if arguments.output is not None:
-        print(f"To use it, set {COST_TABLE}={path}")
+        print(f"To use it, set {COST_TABLE}={arguments.output}")
     return 0
 
 
+def _measure(
+    name: str, device: Device, dtype: TargetDtype, only: Sequence[str] | None, compiled: bool
+) -> CostTable:
+    """Measures one table behind a progress bar.
+
+    Raises:
+        ValueError: a row is unknown.
+    """
+    from tf_amp.tuning import chosen_probes, measure_table
+
+    # The Casts are one more thing to measure.
+    with tqdm(total=len(chosen_probes(only, compiled=compiled)) + 1, unit="op") as bar:
+
+        def on_probe(key: str) -> None:
+            bar.set_description(f"XLA {key}" if compiled else key)
+            bar.update()
+
+        return measure_table(name, device, dtype, only=only, compiled=compiled, on_probe=on_probe)
+
+
+def _tell(table: CostTable, path: Path) -> None:
+    slower = sum(cost.low.seconds[-1] > cost.float32.seconds[-1] for _, cost in table.rows)
+    print(
+        f"Measured {len(table.rows)} ops{' under XLA' if table.compiled else ''} on "
+        f"{table.measured_on}: {slower} of them are slower in {table.target_dtype} than in float32 "
+        f"at their largest size. Written to {path}"
+    )
+
+
 def _write(path: Path, text: str) -> None:
-    """Writes a file in one go: a program that starts meanwhile must not read half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, suffix=".new", delete=False
-    ) as file:
-        file.write(text)
-    os.replace(file.name, path)
+    """Writes a file in one go: a program that starts meanwhile must not read half of it.
+
+    Raises:
+        OSError: it cannot be written; the message says what to do.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, suffix=".new", delete=False
+        ) as file:
+            file.write(text)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise OSError(
+            f"{str(path)!r} could not be written: {error}. Choose another file with --output."
+        ) from error

@@ -10,7 +10,6 @@ the low-precision graph.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import re
@@ -27,17 +26,18 @@ from tensorflow.python.framework import ops
 from tensorflow.python.saved_model import function_deserialization
 
 from graph_passes import rewrite_function_def
+from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import UpstreamOptions
 from tf_amp.hosts.function_xla import call_compilable
+from tf_amp.tally import NodeCounts
 
 if TYPE_CHECKING:
     from graph_passes import RewriteResult
     from tf_amp.installation import Installation
-    from tf_amp.tally import NodeCounts
 
 _OLDEST, _NEWEST = (2, 17), (2, 21)
 _PARAMETERS = ("name", "graph", "attrs", "function_type", "overwrite")
@@ -125,39 +125,44 @@ class FunctionHost:
         graph: Any,
         context: context_lib.Context,
     ) -> None:
-        config = self._installation.config
-        if config is None:
+        config, compiled = self._installation.config, self._installation.compiled
+        if config is None or compiled is None:
             return
-        if "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b:
-            # XLA fuses element-wise ops, so that they have no costs of their own.
-            config = dataclasses.replace(config, fused=True)
-        library = functools.partial(self._original_definition, context)
+        find = self._original_definition
+        if is_compiled(definition):
+            config = compiled.config
+        elif compiled.apart:
+            find = self._original_without_xla
+        shapes_of = called_shapes(graph._functions)
         rewrite = functools.partial(
             rewrite_function_def,
             config=config,
-            library=library,
-            function_shapes=called_shapes(graph._functions),
+            library=functools.partial(find, context),
+            function_shapes=shapes_of,
         )
         result = rewrite(definition, shapes=traced_shapes(graph, definition))
-        if config.fused:
-            compilable = call_compilable(result, rewrite, context, self._originals)
-            if compilable is not None:
-                proto, extra = compilable
-                result = dataclasses.replace(
-                    result, proto=proto, extra_functions=extra, changed=True
-                )
+        name = readable_name(definition.signature.name)
+        callees: list[RewriteResult] = []
+        if config is compiled.config:
+            result, callees = call_compilable(
+                result,
+                lambda callee: rewrite(callee, shapes=shapes_of(callee.signature.name)),
+                context,
+                self._originals,
+                all_anew=compiled.apart,
+            )
+            compiled.say(name, (result, *callees))
         if result.changed:
             self._originals.swap(context, result.proto, result.extra_functions)
             # Python code reads this copy to build graphs from (the gradient of a loaded `While`).
             function._cached_definition = definition
-        name = readable_name(definition.signature.name)
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
         self._counts[function] = self._installation.record(
             "function",
             name,
             result,
             original=definition,
-            parts=self._counts_of_callees(graph, definition, result),
+            parts=self._counts_of_callees(graph, definition, result, callees),
             announce=top_level and not _EXPORTED.search(name),
         )
 
@@ -177,8 +182,19 @@ class FunctionHost:
             return original.definition()
         return context.get_function_def(name) if context.has_function(name) else None
 
+    def _original_without_xla(
+        self, context: context_lib.Context, name: str
+    ) -> function_pb2.FunctionDef | None:
+        """The same, but None for what XLA compiles: that is planned by other costs."""
+        found = self._original_definition(context, name)
+        return None if found is None or is_compiled(found) else found
+
     def _counts_of_callees(
-        self, graph: Any, definition: function_pb2.FunctionDef, result: RewriteResult
+        self,
+        graph: Any,
+        definition: function_pb2.FunctionDef,
+        result: RewriteResult,
+        anew: list[RewriteResult],
     ) -> Iterator[NodeCounts]:
         """Yields the counts of what the rewritten function still calls by the traced names."""
         running = (result.proto, *result.extra_functions)
@@ -186,8 +202,8 @@ class FunctionHost:
         # A function that was planned together with what it calls reports all those nodes itself;
         # what was converted in a callee that kept its name is in the callee's report alone.
         planned_together = result.report.total_nodes > len(definition.node_def)
-        for name in sorted(names.intersection(graph._functions)):
-            counts = self._counts.get(graph._functions[name])
+        called = [self._counts.get(graph._functions[n]) for n in names & graph._functions.keys()]
+        for counts in (*called, *(NodeCounts.of(callee.report) for callee in anew)):
             if counts is not None:
                 yield counts.converted_alone() if planned_together else counts
 

@@ -2,11 +2,13 @@
 
 A function may have been traced, and rewritten, before one that XLA compiles calls it. XLA then
 compiles what it finds under that name; lists without a length, in which loops keep what they are
-to add up at their end, it refuses. The caller gets such functions rewritten anew, as for XLA.
+to add up at their end, it refuses, and what is faster without XLA need not be faster with it. The
+caller gets such functions rewritten anew, as for XLA.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -26,20 +28,28 @@ Rewrite = Callable[[function_pb2.FunctionDef], "RewriteResult"]
 
 
 def call_compilable(
-    result: RewriteResult, rewrite: Rewrite, context: context_lib.Context, originals: Originals
-) -> tuple[function_pb2.FunctionDef, tuple[function_pb2.FunctionDef, ...]] | None:
-    """Makes a function that XLA compiles call functions that XLA can compile.
+    result: RewriteResult,
+    rewrite: Rewrite,
+    context: context_lib.Context,
+    originals: Originals,
+    *,
+    all_anew: bool,
+) -> tuple[RewriteResult, list[RewriteResult]]:
+    """Makes a function that XLA compiles call functions that were rewritten for XLA.
 
     Args:
         result: the function after its rewrite.
         rewrite: rewrites the float32 original of a function as for XLA.
         context: the eager context that holds the functions it calls.
         originals: what was rewritten.
+        all_anew: whether every function that was rewritten is rewritten anew, and not those alone
+            that XLA would refuse.
 
     Returns:
-        The function with other calls, and all functions it calls that the context may lack; None
-        if it calls nothing that XLA would refuse.
+        The function with other calls where that is needed, and what became of the functions that
+        were rewritten anew.
     """
+    rewritten: list[RewriteResult] = []
     added = {function.signature.name: function for function in result.extra_functions}
 
     def running(name: str) -> function_pb2.FunctionDef | None:
@@ -52,14 +62,19 @@ def call_compilable(
         if original is None:
             return None
         parts = (name, *original.extra_functions)
-        if not any(has_moved_sums(context.get_function_def(part)) for part in parts):
+        if not all_anew and not any(
+            has_moved_sums(context.get_function_def(part)) for part in parts
+        ):
             return None
         anew = rewrite(original.definition())
+        rewritten.append(anew)
         added.update({function.signature.name: function for function in anew.extra_functions})
         return anew.proto  # type: ignore[return-value]
 
     redirected = redirect_calls(result.proto, running, replacement, _SUFFIX)  # type: ignore[arg-type]
     if redirected is None:
-        return None
+        return result, rewritten
     definition, renamed = redirected
-    return definition, (*added.values(), *renamed)
+    functions = (*added.values(), *renamed)
+    anew = dataclasses.replace(result, proto=definition, extra_functions=functions, changed=True)
+    return anew, rewritten
