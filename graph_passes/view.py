@@ -93,10 +93,11 @@ def view_function(
         InvalidGraphError: as `view_graph`, or an argument stands for several tensors.
     """
     nodes: list[node_def_pb2.NodeDef] = []
+    owner = graph_pb2.GraphDef()  # of the pseudo-nodes, which then share memory
     for arg in function_def.signature.input_arg:
         if arg.number_attr or arg.type_list_attr or arg.type_attr:
             raise InvalidGraphError(f"the argument {arg.name!r} has no fixed dtype")
-        pseudo = node_def_pb2.NodeDef(name=arg.name, op=ARGUMENT)
+        pseudo = owner.node.add(name=arg.name, op=ARGUMENT)
         pseudo.attr["T"].type = arg.type
         nodes.append(pseudo)
     nodes.extend(function_def.node_def)
@@ -105,9 +106,8 @@ def view_function(
         result = function_def.ret.get(arg.name)  # [] would write to a map that lacks the key
         if not result:
             raise InvalidGraphError(f"nothing is named as the result {arg.name!r}")
-        pseudo = node_def_pb2.NodeDef(name=f"{arg.name}/{RESULT}", op=RESULT)
+        pseudo = owner.node.add(name=f"{arg.name}/{RESULT}", op=RESULT, input=[result])
         pseudo.attr["T"].type = arg.type
-        pseudo.input.append(result)
         nodes.append(pseudo)
     return _read(nodes, functions or {}, shapes, is_function=True, named_outputs=True)
 

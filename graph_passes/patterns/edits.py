@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, tensor_pb2, types_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_pb2, types_pb2
 from tensorflow.python.framework import tensor_util
 
 from graph_passes.patterns.matching import Matcher, NoMatchError
@@ -57,6 +57,8 @@ class GraphEdits:
         self.units: list[str] = []
         self.misses: list[NearMiss] = []
         self.listed: dict[str, str] = {}
+        # Messages of one owner share memory; each alone takes a thousand bytes.
+        self._owner = graph_pb2.GraphDef()
         self._values: dict[tuple[object, ...], tensor_pb2.TensorProto] = {}
 
     @functools.cached_property
@@ -82,7 +84,7 @@ class GraphEdits:
         shapes: Sequence[Shape | None] = (),
     ) -> node_def_pb2.NodeDef:
         """Adds a node; `dtypes` gives its type attrs, `shapes` those of its outputs if known."""
-        node = node_def_pb2.NodeDef(name=name, op=op, device=device, input=inputs)
+        node = self._owner.node.add(name=name, op=op, device=device, input=inputs)
         for attr, dtype in dtypes.items():
             node.attr[attr].type = dtype
         self.new_nodes.append(node)
@@ -174,6 +176,7 @@ class GraphEdits:
         """
         if not (self.redirect or self.inputs or self.new_nodes):
             return self.view
+        self.__dict__.pop("matcher", None)  # in a large graph it remembers a lot
         return replace_tensors(
             self.view,
             redirect={tensor: self._final(tensor) for tensor in self.redirect},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from graph_passes.eligibility import node_name
 from graph_passes.kinds import Kind
@@ -61,6 +61,7 @@ def replace_tensors(
     # What a tensor is redirected to has readers that its view does not know of.
     kept = {*preserve, *(view.split(tensor)[0] for tensor in redirect.values())}
     changed: dict[int, node_def_pb2.NodeDef] = {}
+    owner = graph_pb2.GraphDef()  # messages of one owner share memory
     for number in touched:
         node = view.nodes[number]
         read = node.input[:]
@@ -70,7 +71,7 @@ def replace_tensors(
             read = [*given, *(name for name in read if name[0] == "^")]
         elif redirect.keys().isdisjoint(read):
             continue
-        new = changed[number] = node_def_pb2.NodeDef()
+        new = changed[number] = owner.node.add()
         new.CopyFrom(node)
         new.input[:] = read
         if given is not None and node.op == "AddN":
