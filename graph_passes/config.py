@@ -145,7 +145,7 @@ RULES: dict[str, str] = {
     "attention-mask": "a mask before a softmax becomes one that float16 can hold",
     "softmax": "a softmax over several axes takes and gives the target dtype",
     "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",
-    "unread-sum": "a sum that nothing reads denies nothing",
+    "unread-sum": "a sum that nothing reads denies nothing, nor does what it is made with",
     "gelu": "the powers and exponentials in a GELU and its gradient deny nothing",
     "layer-norm": "a layer or group normalization takes and gives the target dtype",
     "rms-norm": "a root-mean-square normalization takes and gives the target dtype",

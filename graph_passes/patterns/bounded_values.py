@@ -45,4 +45,4 @@ def lower_bounded_values(
             edits, of_op(*(op for op in ("Erf", "Erfc") if lists.list_of(op) == "infer"))
         )
     if config.has_rule("unread-sum"):
-        pass_unread_sums(edits, of_op(*REDUCTIONS, "Reshape"), preserve)
+        pass_unread_sums(edits, of_op(*REDUCTIONS, "Reshape"), preserve, lists.ops("deny"))

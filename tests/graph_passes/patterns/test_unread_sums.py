@@ -39,6 +39,38 @@ def test_the_gradient_of_a_constant_asks_for_no_cast(config):
         assert len([cast for cast in up if cast.input[0] in selects]) == casts
 
 
+def swish_gradient(x):
+    """The gradient of a swish, which is also made for its constant: of squares and a sum."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        product = tf.matmul(x, tf.ones((32, 32)))
+        result = tf.matmul(tf.nn.silu(product), tf.ones((32, 8)))
+    return tape.gradient(result, x)
+
+
+@pytest.mark.parametrize("config", [CPU, GPU])
+def test_what_only_an_unread_sum_reads_denies_nothing(config):
+    traced = trace(swish_gradient, SPEC)
+    casts = {}
+    for rules in (frozenset(), frozenset(("unread-sum",))):
+        chosen = PrecisionConfig(
+            target_dtype=config.target_dtype, device=config.device, disabled_rules=rules
+        )
+        after = traced.rewrite(chosen).graph_def
+        casts[rules] = len(of_op(after, "Cast"))
+        (square,) = of_op(after, "Square")
+        assert (square.attr["T"].type == FLOAT) is bool(rules)
+    assert casts[frozenset()] < casts[frozenset(("unread-sum",))]
+
+
+def test_squares_that_are_fetched_are_denied():
+    traced = trace(swish_gradient, SPEC)
+    (square,) = of_op(traced.graph_def, "Square")
+    fetched = [n.name for n in traced.graph_def.node if square.name in n.input]
+    after = traced.rewrite(CPU, fetched).graph_def
+    assert [n.attr["T"].type for n in of_op(after, "Square")] == [FLOAT]
+
+
 @pytest.mark.parametrize("what", ["Sum", "Reshape"])
 def test_what_is_fetched_is_read(what):
     traced = trace(dropout_gradient, SPEC)
