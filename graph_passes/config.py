@@ -153,5 +153,6 @@ RULES: dict[str, str] = {
     "loss": "what a scalar loss or metric is reduced from is computed in float32",
     "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
     "cost": "what is slower in the target dtype on this device stays float32",
+    "cast-cut": "without a cost table, casts are placed where they move the fewest bytes",
 }
 """Rules of the default mode, by the name that switches each off."""

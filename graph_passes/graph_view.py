@@ -284,6 +284,20 @@ class GraphView:
         """For each edge the node that makes the tensor, -1 for an op that is not known."""
         return packed(np.asarray(self.vertex_nodes)[self.sources])
 
+    def tensors_read(self, edges: np.ndarray) -> np.ndarray:
+        """For each of some edges a number for the tensor that is read, the same for the same one.
+
+        Returns:
+            Number of the node that makes the tensor, plus port times number of nodes; int64.
+        """
+        tensors = np.asarray(self._index.makers)[edges].astype(np.int64)
+        names = list(self._index.references)
+        numbers, positions = np.unique(~tensors[tensors < 0], return_inverse=True)
+        found = [self.split(names[number]) for number in numbers.tolist()]
+        keys = [self.index[name] + port * len(self.nodes) for name, port in found]
+        tensors[tensors < 0] = np.array(keys, np.int64)[positions]
+        return tensors
+
     def makers(self, number: int) -> list[int]:
         """The nodes that make the tensors that a node reads, by port, -1 for unknown ops."""
         return self.maker_nodes[self.edge_starts[number] : self.edge_starts[number + 1]].tolist()

@@ -8,27 +8,34 @@ Of several cheapest colourings the one with most variables low is taken, which m
 independent of any order.
 
 Most variables need no flow: one whose gain or loss is larger than all that its links could cost is
-decided at once, which decides others. A maximum flow (Dinic's algorithm) is left for the rest.
+decided at once, which decides others. The rest falls apart into small components. Since networks
+repeat their layers, most components are alike, and each kind is solved once, by a maximum flow.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from graph_passes.max_flow import Network
 
 FLOAT32, LOW = 0, 1
 """The colours, and the two variables that have them from the start."""
 
 _OPEN = -1
 _UNBOUNDED = 1 << 62
-_WORK_PER_ARC = 50
-"""After so many steps for each arc the flow is given up, which bounds the time by the graph's size.
-Real networks leave few variables open and take a handful of steps for each."""
+_WORK_PER_END = 100
+"""After so many steps for each variable and reader no more flows are sought, which bounds the time
+by the graph's size. Real networks take a handful of steps for each."""
+_SWEEPS = 16
+"""How often clear cases are looked for. What is left then is no loss: the flow decides it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """One tensor: who makes it, who reads it, and what a Cast of it costs.
 
     Attributes:
@@ -44,7 +51,69 @@ class Link:
     to_float32: int
 
 
-def cheapest_colours(gains: Sequence[int], links: Sequence[Link]) -> list[int] | None:
+@dataclasses.dataclass(frozen=True)
+class LinkTable:
+    """Many links, as columns; all int64.
+
+    Attributes:
+        producers: of each link the producer; [links].
+        starts: of each link the position of its first reader, and the number of all; [links + 1].
+        readers: the readers of all links, one link after another.
+        to_low: of each link the price of a Cast to the target dtype; [links].
+        to_float32: of each link the price of a Cast to float32; [links].
+    """
+
+    producers: np.ndarray
+    starts: np.ndarray
+    readers: np.ndarray
+    to_low: np.ndarray
+    to_float32: np.ndarray
+
+    @classmethod
+    def of(cls, links: Sequence[Link]) -> LinkTable:
+        """The table of some links."""
+        columns = (
+            [link.producer for link in links],
+            [0, *itertools.accumulate(len(link.readers) for link in links)],
+            [reader for link in links for reader in link.readers],
+            [link.to_low for link in links],
+            [link.to_float32 for link in links],
+        )
+        return cls(*(np.array(column, np.int64) for column in columns))
+
+    def of_rows(self, rows: np.ndarray, names: np.ndarray) -> LinkTable:
+        """Some of the links, with other names for the variables."""
+        counts = np.diff(self.starts)[rows]
+        starts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(counts, out=starts[1:])
+        places = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], counts)
+        return LinkTable(
+            names[self.producers[rows]],
+            starts,
+            names[self.readers[places]],
+            self.to_low[rows],
+            self.to_float32[rows],
+        )
+
+    def key(self) -> tuple[bytes, ...]:
+        """The same for tables that are equal."""
+        return tuple(column.tobytes() for column in self._columns())
+
+    def to_list(self) -> list[Link]:
+        """The links one by one."""
+        producers, starts, readers, to_low, to_float32 = (c.tolist() for c in self._columns())
+        return [
+            Link(producer, tuple(readers[start:end]), down, up)
+            for producer, (start, end), down, up in zip(
+                producers, itertools.pairwise(starts), to_low, to_float32, strict=True
+            )
+        ]
+
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return self.producers, self.starts, self.readers, self.to_low, self.to_float32
+
+
+def cheapest_colours(gains: Sequence[int], links: LinkTable) -> tuple[np.ndarray, int]:
     """Colours all variables.
 
     Args:
@@ -53,14 +122,23 @@ def cheapest_colours(gains: Sequence[int], links: Sequence[Link]) -> list[int] |
         links: the links between variables.
 
     Returns:
-        For each variable `FLOAT32` or `LOW`; None if the work got out of hand, which a caller
-        takes as "leave everything as it is".
+        For each variable `FLOAT32` or `LOW`, int64 [variables]; and how many variables are low
+        only because weighing them would have taken too long.
     """
-    colours = [FLOAT32, LOW, *[_OPEN] * (len(gains) - 2)]
-    _decide_clear_ones(gains, links, colours)
-    if _OPEN in colours and not _cut(gains, links, colours):
-        return None
-    return colours
+    worth = np.array(gains, np.int64)
+    colours = np.full(len(gains), _OPEN)
+    colours[[FLOAT32, LOW]] = FLOAT32, LOW
+    _decide_clear_ones(worth, links, colours)
+    work = _WORK_PER_END * (len(gains) + len(links.readers))
+    skipped = 0
+    solved: dict[tuple[bytes, ...], list[int]] = {}
+    for variables, inside in sorted(_parts(links, colours), key=lambda part: len(part[0])):
+        key = worth[variables].tobytes(), *inside.key()
+        if key not in solved:
+            solved[key], work = _cut([0, 0, *worth[variables].tolist()], inside, work)
+        skipped += 0 if work else len(variables)
+        colours[variables] = solved[key][2:]
+    return colours, skipped
 
 
 def total_cost(gains: Sequence[int], links: Iterable[Link], colours: Sequence[int]) -> int:
@@ -74,109 +152,136 @@ def total_cost(gains: Sequence[int], links: Iterable[Link], colours: Sequence[in
     return cost
 
 
-def _decide_clear_ones(gains: Sequence[int], links: Sequence[Link], colours: list[int]) -> None:
-    """Colours each variable whose best colour does not depend on those still open."""
-    of_variable: list[list[int]] = [[] for _ in gains]
-    low_readers, full_readers = [0] * len(links), [0] * len(links)
-    for number, link in enumerate(links):
-        for variable in (link.producer, *link.readers):
-            of_variable[variable].append(number)
-        low_readers[number] = LOW in link.readers
-        full_readers[number] = FLOAT32 in link.readers
+def _decide_clear_ones(gains: np.ndarray, links: LinkTable, colours: np.ndarray) -> None:
+    """Colours each variable whose best colour does not depend on those still open.
 
-    def bounds(variable: int, number: int) -> tuple[int, int]:
-        """The least and the most that being low, not float32, costs at one link."""
-        link = links[number]
-        others_open = len(link.readers) - low_readers[number] - full_readers[number]
-        if variable == link.producer:
-            least_up, most_up = _range(full_readers[number], others_open, link.to_float32)
-            least_down, most_down = _range(low_readers[number], others_open, link.to_low)
-            if not full_readers[number] and not low_readers[number]:
-                return -most_down, most_up  # all readers may agree on either colour
-            return least_up - most_down, most_up - least_down
-        others_open -= 1
-        found = []
-        if colours[link.producer] != FLOAT32:
-            least, most = _range(full_readers[number], others_open, link.to_float32)
-            found += [least - link.to_float32, most - link.to_float32]
-        if colours[link.producer] != LOW:
-            least, most = _range(low_readers[number], others_open, link.to_low)
-            found += [link.to_low - most, link.to_low - least]
-        return min(found), max(found)
-
-    pending = deque(range(2, len(gains)))
-    waiting = bytearray([1]) * len(gains)
-    while pending:
-        variable = pending.popleft()
-        waiting[variable] = 0
-        if colours[variable] != _OPEN:
-            continue
-        least = most = -gains[variable]
-        for number in of_variable[variable]:
-            low, high = bounds(variable, number)
-            least, most = least + low, most + high
-        if most > 0 >= least:
-            continue
-        colours[variable] = LOW if most <= 0 else FLOAT32
-        for number in of_variable[variable]:
-            link = links[number]
-            if variable != link.producer:
-                count = low_readers if colours[variable] == LOW else full_readers
-                count[number] += 1
-                # A second reader of a colour changes no bound, unless it leaves one open.
-                still_open = len(link.readers) - low_readers[number] - full_readers[number]
-                if count[number] > 1 and still_open > 1:
-                    continue
-            for other in (link.producer, *link.readers):
-                if colours[other] == _OPEN and not waiting[other]:
-                    waiting[other] = 1
-                    pending.append(other)
+    Args:
+        gains: of the variables; int64 [variables].
+        links: between them.
+        colours: receives the colours; int64 [variables], `_OPEN` where there is none.
+    """
+    count, of_link = len(gains), np.repeat(np.arange(len(links.producers)), np.diff(links.starts))
+    down, up = links.to_low, links.to_float32
+    for _ in range(_SWEEPS):
+        makers, readers = colours[links.producers], colours[links.readers]
+        low, full, still_open = (
+            np.bincount(of_link[readers == colour], minlength=len(makers))
+            for colour in (LOW, FLOAT32, _OPEN)
+        )
+        # What being low, not float32, costs a producer at least and at most.
+        least = np.where(full > 0, up, 0) - np.where(low + still_open > 0, down, 0)
+        most = np.where(full + still_open > 0, up, 0) - np.where(low > 0, down, 0)
+        # The same for a reader, below a producer that is low and below one that is float32.
+        others = still_open - 1
+        low_least, low_most = -np.where(full > 0, 0, up), -np.where(full + others > 0, 0, up)
+        full_least, full_most = np.where(low + others > 0, 0, down), np.where(low > 0, 0, down)
+        cases = makers == FLOAT32, makers == LOW
+        reads_least = np.select(cases, (full_least, low_least), np.minimum(low_least, full_least))
+        reads_most = np.select(cases, (full_most, low_most), np.maximum(low_most, full_most))
+        lower, upper = (
+            np.bincount(links.producers, of_producer, count)
+            + np.bincount(links.readers, of_reader[of_link], count)
+            - gains
+            for of_producer, of_reader in ((least, reads_least), (most, reads_most))
+        )
+        is_open = colours == _OPEN
+        colours[is_open & (upper <= 0)] = LOW
+        colours[is_open & (lower > 0)] = FLOAT32
+        if np.array_equal(is_open, colours == _OPEN):
+            return
 
 
-def _range(decided: int, undecided: int, price: int) -> tuple[int, int]:
-    """The least and the most of a price that is due if any reader has a certain colour."""
-    return (price if decided else 0), (price if decided or undecided else 0)
+def _parts(links: LinkTable, colours: np.ndarray) -> Iterator[tuple[np.ndarray, LinkTable]]:
+    """The parts of what is open that have no link with each other.
+
+    Args:
+        links: between the variables.
+        colours: of the variables, `_OPEN` where there is none; int64 [variables].
+
+    Returns:
+        For each part its variables, in order, and its links, in which they are numbered from 2.
+    """
+    counts = np.diff(links.starts)
+    ends = np.concatenate((links.producers, links.readers))
+    of_end = np.concatenate((np.arange(len(counts)), np.repeat(np.arange(len(counts)), counts)))
+    is_open = colours[ends] == _OPEN
+    part_of, part_of_link = _connected(len(colours), len(counts), ends[is_open], of_end[is_open])
+    variables = np.flatnonzero(colours == _OPEN)
+    variables = variables[np.argsort(part_of[variables], kind="stable")]
+    names, first = np.unique(part_of[variables], return_index=True)
+    last = np.append(first[1:], len(variables))
+    local = colours.copy()
+    local[variables] = np.arange(2, len(variables) + 2) - np.repeat(first, last - first)
+    rows = np.argsort(part_of_link, kind="stable")
+    row_starts, row_ends = (
+        np.searchsorted(part_of_link[rows], names, side) for side in ("left", "right")
+    )
+    for part in range(len(names)):
+        inside = links.of_rows(rows[row_starts[part] : row_ends[part]], local)
+        yield variables[first[part] : last[part]], inside
 
 
-def _cut(gains: Sequence[int], links: Sequence[Link], colours: list[int]) -> bool:
-    """Colours what is open by a minimum cut between low (the source) and float32 (the sink)."""
-    network = _Network()
-    node_of = {FLOAT32: network.add_node(), LOW: network.add_node()}
-    sink, source = node_of[FLOAT32], node_of[LOW]
+def _connected(
+    variables: int, links: int, ends: np.ndarray, of_end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds what hangs together.
+
+    Args:
+        variables: how many variables there are.
+        links: how many links there are.
+        ends: the variables at the ends of links.
+        of_end: for each of them the link.
+
+    Returns:
+        For each variable the lowest of those that it hangs together with; the same for each link,
+        -1 for one without ends.
+    """
+    name = np.arange(variables)
+    while True:
+        of_link = np.full(links, variables)
+        np.minimum.at(of_link, of_end, name[ends])
+        lower = name.copy()
+        # Both the variable and what it has been named after get the lower name.
+        np.minimum.at(lower, ends, of_link[of_end])
+        np.minimum.at(lower, name[ends], of_link[of_end])
+        lower = lower[lower]
+        if np.array_equal(lower, name):
+            return name, np.where(of_link == variables, -1, of_link)
+        name = lower
+
+
+def _cut(gains: Sequence[int], links: LinkTable, work: int) -> tuple[list[int], int]:
+    """Colours the variables by a minimum cut between low (the source) and float32 (the sink).
+
+    Args:
+        gains: of the variables.
+        links: between them.
+        work: after how many steps to give up.
+
+    Returns:
+        For each variable its colour, `LOW` for all if that takes too long; and how many steps are
+        left.
+    """
+    network = Network(len(gains))
     for variable in range(2, len(gains)):
-        if colours[variable] == _OPEN:
-            node = node_of[variable] = network.add_node()
-            gain = gains[variable]
-            network.add_arc(*((source, node) if gain > 0 else (node, sink)), abs(gain))
-        else:
-            node_of[variable] = node_of[colours[variable]]
-    for link in links:
-        producer = node_of[link.producer]
-        readers = sorted({node_of[reader] for reader in link.readers} - {producer})
-        if not readers:
-            continue
-        if link.to_float32 and producer != sink:
-            _add_shared(network, producer, readers, source, sink, link.to_float32, forward=True)
-        if link.to_low and producer != source:
-            _add_shared(network, producer, readers, sink, source, link.to_low, forward=False)
-    if not network.saturate(source, sink):
-        return False
-    reaches_sink = network.reaching(sink)
-    for variable, colour in enumerate(colours):
-        if colour == _OPEN:
-            colours[variable] = FLOAT32 if reaches_sink[node_of[variable]] else LOW
-    return True
+        gain = gains[variable]
+        ends = (LOW, variable) if gain > 0 else (variable, FLOAT32)
+        network.add_arc(*ends, abs(gain))
+    for link in links.to_list():
+        producer, readers = link.producer, sorted({*link.readers} - {link.producer})
+        if link.to_float32 and producer != FLOAT32:
+            _add_shared(network, producer, readers, FLOAT32, LOW, link.to_float32)
+        if link.to_low and producer != LOW:
+            _add_shared(network, producer, readers, LOW, FLOAT32, link.to_low)
+    work = network.saturate(LOW, FLOAT32, work)
+    if not work:
+        return [FLOAT32, *[LOW] * (len(gains) - 1)], 0
+    reaches_float32 = network.reaching(FLOAT32)
+    return [FLOAT32 if reached else LOW for reached in reaches_float32[: len(gains)]], work
 
 
 def _add_shared(
-    network: _Network,
-    producer: int,
-    readers: list[int],
-    agrees: int,
-    differs: int,
-    price: int,
-    *,
-    forward: bool,
+    network: Network, producer: int, readers: list[int], differs: int, agrees: int, price: int
 ) -> None:
     """Adds arcs that cost a price once if any reader ends up on the other side of the producer.
 
@@ -184,10 +289,9 @@ def _add_shared(
         network: receives the arcs.
         producer: the producer's node.
         readers: the readers' nodes.
-        agrees: the terminal that stands for the producer's side.
-        differs: the other terminal.
+        differs: the side that the price is for if the producer is not on it.
+        agrees: the other side.
         price: what to pay.
-        forward: whether the producer is on the side of the source.
     """
     if differs in readers:
         ends, inner = [differs], differs
@@ -199,96 +303,5 @@ def _add_shared(
     if inner < 0:
         inner = network.add_node()
         for end in ends:
-            network.add_arc(*((inner, end) if forward else (end, inner)), _UNBOUNDED)
-    network.add_arc(*((producer, inner) if forward else (inner, producer)), price)
-
-
-class _Network:
-    """A flow network with whole-numbered capacities."""
-
-    def __init__(self) -> None:
-        self._arcs: list[list[int]] = []
-        self._heads: list[int] = []
-        self._room: list[int] = []
-
-    def add_node(self) -> int:
-        self._arcs.append([])
-        return len(self._arcs) - 1
-
-    def add_arc(self, tail: int, head: int, capacity: int) -> None:
-        """Adds an arc and its reverse, which is at the next number."""
-        for start, end, room in ((tail, head, capacity), (head, tail, 0)):
-            self._arcs[start].append(len(self._heads))
-            self._heads.append(end)
-            self._room.append(room)
-
-    def saturate(self, source: int, sink: int) -> bool:
-        """Sends as much as fits from the source to the sink; False if that takes too long."""
-        work = _WORK_PER_ARC * (len(self._heads) + 1)
-        while work > 0:
-            levels = self._levels(source, sink)
-            work -= len(self._heads)
-            if levels[sink] < 0:
-                return True
-            work -= self._block(source, sink, levels, work)
-        return False
-
-    def reaching(self, sink: int) -> bytearray:
-        """For each node whether more could flow from it to the sink."""
-        reached = bytearray(len(self._arcs))
-        reached[sink] = 1
-        pending = [sink]
-        while pending:
-            for arc in self._arcs[pending.pop()]:
-                tail = self._heads[arc]
-                if self._room[arc ^ 1] and not reached[tail]:
-                    reached[tail] = 1
-                    pending.append(tail)
-        return reached
-
-    def _levels(self, source: int, sink: int) -> list[int]:
-        """For each node its distance from the source over arcs with room, -1 beyond the sink."""
-        levels = [-1] * len(self._arcs)
-        levels[source] = 0
-        pending = deque((source,))
-        while pending and levels[sink] < 0:
-            node = pending.popleft()
-            for arc in self._arcs[node]:
-                head = self._heads[arc]
-                if self._room[arc] and levels[head] < 0:
-                    levels[head] = levels[node] + 1
-                    pending.append(head)
-        return levels
-
-    def _block(self, source: int, sink: int, levels: list[int], work: int) -> int:
-        """Fills every shortest path; gives the number of steps that this took."""
-        heads, room = self._heads, self._room
-        left = [iter(arcs) for arcs in self._arcs]
-        path: list[int] = []
-        node, steps = source, 0
-        while steps < work:
-            steps += 1
-            if node == sink:
-                flow = min(room[arc] for arc in path)
-                full = len(path)
-                for position in reversed(range(len(path))):
-                    arc = path[position]
-                    room[arc] -= flow
-                    room[arc ^ 1] += flow
-                    if not room[arc]:
-                        full = position
-                steps += len(path)
-                node = heads[path[full] ^ 1]
-                del path[full:]
-                continue
-            for arc in left[node]:
-                if room[arc] and levels[heads[arc]] == levels[node] + 1:
-                    path.append(arc)
-                    node = heads[arc]
-                    break
-            else:
-                if not path:
-                    break
-                levels[node] = -1
-                node = heads[path.pop() ^ 1]
-        return steps
+            network.add_arc(*((inner, end) if agrees == LOW else (end, inner)), _UNBOUNDED)
+    network.add_arc(*((producer, inner) if agrees == LOW else (inner, producer)), price)

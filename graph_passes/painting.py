@@ -8,6 +8,8 @@ so no colour ever reaches a vertex of another dtype.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
@@ -111,41 +113,94 @@ def paint_infer_after_allow(canvas: Canvas) -> None:
         candidates = [vertex for vertex in candidates if not low[vertex]]
 
 
-def paint_infer_after_clear(canvas: Canvas) -> None:
-    """Infer ops behind clear ops that went low follow, where that makes Casts fewer.
+def paint_infer_after_clear(canvas: Canvas, *, behind_units: bool) -> list[int]:
+    """Infer ops behind clear ops that went low follow.
 
     The other sweep comes before clear ops go low, so an op behind one, such as a Sigmoid behind a
     Split or the sum of gradients that were reshaped, has stayed float32. It joins if at least as
     many of its operands are low as are in float32, constants and weights not counted, and none is
-    denied. What then saves no Cast leaves again.
+    denied. Clear ops around it come along.
+
+    Args:
+        canvas: the painting.
+        behind_units: whether the result of a unit counts as low if what is low reads it, itself
+            or behind clear ops. A unit gives the target dtype, so its result is fit for it.
+
+    Returns:
+        The vertices that have joined, in order.
     """
-    low, producers = canvas.low, canvas.edges.predecessors
-    before = bytes(low)
+    view, edges, low = canvas.view, canvas.edges, canvas.low
+    is_low = np.frombuffer(bytes(low), bool)
     denied = np.frombuffer(bytes(canvas.denied), bool)
-    pending = canvas.where((canvas.listed == INFER) & canvas.eligible & ~denied)
-    joined = [0]
-    while joined:
-        pending = [v for v in pending if not low[v]]
-        joined = [v for v in pending if any(map(low.__getitem__, producers[v]))]
-        joined = [v for v in joined if _reads_mostly_low(canvas, v) and canvas.is_permitted(v)]
-        canvas.paint(joined, Reason.AFTER_ALLOW)
-        if joined:
-            flood_clear(canvas, joined)
-    new = np.frombuffer(bytes(low), np.uint8) > np.frombuffer(before, np.uint8)
-    pending = canvas.where(new)
+    infer = (canvas.listed == INFER) & canvas.eligible & ~denied
+    clear = (canvas.listed == CLEAR) & canvas.eligible & ~denied
+    follows = _may_follow(canvas).tobytes()
+    inside = np.frombuffer(bytes(canvas.why), np.uint8) == Reason.INSIDE_UNIT
+    results = (inside & (canvas.listed == 0) & behind_units).tobytes()
+    passes = (clear & behind_units).tobytes()
+    given = bytearray(low)
+    joined: list[int] = []
+    pending: list[int] = []
+
+    def give(vertex: int) -> None:
+        given[vertex] = 1
+        pending.append(vertex)
+
+    def join(vertex: int, reason: Reason) -> None:
+        canvas.paint((vertex,), reason)
+        joined.append(vertex)
+        give(vertex)
+
+    pending += np.unique(view.sources[is_low[view.sources] & infer[view.targets]]).tolist()
+    for vertex in np.unique(view.sources[is_low[view.targets]]).tolist():
+        if results[vertex]:
+            give(vertex)
+    while pending:
+        vertex = pending.pop()
+        for reader in edges.successors[vertex]:
+            if low[reader]:
+                continue
+            if low[vertex] and follows[reader]:
+                join(reader, Reason.CLEAR_FLOOD)
+            elif infer[reader] and _reads_mostly(canvas, given, reader):
+                join(reader, Reason.AFTER_ALLOW)
+            elif passes[reader] and not given[reader]:
+                give(reader)
+        for maker in edges.predecessors[vertex] if low[vertex] else ():
+            if follows[maker] and not low[maker]:
+                join(maker, Reason.CLEAR_FLOOD)
+            elif results[maker] and not given[maker]:
+                give(maker)
+    return sorted(joined)
+
+
+def _reads_mostly(canvas: Canvas, given: bytearray, vertex: int) -> bool:
+    """Whether an infer vertex joins, by which of its operands are given in the target dtype."""
+    op_of, inputs = canvas.view.op_of, canvas.edges.predecessors[vertex]
+    makers = [v for v in inputs if op_of(v) not in _STORED]
+    low = sum(given[v] for v in makers)
+    return (
+        0 < len(makers) <= 2 * low
+        and not any(canvas.denied[v] for v in makers)
+        and canvas.is_permitted(vertex)
+    )
+
+
+def erase_useless(canvas: Canvas, joined: Sequence[int]) -> None:
+    """Takes the colour from those of some vertices that save no Cast.
+
+    Args:
+        canvas: the painting.
+        joined: the vertices.
+    """
+    low, producers, new = canvas.low, canvas.edges.predecessors, frozenset(joined)
+    pending = list(joined)
     while pending:
         vertex = pending.pop()
         if low[vertex] and _saved_casts(canvas, vertex) <= 0:
             canvas.erase((vertex,), Reason.NO_ALLOW_NEAR)
             neighbours = (*producers[vertex], *canvas.edges.successors[vertex])
-            pending.extend(v for v in neighbours if new[v])
-
-
-def _reads_mostly_low(canvas: Canvas, vertex: int) -> bool:
-    op_of, inputs = canvas.view.op_of, canvas.edges.predecessors[vertex]
-    makers = [v for v in inputs if op_of(v) not in _STORED]
-    low = sum(canvas.low[v] for v in makers)
-    return 0 < len(makers) <= 2 * low and not any(canvas.denied[v] for v in makers)
+            pending.extend(v for v in neighbours if v in new)
 
 
 def _saved_casts(canvas: Canvas, vertex: int) -> int:
@@ -162,26 +217,28 @@ def _saved_casts(canvas: Canvas, vertex: int) -> int:
     return saved
 
 
-def flood_clear(canvas: Canvas, origins: list[int] | None = None) -> None:
-    """Clear ops joined to a converted op, either way, go low.
+def flood_clear(canvas: Canvas) -> None:
+    """Clear ops joined to a converted op, either way, go low."""
+    low = np.frombuffer(bytes(canvas.low), bool)
+    roots = canvas.where(low & canvas.eligible)
+    enter = _may_follow(canvas)
+    flooded = canvas.edges.reach(roots, enter.tobytes(), forward=True, backward=True)
+    canvas.paint(canvas.where(np.frombuffer(flooded, np.uint8)), Reason.CLEAR_FLOOD)
 
-    Args:
-        canvas: the painting.
-        origins: the converted vertices to start from; all where None.
-    """
+
+def _may_follow(canvas: Canvas) -> np.ndarray:
+    """The clear vertices that go low where a neighbour does; bool [vertices]."""
     view = canvas.view
     denied = np.frombuffer(bytes(canvas.denied), bool)
     low = np.frombuffer(bytes(canvas.low), bool)
-    roots = canvas.where(low & canvas.eligible) if origins is None else origins
-    enter = canvas.with_kernel((canvas.listed == CLEAR) & canvas.eligible & ~denied & ~low)
+    found = canvas.with_kernel((canvas.listed == CLEAR) & canvas.eligible & ~denied & ~low)
     for number in ref_variable_readers(view):
         first = view.base[number]
         for vertex in range(first, first + len(view.layout(number).slots)):
-            if enter[vertex]:
-                enter[vertex] = False
+            if found[vertex]:
+                found[vertex] = False
                 canvas.why[vertex] = Reason.READS_VARIABLE
-    flooded = canvas.edges.reach(roots, enter.tobytes(), forward=True, backward=True)
-    canvas.paint(canvas.where(np.frombuffer(flooded, np.uint8)), Reason.CLEAR_FLOOD)
+    return found
 
 
 def erase_unsupported(canvas: Canvas) -> None:

@@ -36,6 +36,7 @@ class Reason(enum.IntEnum):
     RUNS_FUNCTION = 33
     SLOWER_HERE = 34
     INSIDE_UNIT = 35
+    MOVES_MORE = 36
 
     @property
     def converts(self) -> bool:
@@ -74,4 +75,5 @@ _TEXT = {
     Reason.RUNS_FUNCTION: "runs a function, whose signature is float32",
     Reason.INSIDE_UNIT: "inside a unit, which computes in float32",
     Reason.SLOWER_HERE: "slower in the target dtype on this device, casts included",
+    Reason.MOVES_MORE: "moves more bytes in the target dtype, casts included",
 }

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 from tensorflow.core.framework import graph_pb2, op_def_pb2, types_pb2
 
-from graph_passes import batch_norm, cost_rule, painting, recurrences, tensor_lists
+from graph_passes import batch_norm, cast_cut, cost_rule, painting, recurrences, tensor_lists
 from graph_passes.application import Applied, apply_plan
 from graph_passes.bounded_rsqrt import release_bounded_rsqrts
 from graph_passes.call_graph import Graph, Library, Region
@@ -69,11 +69,15 @@ def paint(
     painting.paint_infer_after_allow(canvas)
     painting.flood_clear(canvas)
     if not config.parity:
-        painting.paint_infer_after_clear(canvas)
+        joined = painting.paint_infer_after_clear(canvas, behind_units=cast_cut.is_in_force(config))
+        if not cast_cut.is_in_force(config):
+            painting.erase_useless(canvas, joined)
     painting.erase_unsupported(canvas)
     tensor_lists.match_cluster_colours(canvas, clusters)
     recurrences.match_loop_edges(canvas)
-    if config.has_rule("cost"):
+    if cast_cut.is_in_force(config):
+        cast_cut.place_casts(canvas, clusters)
+    elif config.has_rule("cost"):
         cost_rule.keep_fast_ones(canvas, clusters)
     painting.match_existing_casts(canvas)
     if config.has_rule("constant-folding"):

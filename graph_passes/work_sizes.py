@@ -10,6 +10,9 @@ from graph_passes.view import FLOAT, GraphView, Shape
 UNKNOWN_DIMENSION = 32
 """What counts for a dimension that is not known, nearly always the batch."""
 
+UNKNOWN_ELEMENTS = 1 << 18
+"""What counts for a tensor whose shape is not known: neither in a cache nor large."""
+
 # Op of a convolution -> the axes of its filter.
 _CONVOLUTIONS = {
     **{
@@ -34,11 +37,15 @@ class WorkSizes:
         """The number of elements of a tensor, None where its shape is not known."""
         shape = self._shape(tensor)
         if shape is None or None in shape:
-            # A dimension of unknown size may be what a Reshape made of several known ones.
             number = self._view.index[self._view.split(tensor)[0]]
-            if self._view.kind(number).op == "Reshape":
+            before = None
+            if number in self._view.aliases:
+                call, port = self._view.aliases[number]
+                before = self.elements(self._view.nodes[call].input[port])
+            elif self._view.kind(number).op == "Reshape":
+                # A dimension of unknown size may be what a Reshape made of several known ones.
                 before = self.elements(self._view.nodes[number].input[0])
-                return _elements(shape) if before is None else before
+            return _elements(shape) if before is None else before
         return _elements(shape)
 
     def variant(self, number: int) -> str:
@@ -54,14 +61,14 @@ class WorkSizes:
         made = self._output(number)
         if made is None:
             return ""
-        read = [self._shape(name) for name in self._inputs(number)]
+        read = [self._shape(name) for name in self.read(number)]
         return BROADCAST if any(shape not in (None, made) for shape in read) else ""
 
     def size(self, number: int, cost: OpCost) -> int | None:
         """The size of a node's work as its costs count it, None where it is not known."""
         if cost.measure == "flops":
             return self._flops(number)
-        known = [self.elements(name) for name in self._inputs(number)]
+        known = [self.elements(name) for name in self.read(number)]
         sizes = [size for size in (*known, _elements(self._output(number))) if size is not None]
         return max(sizes, default=None)
 
@@ -76,7 +83,7 @@ class WorkSizes:
         if op == "Einsum":
             return self._einsum_flops(number)
         # A matrix product: every element made is a sum over one axis of the first factor.
-        names = self._inputs(number)
+        names = self.read(number)
         left = self._shape(names[0]) if names else None
         made = _elements(self._output(number))
         if left is None or len(left) < 2 or made is None:
@@ -91,7 +98,7 @@ class WorkSizes:
         equation = self._view.nodes[number].attr["equation"].s.decode()
         lengths: dict[str, int] = {}
         for name, axes in zip(
-            self._inputs(number), equation.partition("->")[0].split(","), strict=True
+            self.read(number), equation.partition("->")[0].split(","), strict=True
         ):
             shape = self._shape(name)
             if shape is None or "." in axes:
@@ -111,7 +118,7 @@ class WorkSizes:
 
     def _filter(self, number: int) -> tuple[int, ...] | None:
         """The shape of a convolution's filter."""
-        op, names = self._view.kind(number).op, self._inputs(number)
+        op, names = self._view.kind(number).op, self.read(number)
         if op.endswith(_TO_FILTER):
             shape = self._output(number)
         else:
@@ -123,10 +130,10 @@ class WorkSizes:
     def _windows(self, number: int) -> int | None:
         """The elements of a convolution's result, or of the gradient of it."""
         if self._view.kind(number).op.endswith((*_TO_INPUT, *_TO_FILTER)):
-            return self.elements(self._inputs(number)[-1])
+            return self.elements(self.read(number)[-1])
         return _elements(self._output(number))
 
-    def _inputs(self, number: int) -> list[str]:
+    def read(self, number: int) -> list[str]:
         """The float32 tensors that a node reads."""
         found = self._read.get(number)
         if found is None:
@@ -137,6 +144,15 @@ class WorkSizes:
                 name for name, slot in zip(names, slots, strict=True) if dtypes[slot] == FLOAT
             ]
         return found
+
+    def written(self, number: int) -> list[str]:
+        """The float32 tensors that a node makes."""
+        kind, name = self._view.kind(number), self._view.nodes[number].name
+        return [
+            f"{name}:{port}" if port else name
+            for port, slot in enumerate(kind.layout.out_slots)
+            if kind.dtypes[slot] == FLOAT
+        ]
 
     def _output(self, number: int) -> Shape | None:
         return self._shape(self._view.nodes[number].name)

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.core.framework import (
     attr_value_pb2,
     function_pb2,
@@ -36,8 +37,22 @@ from tensorflow.core.framework import (
 )
 from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
 
+from graph_passes.view import Shape, Shapes
+
 REFERENCE = 100
 """A reference to a variable has the variable's dtype plus this."""
+
+
+def inferred_shapes(graph_def: graph_pb2.GraphDef) -> Shapes:
+    """The shapes that TensorFlow infers."""
+    with tf.Graph().as_default() as imported:
+        tf.graph_util.import_graph_def(graph_def, name="")
+
+    def shapes(name: str) -> tuple[Shape | None, ...]:
+        outputs = imported.get_operation_by_name(name).outputs
+        return tuple(None if o.shape.rank is None else tuple(o.shape.as_list()) for o in outputs)
+
+    return shapes
 
 
 def graph(text: str) -> graph_pb2.GraphDef:

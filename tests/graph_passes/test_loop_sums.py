@@ -20,8 +20,10 @@ from graph_passes import PrecisionConfig, rewrite_function_def, rewrite_graph_de
 from graph_passes.patterns.ones_product import FEW_ELEMENTS
 
 RULE = "loop-gradient-sums"
-CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
-OFF = PrecisionConfig(target_dtype="bfloat16", device="CPU", disabled_rules=frozenset((RULE,)))
+# Graphs as small as these are not worth their Casts.
+PAINTED = frozenset(("cast-cut",))
+CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU", disabled_rules=PAINTED)
+OFF = PrecisionConfig(target_dtype="bfloat16", device="CPU", disabled_rules=PAINTED | {RULE})
 FUSED = PrecisionConfig(target_dtype="bfloat16", device="CPU", fused=True)
 PARITY = PrecisionConfig(target_dtype="bfloat16", device="CPU", parity=True)
 GPU = PrecisionConfig(target_dtype="float16", device="GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -164,9 +165,11 @@ def test_without_the_rule_a_difference_is_rounded():
     """The tables can fail: labels near 100 are rounded by up to a quarter in bfloat16."""
     traced = trace_step(*LOSSES["absolute, keras"])
     inputs = exact_inputs("values")
+    # A network this small is not worth the Casts, either.
+    without = dataclasses.replace(_without(CPU), disabled_rules=WITHOUT | {"cast-cut"})
     (expected, *_), (found, *_) = (
         traced.run(graph, *inputs)
-        for graph in (traced.graph_def, traced.rewrite(_without(CPU)).graph_def)
+        for graph in (traced.graph_def, traced.rewrite(without).graph_def)
     )
     assert abs(found / expected - 1) > 1e-3
 

@@ -10,9 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_passes import min_cut
-from graph_passes.min_cut import FLOAT32, LOW, Link, cheapest_colours, total_cost
+from graph_passes.min_cut import FLOAT32, LOW, Link, LinkTable, total_cost
 
 Problem = tuple[list[int], list[Link]]
+
+
+def cheapest_colours(gains: list[int], links: list[Link]) -> list[int]:
+    colours, skipped = min_cut.cheapest_colours(gains, LinkTable.of(links))
+    assert not skipped
+    return colours.tolist()
 
 
 @st.composite
@@ -48,8 +54,7 @@ def test_the_colouring_is_the_best_one(problem: Problem) -> None:
 @given(problems())
 def test_the_flow_alone_finds_the_same(problem: Problem) -> None:
     gains, links = problem
-    colours = [FLOAT32, LOW, *[-1] * (len(gains) - 2)]
-    assert min_cut._cut(gains, links, colours)
+    colours, _ = min_cut._cut(gains, LinkTable.of(links), 10000)
     assert colours == _best(gains, links)
 
 
@@ -69,8 +74,6 @@ def test_the_order_of_variables_and_links_does_not_matter(
     random_.shuffle(shuffled)
     moved = cheapest_colours([0, 0, *(gains[old] for old in order)], shuffled)
     plain = cheapest_colours(gains, links)
-    assert moved is not None
-    assert plain is not None
     assert [moved[new[variable]] for variable in range(len(gains))] == plain
 
 
@@ -96,9 +99,26 @@ def test_a_cast_moves_to_where_fewer_bytes_pass() -> None:
     assert cheapest_colours([0, 0, 0, 0], chain) == [0, 1, 0, 1]
 
 
-def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    gains = [0, 0, 3, -3]
-    links = [Link(2, (3,), 2, 2), Link(3, (2,), 2, 2)]
-    assert cheapest_colours(gains, links) is not None
-    monkeypatch.setattr(min_cut, "_WORK_PER_ARC", 0)
-    assert cheapest_colours(gains, links) is None
+def test_parts_that_are_alike_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved = []
+    real = min_cut._cut
+    monkeypatch.setattr(min_cut, "_cut", lambda *args: solved.append(args) or real(*args))
+    # Two variables that agree best, many times over, and once with another price.
+    gains, links = [0, 0], []
+    for price in (5, 5, 5, 6):
+        gains += [4, -3]
+        first = len(gains) - 2
+        links += [Link(first, (first + 1,), price, price), Link(0, (first,), 2, 2)]
+    assert cheapest_colours(gains, links) == _best(gains, links)
+    assert len(solved) == 2
+
+
+def test_parts_that_take_too_long_stay_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first two are clear cases: they need no flow.
+    gains = [0, 0, 3, -3, 4, -5]
+    links = [Link(4, (5,), 9, 9), Link(5, (4,), 9, 9)]
+    assert cheapest_colours(gains, links) == [0, 1, 1, 0, 0, 0]
+    monkeypatch.setattr(min_cut, "_WORK_PER_END", 0)
+    colours, skipped = min_cut.cheapest_colours(gains, LinkTable.of(links))
+    assert colours.tolist() == [0, 1, 1, 0, 1, 1]
+    assert skipped == 2

@@ -19,7 +19,9 @@ from tf_amp.hosts.function_shapes import static_shapes
 
 FLOAT = tf.float32.as_datatype_enum
 BFLOAT16 = tf.bfloat16.as_datatype_enum
-CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
+# Graphs as small as these are not worth their Casts.
+PAINTED = frozenset(("cast-cut",))
+CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU", disabled_rules=PAINTED)
 GPU = PrecisionConfig(target_dtype="float16", device="GPU")
 
 

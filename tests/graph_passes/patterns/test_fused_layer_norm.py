@@ -14,7 +14,9 @@ from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.patterns.units import Fusion, find_units
 from graph_passes.view import view_graph
 
-GPU = PrecisionConfig(target_dtype="float16", device="GPU")
+# Graphs as small as these are not worth their Casts.
+PAINTED = frozenset(("cast-cut",))
+GPU = PrecisionConfig(target_dtype="float16", device="GPU", disabled_rules=PAINTED)
 FUSABLE = [name for name in NORMS if name.startswith("layer") and name != "layer, centred"]
 
 

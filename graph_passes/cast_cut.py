@@ -1,0 +1,97 @@
+"""Casts where they move the fewest bytes, for devices of which no measured table exists.
+
+Painting gives colours first come, first served: what touches a converted op goes low, however large
+the tensors are that must be cast behind it. Here the same vertices are weighed: a Cast moves what
+it reads and writes, and an op that is bound by memory, as all element-wise ones are, moves half as
+much in the target dtype. The cheapest colouring is a minimum cut (`min_cut`).
+
+No vertex goes low that painting has not painted, so what is numerically safe is decided there.
+Taking a colour away only makes values more accurate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from graph_passes.canvas import ALLOW, Canvas
+from graph_passes.config import PrecisionConfig
+from graph_passes.cut_problem import keep_cheap_ones
+from graph_passes.reasons import Reason
+from graph_passes.work_sizes import UNKNOWN_ELEMENTS, WorkSizes
+
+CAST_START = {"GPU": 1 << 22, "CPU": 1 << 19}
+"""What a Cast costs before it moves a byte, in bytes: what the device moves in the few microseconds
+that it takes to start a kernel."""
+
+_SAVED = 2  # bytes an element, where four become two
+_CAST = 6  # bytes an element: four on one side, two on the other
+
+_MOVES_NOTHING = frozenset(
+    (
+        "Enter",
+        "Exit",
+        "ExpandDims",
+        "Identity",
+        "IdentityN",
+        "Merge",
+        "NextIteration",
+        "PreventGradient",
+        "Rank",
+        "Reshape",
+        "Shape",
+        "ShapeN",
+        "Size",
+        "Squeeze",
+        "StopGradient",
+        "Switch",
+    )
+)
+_READS_WHAT_IT_WRITES = frozenset(
+    ("Gather", "GatherNd", "GatherV2", "ResourceGather", "Slice", "StridedSlice")
+)
+
+
+def is_in_force(config: PrecisionConfig) -> bool:
+    """Whether bytes decide where Casts are: no rule that knows the times does."""
+    has_times = config.cost_table is not None and config.has_rule("cost")
+    return config.has_rule("cast-cut") and not has_times and config.level != "UNSAFE_FORCE_ALL"
+
+
+def place_casts(canvas: Canvas, clusters: Iterable[Sequence[int]] = ()) -> None:
+    """Takes the colour from vertices that move more bytes for having it, Casts included.
+
+    Args:
+        canvas: the painting.
+        clusters: groups of vertices that share a tensor list, each of one colour.
+    """
+    keep_cheap_ones(canvas, _Bytes(canvas), clusters, Reason.MOVES_MORE)
+
+
+class _Bytes:
+    """Prices in bytes moved."""
+
+    def __init__(self, canvas: Canvas) -> None:
+        self._view = canvas.view
+        self._sizes = WorkSizes(canvas.view)
+        self._start = CAST_START[canvas.config.device]
+
+    def gain(self, number: int, listed: int) -> int | None:
+        """The bytes that a node moves less for being low; None on the allow list."""
+        if listed == ALLOW:
+            return None
+        kind = self._view.kind(number)
+        if kind.op in _MOVES_NOTHING or kind.op_type is None or kind.op_type.runs_functions:
+            return 0
+        written = sum(map(self._elements, self._sizes.written(number)))
+        if kind.op in _READS_WHAT_IT_WRITES:
+            return _SAVED * 2 * written
+        return _SAVED * (written + sum(map(self._elements, self._sizes.read(number))))
+
+    def casts(self, tensor: str) -> tuple[int, int]:
+        """The bytes that a Cast moves, the same in both directions."""
+        price = self._start + _CAST * self._elements(tensor)
+        return price, price
+
+    def _elements(self, tensor: str) -> int:
+        elements = self._sizes.elements(tensor)
+        return UNKNOWN_ELEMENTS if elements is None else elements
