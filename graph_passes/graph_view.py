@@ -150,14 +150,28 @@ class GraphView:
 
     def of_kind(self, fits: Callable[[Kind], bool]) -> list[int]:
         """The nodes whose kind fits, in order."""
-        table = list(map(fits, self.kinds))
-        if True not in table:
-            return []
-        return np.flatnonzero(np.array(table)[np.asarray(self.kind_of)]).tolist()  # type: ignore[no-any-return]
+        return self._with_kind([number for number, kind in enumerate(self.kinds) if fits(kind)])
 
     def of_op(self, *ops: str) -> list[int]:
         """The nodes whose op type has one of the names, in order."""
-        return self.of_kind(lambda kind: kind.op_type is not None and kind.op_type.name in ops)
+        return self._with_kind([number for op in ops for number in self._kinds_of_op.get(op, ())])
+
+    def _with_kind(self, numbers: list[int]) -> list[int]:
+        """The nodes that have one of some kinds, in order."""
+        if not numbers:
+            return []
+        table = np.zeros(len(self.kinds), bool)
+        table[numbers] = True
+        return np.flatnonzero(table[np.asarray(self.kind_of)]).tolist()  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def _kinds_of_op(self) -> dict[str, list[int]]:
+        """Name of an op type -> the numbers of its kinds."""
+        found: dict[str, list[int]] = {}
+        for number, kind in enumerate(self.kinds):
+            if kind.op_type is not None:
+                found.setdefault(kind.op_type.name, []).append(number)
+        return found
 
     def per_slot(self, values: Callable[[Kind], Sequence[Any]], dtype: type) -> np.ndarray:
         """A value for each vertex that depends on its node's kind alone.

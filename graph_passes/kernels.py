@@ -100,10 +100,7 @@ class KernelSupport:
             kind: the kind.
             position: of the slot in the kind's layout.
         """
-        slot = kind.layout.slots[position]
-        if kind.op_type is None or not slot.attr:
-            return False
-        return self._has(kind.op_type, slot, kind.layout.slots, kind.dtypes)
+        return _supports(self, kind, position)
 
     def _has(
         self, op_type: OpType, slot: Slot, slots: Sequence[Slot], dtypes: Sequence[int]
@@ -149,6 +146,14 @@ class KernelSupport:
             for slot, dtype in zip(slots, dtypes, strict=True)
             if slot.attr == name
         ) or frozenset((types_pb2.DT_INVALID,))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _supports(support: KernelSupport, kind: Kind, position: int) -> bool:
+    slot = kind.layout.slots[position]
+    if kind.op_type is None or not slot.attr:
+        return False
+    return support._has(kind.op_type, slot, kind.layout.slots, kind.dtypes)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from tensorflow.core.framework import (
@@ -50,6 +50,7 @@ class CallerEdit:
         self.shapes: dict[str, tuple[Shape | None, ...]] = {}
         self._by_name = {node.name: node for node in self.nodes}
         self._taken = set(self._by_name)
+        self._added: set[str] = set()
         if self.is_function:
             self._taken |= names_in(self.graph)  # type: ignore[arg-type]
 
@@ -69,6 +70,7 @@ class CallerEdit:
         """Adds a node under a free name like the one given."""
         name = free_name(name, self._taken)
         self._taken.add(name)
+        self._added.add(name)
         node = self._by_name[name] = self.nodes.add(  # type: ignore[attr-defined]
             name=name, op=op, device=device, input=inputs
         )
@@ -91,18 +93,20 @@ class CallerEdit:
             return f"{node.name}:{port}" if port else node.name
         return _output(node, port)
 
-    def redirect(self, old: str, new: str, spare: Collection[str]) -> None:
-        """Lets all readers of a tensor but some read another."""
-        names = {old, f"{old}:0"} if not self.is_function else {old}
+    def redirect(self, tensors: Mapping[str, str]) -> None:
+        """Lets all readers of some tensors, but for the nodes added, read others."""
+        read_as = dict(tensors)
+        if not self.is_function:
+            read_as.update((f"{old}:0", new) for old, new in tensors.items())
         for node in self.nodes:
-            read = node.input[:]  # a list: most nodes read none of the names
-            if names.isdisjoint(read) or node.name in spare:
-                continue
-            node.input[:] = [new if tensor in names else tensor for tensor in read]
+            read = node.input[:]  # a list: most nodes read none of them
+            if not read_as.keys().isdisjoint(read) and node.name not in self._added:
+                node.input[:] = [read_as.get(tensor, tensor) for tensor in read]
         if self.is_function:
             ret = self.graph.ret  # type: ignore[union-attr]
-            for result in [name for name, tensor in ret.items() if tensor in names]:
-                ret[result] = new
+            for result, tensor in list(ret.items()):
+                if tensor in read_as:
+                    ret[result] = read_as[tensor]
 
     def is_zero(self, tensor: str) -> bool:
         """Whether a tensor is certain to be all zeros."""
@@ -134,6 +138,7 @@ class LoopEdit:
 
     def move(self, sums: Sequence[LoopSum]) -> None:
         """Moves sums to the caller."""
+        moved: dict[str, str] = {}  # what the loop gave -> the sum behind it
         for each in sums:
             totals = []
             for term in each.terms:
@@ -148,7 +153,9 @@ class LoopEdit:
                     node.attr["transpose_a"].b = True
                     node.attr["transpose_b"].b = False
                 totals.append(self.caller.output(node))
-            self._add_up(each, totals)
+            ended = self.caller.output(self.caller.node(self.name), each.position)
+            moved[ended] = self._add_up(each, ended, totals)
+        self.caller.redirect(moved)
         self._leave_out(sums)
 
     def _inner(self, name: str) -> str:
@@ -193,22 +200,18 @@ class LoopEdit:
             attrs = function.arg_attr[len(function.signature.input_arg) - 1]
             attrs.attr["_output_shapes"].CopyFrom(shape)
 
-    def _add_up(self, each: LoopSum, totals: list[str]) -> None:
-        """Adds what the sum was before the loop, and gives the readers of the sum the result."""
+    def _add_up(self, each: LoopSum, ended: str, totals: list[str]) -> str:
+        """Adds what the sum was before the loop, which `ended` is now; returns the tensor."""
         caller = self.caller
-        loop = caller.node(self.name)
-        ended, device = caller.output(loop, each.position), each.terms[0].device
-        spare = set()
-        if not caller.is_zero(loop.input[each.position]):
+        if not caller.is_zero(caller.node(self.name).input[each.position]):
             totals = [ended, *totals]
-        if len(totals) > 1:
-            node = caller.add(
-                "AddN", self._inner("total"), totals, device, {"T": FLOAT}, each.shape
-            )
-            node.attr["N"].i = len(totals)
-            spare.add(node.name)
-            totals = [caller.output(node)]
-        caller.redirect(ended, totals[0], spare)
+        if len(totals) == 1:
+            return totals[0]
+        node = caller.add(
+            "AddN", self._inner("total"), totals, each.terms[0].device, {"T": FLOAT}, each.shape
+        )
+        node.attr["N"].i = len(totals)
+        return caller.output(node)
 
     def _leave_out(self, sums: Sequence[LoopSum]) -> None:
         """Takes the sums and their terms out of the body."""

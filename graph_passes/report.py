@@ -98,8 +98,8 @@ class Report:
         low, why = np.frombuffer(canvas.low, bool), np.frombuffer(canvas.why, np.uint8)
 
         def nodes(mask: np.ndarray) -> int:
-            # Vertices are in the order of their nodes.
-            return int(np.count_nonzero(np.diff(owners[mask], prepend=-2)))
+            found = owners[mask]  # in the order of the nodes
+            return min(len(found), 1) + int(np.count_nonzero(found[1:] != found[:-1]))
 
         candidates = canvas.eligible & canvas.view.is_float
         self.eligible_nodes = nodes(candidates)
