@@ -144,7 +144,7 @@ class _ForwardSearch(Search):
             images = self._images(x, axes, (centre, sides[0]))
             if epsilon < self._least_epsilon:
                 raise NoMatchError(f"epsilon {epsilon:g} is below {self._least_epsilon:g}")
-            self._require_closed(output)
+            self.require_closed(self._preserve, output)
             images.require_known(filled=gamma is None or beta is None)
         except NoMatchError as miss:
             obstacle = str(miss)
@@ -223,25 +223,6 @@ class _ForwardSearch(Search):
                 tensors.append(self.name(squeeze))
             self.inside.add(squeeze)
         return tuple(tensors)
-
-    def _require_closed(self, output: int) -> None:
-        """Nothing outside may read, fetch or depend on what will no longer be computed."""
-        m = self.m
-        ends = self.ends | {output}
-        for number in self.inside | self.replaced | {output}:
-            if m.node(number).name in self._preserve:
-                raise NoMatchError(f"{m.node(number).name!r} is to be preserved")
-        for number in self.inside:
-            if m.op(number) == "Squeeze":
-                continue  # the stored statistics, which the fused op makes as well
-            for reader in m.readers(number):
-                if reader in self.inside or reader in ends or m.op(reader) in ("Shape", "ShapeN"):
-                    continue
-                if m.op(number) in SHAPERS and m.op(reader) in SHAPERS:
-                    continue
-                raise NoMatchError(
-                    f"{m.node(reader).name!r} outside the unit reads {m.node(number).name!r}"
-                )
 
     def _images(self, x: str, axes: list[int], statistics: tuple[str, ...]) -> Images:
         """The layout of x, from its static shape or from the stored shape of a statistic."""

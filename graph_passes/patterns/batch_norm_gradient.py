@@ -6,8 +6,9 @@ Automatic differentiation makes of the forward half, with dy flowing in:
     d_gamma = d_scale * rsqrt               dv      = RsqrtGrad(rsqrt, d_scale * gamma)
     dx      = dy * scale + spread(-d_beta * scale) / n + 2 * spread(dv) / n * (x - mean)
 
-Without a scale, `dv = RsqrtGrad(rsqrt, d_scale)`. Without an offset the mean is negated before it
-is multiplied, and so is its gradient: `-(Sum(dy) * scale)` and `Sum(dy) * -mean`.
+Of stored statistics, dx is the first term alone. Without a scale, `dv = RsqrtGrad(rsqrt, d_scale)`.
+Without an offset the mean is negated before it is multiplied, and so is its gradient:
+`-(Sum(dy) * scale)` and `Sum(dy) * -mean`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Gradient:
     Attributes:
         dy: tensor, the gradient with regard to y.
         dx_sum: node that sums what flows back to x; None where nothing asks for it.
-        dx_terms: the tensors of that sum that belong to this unit.
+        dx_terms: the tensors of that sum that belong to this unit; none where all of it does.
         d_gamma: tensor, the gradient with regard to gamma; None where nothing asks for it.
         d_beta: tensor, the gradient with regard to beta; None where there is no beta.
     """
@@ -48,7 +49,7 @@ class GradientSearch:
         search: the state of the search; receives the nodes of the gradient.
         x: tensor, the input.
         gamma: tensor, the stored scale; None where there is none.
-        mean: node that makes the mean.
+        mean: node that makes the mean; None where the statistics are stored.
         rsqrt: node that makes the inverse deviation.
         scale: node that makes rsqrt * gamma.
         centre: tensor that the scale multiplies in the offset, the mean or its negative.
@@ -61,7 +62,7 @@ class GradientSearch:
         x: str,
         gamma: str | None,
         *,
-        mean: int,
+        mean: int | None,
         rsqrt: int,
         scale: int,
         centre: str,
@@ -113,8 +114,11 @@ class GradientSearch:
         d_gamma, into_rsqrt = self._scale_gradient(d_scale)
         dx_sum: int | None = None
         terms: tuple[str, ...] = ()
-        if direct is not None:
+        if self._mean is None:
+            dx_sum = direct
+        elif direct is not None:
             dx_sum, terms = self._input_gradient(direct, to_mean, into_rsqrt)
+        if dx_sum is not None:
             s.ends.add(dx_sum)
         s.inside.update((flowing, to_mean, to_scale, x_sum, d_scale, into_rsqrt, weighted))
         s.open.add(dy_sum)

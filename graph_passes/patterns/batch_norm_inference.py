@@ -3,9 +3,9 @@
     scale = Rsqrt(variance + epsilon) * gamma        y = x * scale + (beta - mean * scale)
 
 of any rank and layout becomes one FusedBatchNormV3, or goes into the convolution before it
-(`folded_batch_norm`) where that is faster: in bfloat16 on a CPU. gamma or beta may be missing. Of a
-layer that is frozen while others are trained the forward half alone is replaced; the gradient reads
-what it read before.
+(`folded_batch_norm`) where that is faster: in bfloat16 on a CPU. gamma or beta may be missing. So
+does the gradient with channels last, whose sums over x * dy cancel; else it is a unit in float32.
+That of a layer which is frozen while others are trained has no such sums, and stays as it is.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
+from graph_passes.patterns.batch_norm_gradient import Gradient, GradientSearch
 from graph_passes.patterns.edits import GraphEdits, NearMiss
+from graph_passes.patterns.float32_units import Float32Unit
 from graph_passes.patterns.folded_batch_norm import (
     Convolution,
     find_convolution,
     fold_batch_norm,
 )
+from graph_passes.patterns.fused_batch_norm import BACKWARD, RULE, may_round, redirect_gradients
+from graph_passes.patterns.fused_batch_norm import FORWARD as OP
 from graph_passes.patterns.images import Images
 from graph_passes.patterns.matching import Matcher, NoMatchError
-from graph_passes.patterns.search import ADDS, PARAMETERS
+from graph_passes.patterns.search import ADDS, PARAMETERS, Search
 from graph_passes.view import FLOAT, GraphView
 
-OP = "FusedBatchNormV3"
 _STORED = (*PARAMETERS, "Const", "Placeholder")
 
 
@@ -42,6 +45,7 @@ class StoredBatchNorm:
         beta: tensor [channels], None where there is no offset.
         epsilon: what is added to the variance.
         output: node that makes y.
+        rsqrt: node that makes the inverse deviation.
         scale: tensor of Rsqrt(variance + epsilon) * gamma.
         offset: tensor of beta - mean * scale.
         behind: how many axes of x are behind that of the channels.
@@ -54,14 +58,20 @@ class StoredBatchNorm:
     beta: str | None = None
     epsilon: float
     output: int
+    rsqrt: int
     scale: str
     offset: str
     behind: int
 
 
 def fuse_stored_batch_norms(
-    edits: GraphEdits, preserve: Collection[str], *, least_epsilon: float, fold: bool
-) -> None:
+    edits: GraphEdits,
+    preserve: Collection[str],
+    *,
+    least_epsilon: float,
+    fold: bool,
+    products: Collection[str],
+) -> list[Float32Unit]:
     """Replaces each recognized batch normalization with stored statistics by one op.
 
     Args:
@@ -69,17 +79,23 @@ def fuse_stored_batch_norms(
         least_epsilon: the smallest that the kernels of the device take.
         fold: whether one behind a convolution may be folded into that.
         preserve: names of nodes that must stay.
+        products: the ops of the allow list.
+
+    Returns:
+        The gradients that no fused op can stand for.
     """
     matcher = edits.matcher
+    left: list[Float32Unit] = []
     for number in edits.view.of_op("Rsqrt"):
         name = matcher.node(number).name
         try:
             unit = _find(matcher, number)
             if unit is not None:
                 convolution = find_convolution(matcher, unit.x, preserve) if fold else None
-                _replace(edits, unit, preserve, convolution, least_epsilon)
+                _replace(edits, unit, preserve, convolution, least_epsilon, products, left)
         except NoMatchError as miss:
             edits.misses.append(NearMiss(name, str(miss)))
+    return left
 
 
 def _find(m: Matcher, rsqrt: int) -> StoredBatchNorm | None:
@@ -109,6 +125,7 @@ def _find(m: Matcher, rsqrt: int) -> StoredBatchNorm | None:
                 variance=variance,
                 epsilon=float(value.flat[0]),
                 output=output,
+                rsqrt=rsqrt,
                 scale=m.output(scale),
                 offset=m.output(offset),
                 behind=_axes_behind(m, root),
@@ -176,6 +193,8 @@ def _replace(
     preserve: Collection[str],
     convolution: Convolution | None,
     least_epsilon: float,
+    products: Collection[str],
+    left: list[Float32Unit],
 ) -> None:
     view = edits.view
     output = view.nodes[unit.output]
@@ -190,8 +209,14 @@ def _replace(
         if unit.epsilon < least_epsilon:
             raise NoMatchError(f"epsilon {unit.epsilon:g} is below {least_epsilon:g}")
         images.require_known(filled=True)
-        _fuse(edits, unit, images)
-    edits.units.append(f"batch-norm: {output.name}")
+        found = _find_gradient(edits.matcher, unit, preserve)
+        may_fuse = images.data_format == "NHWC"  # the op takes no other with stored statistics
+        if found is None or (may_fuse and may_round(edits.matcher, unit.x, found[0], products)):
+            _fuse(edits, unit, images, None if found is None else found[0])
+        else:
+            _fuse(edits, unit, images, None)
+            left.append(Float32Unit(f"{RULE} in float32", unit.output, found[1]))
+    edits.units.append(f"{RULE}: {output.name}")
 
 
 def _images(view: GraphView, unit: StoredBatchNorm) -> Images:
@@ -206,7 +231,39 @@ def _images(view: GraphView, unit: StoredBatchNorm) -> Images:
     return Images((*shape[:axis], width, *shape[axis + 1 :]), axis)
 
 
-def _fuse(edits: GraphEdits, unit: StoredBatchNorm, images: Images) -> None:
+def _find_gradient(
+    m: Matcher, unit: StoredBatchNorm, preserve: Collection[str]
+) -> tuple[Gradient, frozenset[int]] | None:
+    """The gradient with its nodes, if that of the scale is in it."""
+    scale, offset = m.maker(unit.scale), m.maker(unit.offset)
+    product = m.maker(m.other_input(unit.output, unit.offset))
+    shift = offset if unit.beta is None else m.maker(m.tensor(offset, 1))
+    forward = {scale, offset, product, shift, *(m.makers(scale) if unit.gamma else ())}
+    search = Search(m)
+    search.inside |= forward
+    backward = GradientSearch(
+        search,
+        unit.x,
+        unit.gamma,
+        mean=None,
+        rsqrt=unit.rsqrt,
+        scale=scale,
+        centre=m.other_input(shift, unit.scale),
+        has_offset=unit.beta is not None,
+    )
+    try:
+        gradient = backward.find(product)
+        search.inside -= forward
+        search.require_closed(preserve)
+    except NoMatchError:
+        return None
+    nodes = search.inside | search.open | search.ends | search.replaced
+    return None if gradient is None else (gradient, frozenset(nodes))
+
+
+def _fuse(
+    edits: GraphEdits, unit: StoredBatchNorm, images: Images, gradient: Gradient | None
+) -> None:
     output = edits.view.nodes[unit.output]
     stem, device = f"{output.name}/{OP}", output.device
 
@@ -214,16 +271,18 @@ def _fuse(edits: GraphEdits, unit: StoredBatchNorm, images: Images) -> None:
         array = np.full(images.channels or 0, value, np.float32)
         return edits.add_constant(f"{stem}/{name}", array, device, unit.x)
 
-    inputs = (
-        images.enter(edits, f"{stem}/x", unit.x, device),
-        unit.gamma or filled("ones", 1.0),
-        unit.beta or filled("zeros", 0.0),
-        unit.mean,
-        unit.variance,
-    )
-    fused = edits.add(OP, stem, inputs, device, {"T": FLOAT, "U": FLOAT}, [images.sizes])
-    fused.attr["epsilon"].f = unit.epsilon
-    fused.attr["data_format"].s = images.data_format.encode()
-    fused.attr["is_training"].b = False
+    def add(op: str, name: str, inputs: tuple[str, ...]) -> None:
+        node = edits.add(op, name, inputs, device, {"T": FLOAT, "U": FLOAT}, [images.sizes])
+        node.attr["epsilon"].f = unit.epsilon
+        node.attr["data_format"].s = images.data_format.encode()
+        node.attr["is_training"].b = False
+
+    x, gamma = images.enter(edits, f"{stem}/x", unit.x, device), unit.gamma or filled("ones", 1.0)
+    add(OP, stem, (x, gamma, unit.beta or filled("zeros", 0.0), unit.mean, unit.variance))
     y = images.leave(edits, f"{stem}/y", edits.output(stem, OP), unit.x, device)
     edits.redirect[edits.output(output.name, output.op)] = y
+    if gradient is not None:
+        dy = images.enter(edits, f"{stem}/dy", gradient.dy, device)
+        name = f"{stem}Grad"
+        add(BACKWARD, name, (dy, x, gamma, unit.mean, unit.variance, unit.mean))
+        redirect_gradients(edits, gradient, images, name, unit.x)

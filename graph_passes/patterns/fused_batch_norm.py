@@ -21,11 +21,13 @@ from graph_passes.patterns.batch_norm_gradient import Gradient
 from graph_passes.patterns.edits import GraphEdits, NearMiss
 from graph_passes.patterns.float32_units import Float32Unit
 from graph_passes.patterns.images import Images
+from graph_passes.patterns.matching import Matcher
 from graph_passes.view import FLOAT
 
 RULE = "batch-norm"
 FORWARD = "FusedBatchNormV3"
 BACKWARD = "FusedBatchNormGradV3"
+_DATA = "the input is data, which must not be rounded before its mean is subtracted"
 
 
 def has_fused_kernels(support: KernelSupport) -> bool:
@@ -61,7 +63,9 @@ def fuse_batch_norms(
     left = []
     for unit in units:
         name = edits.view.nodes[unit.output].name
-        obstacle = unit.obstacle or _obstacle(edits, unit, products)
+        obstacle = unit.obstacle
+        if not may_round(edits.matcher, unit.x, unit.gradient, products):
+            obstacle = obstacle or _DATA
         if has_kernels and obstacle is None and unit.images is not None:
             _Emission(edits, unit, unit.images).emit()
             edits.take_shapes_of(unit.x, unit.nodes - {unit.output})
@@ -73,16 +77,48 @@ def fuse_batch_norms(
     return left
 
 
-def _obstacle(edits: GraphEdits, unit: BatchNorm, products: Collection[str]) -> str | None:
-    """Why the op of the gradient, which dy draws into the target dtype, must not draw x with it.
+def may_round(m: Matcher, x: str, gradient: Gradient | None, products: Collection[str]) -> bool:
+    """Whether the op of the gradient, which dy draws into the target dtype, may draw x with it.
 
     Data that comes with a mean far from 0 would lose in the rounding what the unit is to bring out.
+
+    Args:
+        m: reads the graph.
+        x: tensor, the input of the unit.
+        gradient: the gradient.
+        products: the ops of the allow list.
     """
-    if unit.gradient is None or unit.gradient.dx_sum is not None:
-        return None
-    if edits.matcher.is_made_by(unit.x, products):
-        return None
-    return "the input is data, which must not be rounded before its mean is subtracted"
+    is_data = gradient is not None and gradient.dx_sum is None and not m.is_made_by(x, products)
+    return not is_data
+
+
+def redirect_gradients(
+    edits: GraphEdits, gradient: Gradient, images: Images, fused: str, x: str
+) -> None:
+    """Lets a fused op make the gradients of a unit.
+
+    Args:
+        edits: receives the changes.
+        gradient: what the op stands for.
+        images: the layout of x.
+        fused: name of the op.
+        x: tensor, the input of the unit.
+    """
+    results = [edits.output(fused, BACKWARD, port) for port in range(3)]
+    for tensor, result in ((gradient.d_gamma, results[1]), (gradient.d_beta, results[2])):
+        if tensor is not None:
+            edits.redirect[tensor] = result
+    if gradient.dx_sum is None:
+        return
+    total = edits.view.nodes[gradient.dx_sum]
+    stem = fused.removesuffix("Grad")
+    dx = images.leave(edits, f"{stem}/dx", results[0], x, total.device)
+    read = edits.inputs.get(total.name, [t for t in total.input if t[0] != "^"])
+    others = [tensor for tensor in read if tensor not in gradient.dx_terms]
+    if gradient.dx_terms and others:
+        edits.inputs[total.name] = [*others, dx]
+    else:
+        edits.redirect[edits.output(total.name, total.op)] = dx
 
 
 class _Emission:
@@ -121,19 +157,7 @@ class _Emission:
         edits, name = self._edits, f"{self._stem}Grad"
         dy = self._as_images("dy", gradient.dy)
         self._normalization(BACKWARD, name, (dy, x, self._gamma, *outputs[3:]))
-        results = [edits.output(name, BACKWARD, port) for port in range(3)]
-        if gradient.dx_sum is not None:
-            dx = self._as_input("dx", results[0])
-            total = edits.view.nodes[gradient.dx_sum]
-            read = edits.inputs.get(total.name, [t for t in total.input if t[0] != "^"])
-            others = [tensor for tensor in read if tensor not in gradient.dx_terms]
-            if others:
-                edits.inputs[total.name] = [*others, dx]
-            else:
-                edits.redirect[edits.output(total.name, total.op)] = dx
-        for tensor, result in ((gradient.d_gamma, results[1]), (gradient.d_beta, results[2])):
-            if tensor is not None:
-                edits.redirect[tensor] = result
+        redirect_gradients(edits, gradient, self._images, name, self._unit.x)
 
     def _normalization(self, op: str, name: str, inputs: tuple[str, ...]) -> node_def_pb2.NodeDef:
         types, shapes = {"T": FLOAT, "U": FLOAT}, [self._images.sizes]

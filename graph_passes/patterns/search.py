@@ -108,3 +108,29 @@ class Search:
             passed.add(last)
             last = came_from[last]
         return found
+
+    def require_closed(self, preserve: Collection[str], *outputs: int) -> None:
+        """Nothing outside may read, fetch or depend on what will no longer be computed.
+
+        Args:
+            preserve: names of nodes that must stay.
+            outputs: nodes whose tensors the unit will make, and which read what is inside.
+
+        Raises:
+            NoMatchError: something does.
+        """
+        m, ends = self.m, self.ends.union(outputs)
+        for number in self.inside | self.replaced | set(outputs):
+            if m.node(number).name in preserve:
+                raise NoMatchError(f"{m.node(number).name!r} is to be preserved")
+        for number in self.inside:
+            if m.op(number) == "Squeeze":
+                continue  # the stored statistics, which the fused op makes as well
+            for reader in m.readers(number):
+                if reader in self.inside or reader in ends or m.op(reader) in ("Shape", "ShapeN"):
+                    continue
+                if m.op(number) in SHAPERS and m.op(reader) in SHAPERS:
+                    continue
+                raise NoMatchError(
+                    f"{m.node(reader).name!r} outside the unit reads {m.node(number).name!r}"
+                )

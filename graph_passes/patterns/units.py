@@ -122,7 +122,9 @@ def _fuse_batch_norms(
     )
     if has_kernels:
         fold = (config.device, config.target_dtype) == ("CPU", "bfloat16")
-        fuse_stored_batch_norms(edits, kept, least_epsilon=least, fold=fold)
+        left += fuse_stored_batch_norms(
+            edits, kept, least_epsilon=least, fold=fold, products=products
+        )
     return left
 
 

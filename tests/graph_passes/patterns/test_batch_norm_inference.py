@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 from keras import layers
-from layer_graphs import assert_near, trace_layer, whole_numbers
+from layer_graphs import assert_near, low_statistics, trace_layer, whole_numbers
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
@@ -193,6 +193,36 @@ def test_any_rank_and_layout_is_one_op(name: str, known: bool, dtype: str) -> No
     wanted, found = (layer.run(g, *given)[:2] for g in (layer.graph_def, result.graph_def))
     assert_near(found[:1], wanted[:1], {"float16": 2**-11, "bfloat16": 2**-8}[dtype])
     assert_near(found, wanted, {"float16": 2**-10, "bfloat16": 2**-7}[dtype])
+
+
+@pytest.mark.parametrize("dtype", CONFIGS)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("name", ["rank 2", "rank 5", "channels first", "channels between", "data"])
+def test_gradients_of_a_trained_scale_are_those_of_float32(
+    name: str, known: bool, dtype: str
+) -> None:
+    """The sums over x * dy are beyond float16 and cancel."""
+    is_data = name == "data"
+    make, shape, data_format = OTHER_LAYOUTS["rank 2" if is_data else name]
+    seen = shape if known else (None, *shape[1:])
+    data = {"is_data": is_data, "flows_back": not is_data}
+    layer = trace_layer(make(), seen, training=False, stored=(127.0, 50.0), **data)
+    result = layer.rewrite(CONFIGS[dtype])
+    backward = [n for n in result.graph_def.node if n.op == "FusedBatchNormGradV3"]
+    assert len(backward) == (data_format == "NHWC" and not is_data)
+    for node in backward:
+        assert not node.attr["is_training"].b
+        assert tf.as_dtype(node.attr["T"].type).name == dtype
+    in_float32 = [u for u in result.report.fused_units if u.startswith("batch-norm in float32")]
+    assert len(in_float32) == 1 - len(backward)
+    assert not low_statistics(result.graph_def)
+    x, dy = whole_numbers(shape)
+    given = (x + 0.01 if is_data else x), 16 * dy
+    wanted, found = (layer.run(g, *given) for g in (layer.graph_def, result.graph_def))
+    activations = 1 if is_data else 2
+    rounding = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+    assert_near(found[:activations], wanted[:activations], rounding)
+    assert_near(found[activations:], wanted[activations:], 1e-5)
 
 
 def test_statistics_of_another_axis_are_a_near_miss() -> None:
