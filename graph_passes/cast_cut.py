@@ -7,9 +7,9 @@ much in the target dtype. The cheapest colouring is a minimum cut (`min_cut`).
 
 No vertex goes low that painting has not painted, so what is numerically safe is decided there.
 Taking a colour away only makes values more accurate. Painting therefore offers all that is safe
-(`painting.paint_infer_after_clear`): infer ops, which only a denied op upstream makes unsafe, as far
-as most of what they read is given in the target dtype. What comes before the first converted op is
-not offered, since nothing says that raw inputs are within the range of float16.
+(`painting.paint_infer_after_clear`): infer ops, which only a denied op upstream makes unsafe, where
+most of what they read is given in the target dtype. What comes before the first converted op is not
+offered, since nothing says that raw inputs are within the range of float16.
 """
 
 from __future__ import annotations
