@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
 
-from graph_passes.constant_folding import convert_tensor
+from graph_passes.constant_folding import convert_tensor, is_large
 from graph_passes.copying import Proto, copy_graph
 from graph_passes.op_registry import SINGLE
 from graph_passes.planning import Plan
@@ -55,7 +55,10 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     view, target = plan.canvas.view, plan.canvas.target
     is_low = plan.canvas.low
     folded = [number for number in view.of_op("Const") if is_low[view.base[number]]]
-    new = copy_graph(proto, view, folded)
+    # get: [] would write to a map that lacks the key.
+    values = {number: view.nodes[number].attr.get("value") for number in folded}
+    stored = {number: value.tensor for number, value in values.items() if value is not None}
+    new = copy_graph(proto, view, [n for n, tensor in stored.items() if is_large(tensor)])
     editor = _editor(view, new)
     retyped: list[int] = []
     for vertex in plan.low:
@@ -67,12 +70,8 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
             attrs[slot.attr].type = target
         else:
             attrs[slot.attr].list.type[slot.index] = target
-        if kind.op == "Const":
-            low = attrs["value"].tensor
-            low.dtype = target
-            stored = view.nodes[number].attr.get("value")  # [] would write to a map that lacks it
-            if stored is not None:
-                convert_tensor(stored.tensor, low)
+        if number in stored:
+            convert_tensor(stored[number], attrs["value"].tensor, target)
         if not retyped or retyped[-1] != number:
             retyped.append(number)
     casts: dict[tuple[str, int], str] = {}

@@ -7,12 +7,17 @@ reads the graph sees the Casts that cost something and no others.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.python.framework import dtypes
 
 from graph_passes.canvas import CLEAR, Canvas
 from graph_passes.reasons import Reason
+
+_LARGE = 4096
+"""Elements above which a constant counts as large."""
 
 
 def paint_constants(canvas: Canvas) -> None:
@@ -43,17 +48,27 @@ def _is_idle(canvas: Canvas, vertex: int) -> bool:
     )
 
 
-def convert_tensor(stored: tensor_pb2.TensorProto, low: tensor_pb2.TensorProto) -> None:
-    """Fills a tensor with the values of a stored float32 tensor, rounded to its dtype.
+def is_large(tensor: tensor_pb2.TensorProto) -> bool:
+    """Whether a tensor has so many elements that one more copy of it takes time."""
+    return math.prod(dim.size for dim in tensor.tensor_shape.dim) > _LARGE
+
+
+def convert_tensor(
+    stored: tensor_pb2.TensorProto, low: tensor_pb2.TensorProto, target: int
+) -> None:
+    """Fills a tensor with the values of a stored float32 tensor, rounded to another dtype.
 
     Values are rounded to the nearest, ties to even, as the Cast kernel does; a tensor of equal
     values that stores only one of them still does.
 
     Args:
         stored: float32; it is not changed.
-        low: receives shape and values; empty but for its dtype, float16 or bfloat16.
+        low: receives shape and values instead of its own.
+        target: the dtype that it gets, float16 or bfloat16.
     """
-    dtype = dtypes.as_dtype(low.dtype).as_numpy_dtype
+    low.Clear()
+    low.dtype = target
+    dtype = dtypes.as_dtype(target).as_numpy_dtype
     low.tensor_shape.CopyFrom(stored.tensor_shape)
     with np.errstate(over="ignore"):  # infinity is what the Cast kernel gives, too
         content = stored.tensor_content  # each time it is asked for, it is copied
