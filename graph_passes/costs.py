@@ -175,9 +175,15 @@ class CostTable:
         return found or self._by_key.get(op)
 
 
-def compiled_class(device_class: str) -> str:
-    """The class of what XLA makes of a function for a class of device."""
-    return f"{device_class}-xla"
+def compiled_class(device_class: str, release: str) -> str:
+    """The class of what XLA makes of a function for a class of device.
+
+    Args:
+        device_class: the name of the class, such as "cpu-avx512_bf16".
+        release: the release of TensorFlow, such as "2.21": XLA is a part of it, and what it makes
+            of the same op changes from one to the next.
+    """
+    return f"{device_class}-xla{release}"
 
 
 def table_name(device_class: str, target_dtype: str) -> str:

@@ -94,8 +94,8 @@ class CompiledFunctions:
         if not times:
             return ""
         return (
-            f" By the cost tables it takes as long under XLA in float32 as without XLA in "
-            f"{table.target_dtype}: {times}. Set jit_compile=False to gain that."
+            f" By the cost tables, float32 under XLA takes longer than {table.target_dtype} "
+            f"without it: {times} as long. Set jit_compile=False to gain that."
         )
 
     def _ratios(self, ops: Iterable[str], table: CostTable) -> Iterator[tuple[str, float]]:

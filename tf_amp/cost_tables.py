@@ -59,6 +59,26 @@ def device_class(
     return f"cpu-{units[-1]}" if units else "cpu-plain"
 
 
+def table_class(target: Target, *, compiled: bool) -> str:
+    """Names the class that a table is for on this machine.
+
+    Args:
+        target: The device type and dtype.
+        compiled: Whether it is for functions that XLA compiles.
+    """
+    from graph_passes.costs import compiled_class
+
+    name = device_class(target)
+    return compiled_class(name, tensorflow_release()) if compiled else name
+
+
+def tensorflow_release() -> str:
+    """Returns the release of the TensorFlow that is running, such as "2.21"."""
+    import tensorflow as tf
+
+    return ".".join(tf.__version__.split(".")[:2])
+
+
 def cached_table_path(
     name: str, target_dtype: str, environ: Mapping[str, str] = os.environ
 ) -> Path:
@@ -100,7 +120,7 @@ def choose_table(
     Raises:
         EnvConfigError: The settings name a file that cannot be read or is no cost table.
     """
-    from graph_passes.costs import CostTableError, compiled_class, load_table, shipped_table
+    from graph_passes.costs import CostTableError, load_table, shipped_table
 
     if target.target_dtype is None:
         return TableChoice(None, "nothing is rewritten")
@@ -119,7 +139,7 @@ def choose_table(
             return TableChoice(table, str(path))
     if compiled and target.device != "CPU":
         return TableChoice(None, "XLA has a table for CPUs only")
-    name = compiled_class(device_class(target)) if compiled else device_class(target)
+    name = table_class(target, compiled=compiled)
     cached = cached_table_path(name, target.target_dtype, environ)
     if cached.is_file():
         try:

@@ -135,7 +135,7 @@ def test_a_table_says_whether_xla_compiled_what_was_measured() -> None:
     compiled = dataclasses.replace(SMALL, compiled=True)
     assert parse_table(format_table(compiled), "again").compiled
     assert not parse_table(format_table(SMALL), "again").compiled
-    shipped = shipped_table(compiled_class("cpu-avx512_bf16"), "bfloat16")
+    shipped = shipped_table(compiled_class("cpu-avx512_bf16", "2.21"), "bfloat16")
     assert shipped is not None
     assert shipped.compiled
 

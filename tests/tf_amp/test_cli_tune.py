@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graph_passes.costs import load_table
+from tf_amp.cost_tables import tensorflow_release
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -50,7 +51,8 @@ def test_tune_keeps_the_table_in_the_users_cache(run_python: RunPython, tmp_path
         assert f"Written to {path}" in done.stdout
         assert [key for key, _ in load_table(path).rows] == rows
     path, compiled = paths
-    assert compiled.name == path.name.replace("-bfloat16", "-xla-bfloat16")
+    release = tensorflow_release()
+    assert compiled.name == path.name.replace("-bfloat16", f"-xla{release}-bfloat16")
 
     on = {**env, "TF_ENABLE_AUTO_MIXED_PRECISION": "1"}
     used = json.loads(run_python(MAIN, on, args=("env", "--json")).stdout)

@@ -69,17 +69,18 @@ def test_what_xla_compiles_has_a_table_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-avx512_bf16")
+    monkeypatch.setattr(cost_tables, "tensorflow_release", lambda: "2.21")
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     automatic = read_settings({})
     plain = choose_table(automatic, CPU, environ).table
     choice = choose_table(automatic, CPU, environ, compiled=True)
-    assert choice.reason == "shipped for cpu-avx512_bf16-xla"
+    assert choice.reason == "shipped for cpu-avx512_bf16-xla2.21"
     assert choice.table is not None
     assert choice.table.compiled
 
     # The user's own, and a file that is named, each for functions of its kind alone.
     mine = dataclasses.replace(choice.table, measured_on="my own")
-    path = cached_table_path("cpu-avx512_bf16-xla", "bfloat16", environ)
+    path = cached_table_path("cpu-avx512_bf16-xla2.21", "bfloat16", environ)
     path.parent.mkdir(parents=True)
     path.write_text(format_table(mine))
     assert choose_table(automatic, CPU, environ).table == plain
@@ -91,6 +92,11 @@ def test_what_xla_compiles_has_a_table_of_its_own(
         chosen = {c: choose_table(settings, CPU, environ, compiled=c).table for c in (True, False)}
         assert chosen[compiled].measured_on == "named"
         assert chosen[not compiled] == (plain if compiled else mine)
+    # XLA comes with TensorFlow: what was measured with one release says nothing of another.
+    monkeypatch.setattr(cost_tables, "tensorflow_release", lambda: "2.99")
+    other = choose_table(automatic, CPU, environ, compiled=True)
+    assert other.table is None
+    assert "none is shipped for cpu-avx512_bf16-xla2.99; `tf-amp tune`" in other.reason
     off = read_settings({COST_TABLE: "off"})
     assert choose_table(off, CPU, environ, compiled=True).table is None
     gpu = choose_table(automatic, Target("float16", "GPU", ""), environ, compiled=True)

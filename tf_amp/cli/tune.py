@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from tf_amp import autoload
-from tf_amp.cost_tables import cached_table_path, device_class
+from tf_amp.cost_tables import cached_table_path, table_class
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import COST_TABLE
 
@@ -85,13 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    from graph_passes.costs import compiled_class, format_table
+    from graph_passes.costs import format_table
 
     both = target.device == "CPU" and arguments.output is None
     try:
         for compiled in (False, True) if both and not arguments.xla else (arguments.xla,):
-            name = device_class(target)
-            name = compiled_class(name) if compiled else name
+            name = table_class(target, compiled=compiled)
             path = arguments.output or cached_table_path(name, target.target_dtype)
             table = _measure(name, target.device, target.target_dtype, arguments.only, compiled)
             _write(path, format_table(table))
