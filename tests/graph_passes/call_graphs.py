@@ -73,30 +73,34 @@ def nested_loop(x: tf.Tensor, weight: tf.Variable) -> tf.Tensor:
 
 def assigning_loop(x: tf.Tensor, weight: tf.Variable) -> tf.Tensor:
     """Every round changes the weight that it has used."""
-
-    def body(i: tf.Tensor, h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        made = tf.tanh(h @ weight)
-        with tf.control_dependencies([made]):
-            weight.assign(weight * 0.5)
-        return i + 1, made
-
-    return tf.while_loop(lambda i, _: i < 3, body, (0, x), name="loop")[1]
+    return _loop_that_writes(x, weight, lambda made: _shrink(weight, made))
 
 
 def indirectly_assigning_loop(x: tf.Tensor, weight: tf.Variable) -> tf.Tensor:
     """As `assigning_loop`, but a function called in the body writes."""
+    return _loop_that_writes(
+        x, weight, tf.function(lambda made: _shrink(weight, made), autograph=False)
+    )
 
-    @tf.function(autograph=False)
-    def shrink(h: tf.Tensor) -> tf.Tensor:
-        weight.assign(weight * 0.5)
-        return h
 
-    return tf.while_loop(
-        lambda i, _: i < 3,
-        lambda i, h: (i + 1, shrink(tf.tanh(h @ weight))),
-        (0, x),
-        name="loop",
-    )[1]
+def _loop_that_writes(
+    x: tf.Tensor, weight: tf.Variable, write: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
+    def body(i: tf.Tensor, h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        # A round waits for the state of the one before, not for what that has written.
+        with tf.control_dependencies([h]):
+            product = h @ weight
+        return i + 1, write(tf.tanh(product))
+
+    return tf.while_loop(lambda i, _: i < 3, body, (0, x), name="loop")[1]
+
+
+def _shrink(weight: tf.Variable, made: tf.Tensor) -> tf.Tensor:
+    """Changes the weight once something is made; gives that back behind it."""
+    with tf.control_dependencies([made]):
+        change = weight.assign(weight * 0.5)
+    with tf.control_dependencies([change]):
+        return tf.identity(made)
 
 
 def mixed_loop(x: tf.Tensor, weight: tf.Variable) -> tf.Tensor:
