@@ -22,7 +22,7 @@ from graph_passes.patterns.search import ADDS, SHAPERS, SUMS, Search
 
 RULE = "softmax"
 
-_GUARDS = ("StopGradient", "SelectV2", "Select", "IsFinite", "Max")
+_GUARDS = ("StopGradient", "SelectV2", "Select", "IsFinite", "ZerosLike", "Max")
 _MOST_GUARDS = 8
 _SPREADERS = (*SHAPERS, "BroadcastTo", "Tile")
 _UNBROADCAST = ("Sum", "Reshape")
