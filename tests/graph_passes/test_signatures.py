@@ -301,7 +301,6 @@ def test_costs_in_a_body_are_those_of_its_own_shapes() -> None:
         dtypes = {
             node.attr["T"].type
             for name, function in functions.items()
-            if "_amp_" in name or not low
             for node in function.node_def
             if node.op == "MatMul" and "cond" in name
         }

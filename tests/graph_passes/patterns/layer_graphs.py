@@ -22,6 +22,10 @@ STATISTICS = frozenset(
     ("Mean", "Sum", "Square", "SquaredDifference", "Rsqrt", "RsqrtGrad", "DivNoNan", "Exp", "Log")
 )
 """Ops that must not compute in the target dtype."""
+OF_PRODUCTS = 4
+"""Wide casts of what the two products read and of what they give to the caller."""
+OF_UNIT = 4
+"""Those of a unit in float32: x and dy up, y and dx down."""
 
 
 @dataclasses.dataclass

@@ -13,6 +13,8 @@ from graph_text import graph
 from layer_graphs import (
     CPU,
     GPU,
+    OF_PRODUCTS,
+    OF_UNIT,
     LayerGraph,
     assert_near,
     inside,
@@ -31,8 +33,6 @@ from graph_passes.view import view_graph
 LOW = {"GPU": types_pb2.DT_HALF, "CPU": types_pb2.DT_BFLOAT16}
 ROUNDING = {"GPU": 2**-11, "CPU": 2**-8}
 """What one rounding to the target dtype and a few of float32 may change."""
-OF_PRODUCTS = 4
-"""Casts of what the two products read and of what they give to the caller."""
 
 FORMS: dict[str, tuple[Callable[[], object], tuple[int | None, ...], str]] = {
     "plain": (
@@ -119,7 +119,7 @@ def test_what_cannot_be_fused_is_a_unit_in_float32(tiny_epsilon: LayerGraph) -> 
     assert [u.partition(":")[0] for u in fusion.units] == ["batch-norm in float32"]
     result = tiny_epsilon.rewrite(GPU)
     assert not low_statistics(result.graph_def)
-    assert wide_casts(tiny_epsilon, result) == OF_PRODUCTS + 4, "x and dy up, y and dx down"
+    assert wide_casts(tiny_epsilon, result) == OF_PRODUCTS + OF_UNIT
     given = whole_numbers((32, 16))
     wanted = tiny_epsilon.run(tiny_epsilon.graph_def, *given)
     assert_near(tiny_epsilon.run(result.graph_def, *given), wanted, ROUNDING["GPU"])

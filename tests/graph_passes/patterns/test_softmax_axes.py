@@ -13,6 +13,8 @@ from graph_text import graph
 from layer_graphs import (
     CPU,
     GPU,
+    OF_PRODUCTS,
+    OF_UNIT,
     LayerGraph,
     assert_near,
     inside,
@@ -30,9 +32,6 @@ from graph_passes.view import view_graph
 SHAPE = (2, 4, 32, 32)
 ROUNDING = {"GPU": 2**-10, "CPU": 2**-7}
 """A rounding of y, which the gradient of the products reads, and one of the result."""
-OF_PRODUCTS = 4
-OF_UNIT = 4
-"""x and dy up, y and dx down."""
 
 
 def guarded_by_zeros(x: tf.Tensor) -> tf.Tensor:

@@ -12,6 +12,8 @@ from graph_text import graph
 from layer_graphs import (
     CPU,
     GPU,
+    OF_PRODUCTS,
+    OF_UNIT,
     LayerGraph,
     assert_near,
     inside,
@@ -29,9 +31,6 @@ from graph_passes.view import view_graph
 SHAPE = (4, 4, 6, 16)
 ROUNDING = {"GPU": 2**-10, "CPU": 2**-7}
 """One rounding of what is summed, and one of the sum of a parameter's gradient."""
-OF_PRODUCTS = 4
-OF_UNIT = 4
-"""x and dy up, y and dx down."""
 MASK = (np.arange(6) < 4).astype(np.float32).reshape(1, 1, 6, 1)
 
 Norm = tf_keras.layers.GroupNormalization
