@@ -40,26 +40,30 @@ def _by_device(
 
 
 @functools.lru_cache(maxsize=1)
-def _index() -> dict[str, dict[str, tuple[tuple[tuple[str, frozenset[int]], ...], ...]]]:
+def _registered() -> dict[str, list[kernel_def_pb2.KernelDef]]:
+    """Op type -> the definitions of its kernels. They are read for ops that are asked for."""
     grouped: dict[str, list[kernel_def_pb2.KernelDef]] = {}
     for kernel in kernels.get_all_registered_kernels().kernel:
         grouped.setdefault(kernel.op, []).append(kernel)
-    return {op: _by_device(defs) for op, defs in grouped.items()}
+    return grouped
+
+
+@functools.cache
+def _devices_of(op: str) -> dict[str, tuple[tuple[tuple[str, frozenset[int]], ...], ...]]:
+    # A library of custom ops may have been loaded since all kernels were listed.
+    return _by_device(_registered().get(op) or kernels.get_registered_kernels_for_op(op).kernel)
 
 
 def _kernels_of(op: str, device: str) -> tuple[tuple[tuple[str, frozenset[int]], ...], ...]:
     with _LOCK:
-        index = _index()
-        if op not in index:
-            # A library of custom ops may have been loaded since the index was made.
-            index[op] = _by_device(kernels.get_registered_kernels_for_op(op).kernel)
-    return index[op].get(device) or index[op].get(_DEFAULT, ())
+        devices = _devices_of(op)
+    return devices.get(device) or devices.get(_DEFAULT, ())
 
 
 def registered_gpu_kernels() -> int:
     """How many op types have a GPU kernel in this build: few under `tensorflow-cpu`."""
     with _LOCK:
-        return sum("GPU" in devices for devices in _index().values())
+        return sum("GPU" in _devices_of(op) for op in _registered())
 
 
 def missing_kernels_note(device: str) -> str | None:

@@ -52,7 +52,8 @@ def test_gpu_kernels_are_registered_without_a_gpu() -> None:
 
 def test_a_build_without_gpu_kernels_says_so(monkeypatch):
     assert missing_kernels_note("GPU") is None
-    monkeypatch.setattr(kernels, "_index", lambda: {"MatMul": {"CPU": ((),)}})
+    monkeypatch.setattr(kernels, "_registered", lambda: {"MatMul": ()})
+    monkeypatch.setattr(kernels, "_devices_of", lambda op: {"CPU": ((),)})
     note = missing_kernels_note("GPU")
     assert note is not None
     assert "0 op types" in note
