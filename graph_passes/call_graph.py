@@ -29,6 +29,9 @@ GROWTH = 4
 # a data pipeline.
 _PINNED_SIGNATURE = ("api_implements", "_tf_data_function")
 
+# Lists of tensors are variants.
+_MAY_BE_FLOAT32 = frozenset((types_pb2.DT_FLOAT, types_pb2.DT_VARIANT))
+
 
 @dataclasses.dataclass(frozen=True)
 class CallKind:
@@ -164,7 +167,8 @@ def build_call_tree(main: Graph, library: Library, counts_as_work: Callable[[str
 
     A tensor can only stay in low precision across a call where both sides have work for it: the
     caller has ops of its own to convert, or two calls that have, or the call is a loop, which is
-    its own neighbour. A graph that merely wraps one call gains nothing.
+    its own neighbour. A graph that merely wraps one call gains nothing, nor does a call without
+    work that gives neither float32 nor a list of tensors: a branch that sets a variable, say.
 
     Args:
         main: the graph or function at the top.
@@ -226,13 +230,14 @@ class _Builder:
         calls = [node for node in region.nodes if node.op in CALL_KINDS]
         if not calls:
             return
-        working = [node for node in calls if any(map(self._has_work, self._called_by((node,))))]
+        working = {n.name for n in calls if any(map(self._has_work, self._called_by((n,))))}
         beside = len(working) > 1 or any(self._counts_as_work(node.op) for node in region.nodes)
         for node in calls:
             kind = CALL_KINDS[node.op]
-            if not (beside or (kind.is_loop and node in working)):
+            works = node.name in working
+            if not (beside or (kind.is_loop and works)):
                 continue
-            callees = self._callees(node, kind, above)
+            callees = self._callees(node, kind, above, works=works)
             if callees is None:
                 continue
             call = Call(node.name, kind, callees)
@@ -241,12 +246,14 @@ class _Builder:
                 self._expand(callee, (*above, callee.proto.signature.name))  # type: ignore[union-attr]
 
     def _callees(
-        self, node: node_def_pb2.NodeDef, kind: CallKind, above: tuple[str, ...]
+        self, node: node_def_pb2.NodeDef, kind: CallKind, above: tuple[str, ...], *, works: bool
     ) -> list[Region] | None:
         if any(attr not in node.attr for attr in (*kind.functions, kind.arguments, kind.results)):
             return None
         taken = list(node.attr[kind.arguments].list.type)
         given = list(node.attr[kind.results].list.type)
+        if not works and _MAY_BE_FLOAT32.isdisjoint(given):
+            return None
         if "Tcond" in node.attr and node.attr["Tcond"].type == types_pb2.DT_FLOAT:
             return None  # whether it is 0 must not depend on the dtype
         callees = []

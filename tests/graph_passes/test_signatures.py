@@ -330,3 +330,25 @@ def test_body_of_two_calls_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> 
     rewrite(graph_def)
     functions = {id(region.proto) for region in tree.walk()}
     assert len(searched) == len(functions) < len(list(tree.walk()))
+
+
+@pytest.mark.parametrize(("gives_float32", "works"), [(False, False), (True, False), (False, True)])
+def test_branch_that_only_sets_a_variable_is_left_to_itself(
+    gives_float32: bool, works: bool
+) -> None:
+    def branches(x: tf.Tensor, weight: tf.Variable) -> tf.Tensor:
+        low = x @ weight
+        state = tf.Variable(np.ones((4, 8), np.float32), name="state")
+
+        def update() -> tf.Tensor:
+            state.assign(low @ weight if works else low * 2.0)
+            return low if gives_float32 else tf.constant(True)
+
+        rest = tf.zeros([4, 8]) if gives_float32 else tf.constant(False)
+        given = tf.cond(tf.size(x) > 0, update, lambda: rest)
+        return low + tf.cast(given, tf.float32)
+
+    graph_def = build(branches, gradient=False).graph_def
+    tree = build_call_tree(graph_def, library_of(graph_def).get, is_matmul)
+    assert bool(tree.calls) == (gives_float32 or works)
+    rewrite(graph_def)
