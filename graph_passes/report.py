@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,12 +46,14 @@ class Decision(NamedTuple):
 class Report:
     """The outcome of one rewrite. Immutable; details are worked out when asked for.
 
+    Args:
+        plan: what was planned; for a graph in which there is nothing to convert or to deny, how to
+            find out what a plan would say, None of an invalid graph.
+
     Attributes:
         target_dtype: "float16" or "bfloat16".
         device: "GPU" or "CPU".
         total_nodes: nodes of the graph (functions' bodies have reports of their own).
-        eligible_nodes: nodes with a float32 type attribute that might be converted.
-        listed_nodes: eligible nodes whose op is on one of the lists.
         converted_nodes: nodes with at least one type attribute in the target dtype now.
         allow_nodes: converted nodes whose op is on the allow list.
         denied_nodes: float32 nodes whose op is on the deny list.
@@ -71,7 +73,7 @@ class Report:
         device: str,
         total_nodes: int,
         notes: tuple[str, ...] = (),
-        plan: Plan | None = None,
+        plan: Plan | Callable[[], Plan | None] | None = None,
         applied: Applied | None = None,
         fusion: Fusion | None = None,
     ) -> None:
@@ -81,34 +83,40 @@ class Report:
         self.notes = notes
         self.fused_units = fusion.units if fusion else ()
         self.near_misses = fusion.misses if fusion else ()
-        self._plan = plan
+        self._given_plan = plan
         self._applied = applied
-        self.eligible_nodes = self.listed_nodes = self.converted_nodes = self.allow_nodes = 0
-        self.denied_nodes = self.blocked_nodes = 0
+        self.converted_nodes = self.allow_nodes = self.denied_nodes = self.blocked_nodes = 0
         self.casts_to_low = self.casts_to_float32 = self.weight_casts = 0
-        if plan is not None:
+        if isinstance(plan, Plan):
             self._count_nodes(plan)
-        if plan is not None and applied is not None:
-            self._count_casts(plan, applied)
+            if applied is not None:
+                self._count_casts(plan, applied)
+
+    @functools.cached_property
+    def _plan(self) -> Plan | None:
+        return self._given_plan() if callable(self._given_plan) else self._given_plan
+
+    @functools.cached_property
+    def eligible_nodes(self) -> int:
+        """How many nodes have a float32 type attribute that might be converted."""
+        plan = self._plan
+        return 0 if plan is None else _nodes(plan, _candidates(plan))
+
+    @functools.cached_property
+    def listed_nodes(self) -> int:
+        """How many eligible nodes have an op that is on one of the lists."""
+        plan = self._plan
+        return 0 if plan is None else _nodes(plan, _candidates(plan) & (plan.canvas.listed > 0))
 
     def _count_nodes(self, plan: Plan) -> None:
         canvas = plan.canvas
-        owners = np.asarray(canvas.view.vertex_nodes)
         listed = canvas.listed
         low, why = np.frombuffer(canvas.low, bool), np.frombuffer(canvas.why, np.uint8)
-
-        def nodes(mask: np.ndarray) -> int:
-            found = owners[mask]  # in the order of the nodes
-            return min(len(found), 1) + int(np.count_nonzero(found[1:] != found[:-1]))
-
-        candidates = canvas.eligible & canvas.view.is_float
-        self.eligible_nodes = nodes(candidates)
-        self.listed_nodes = nodes(candidates & (listed > 0))
-        self.converted_nodes = nodes(low)
-        self.allow_nodes = nodes(low & (listed == ALLOW))
-        self.denied_nodes = nodes(listed == DENY)
+        self.converted_nodes = _nodes(plan, low)
+        self.allow_nodes = _nodes(plan, low & (listed == ALLOW))
+        self.denied_nodes = _nodes(plan, listed == DENY)
         blocked = (why == Reason.BEHIND_DENY) & ((listed == INFER) | (listed == CLEAR))
-        self.blocked_nodes = nodes(blocked)
+        self.blocked_nodes = _nodes(plan, blocked)
 
     def _count_casts(self, plan: Plan, applied: Applied) -> None:
         view = plan.canvas.view
@@ -201,3 +209,14 @@ class Report:
                 for d in self.decisions
             ],
         }
+
+
+def _candidates(plan: Plan) -> np.ndarray:
+    """For each vertex whether it is float32 and its node might be converted."""
+    return plan.canvas.eligible & plan.canvas.view.is_float
+
+
+def _nodes(plan: Plan, mask: np.ndarray) -> int:
+    """How many nodes have a vertex of the mask."""
+    owners = np.asarray(plan.canvas.view.vertex_nodes)[mask]  # in the order of the nodes
+    return min(len(owners), 1) + int(np.count_nonzero(owners[1:] != owners[:-1]))

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
+import functools
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.application import Applied
 from graph_passes.call_graph import Graph, Library, Region, build_call_tree
 from graph_passes.calls import reachable_functions
+from graph_passes.collector import collector_paused
 from graph_passes.config import PrecisionConfig
 from graph_passes.hoisting import hoist_casts
 from graph_passes.loop_sum_moves import prepare_tree
 from graph_passes.op_lists import load_op_lists
 from graph_passes.patterns.edits import NearMiss
 from graph_passes.patterns.units import Fusion
-from graph_passes.planning import Plan
+from graph_passes.planning import Plan, make_plan
 from graph_passes.report import Report
 from graph_passes.signatures import convert_tree, name_functions
-from graph_passes.stages import convert, no_library, prepare
+from graph_passes.stages import convert, is_idle, no_library, paint, prepare
 from graph_passes.view import FunctionShapes, Shape, Shapes, extend_shapes, no_shapes
 
 _LOGGER = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class RewriteResult:
         return new
 
 
+@collector_paused()
 def rewrite_graph_def(
     graph_def: graph_pb2.GraphDef,
     config: PrecisionConfig,
@@ -116,6 +117,7 @@ def rewrite_graph_def(
     return dataclasses.replace(main, proto=new, changed=True, extra_functions=())
 
 
+@collector_paused()
 def rewrite_function_def(
     function_def: function_pb2.FunctionDef,
     config: PrecisionConfig,
@@ -154,8 +156,7 @@ def _rewrite_with_calls(
         tree = build_call_tree(proto, library, lambda op: lists.list_of(op) == "allow")
         if tree.calls:
             try:
-                with _collector_paused():
-                    return _rewrite_tree(tree, config, preserve, library, shapes, function_shapes)
+                return _rewrite_tree(tree, config, preserve, library, shapes, function_shapes)
             except Exception:
                 _LOGGER.warning(
                     "The functions that a graph calls are rewritten one by one, because planning "
@@ -240,32 +241,50 @@ def _rewrite(
     library: Library,
     shapes: Shapes | None = None,
 ) -> RewriteResult:
-    total = len(proto.node if isinstance(proto, graph_pb2.GraphDef) else proto.node_def)
-    notes = load_op_lists(config).notes
-    applied: Applied | None = None
+    nodes = Region(proto).nodes
+    lists = load_op_lists(config)
+    report = functools.partial(_report, config, len(nodes), lists.notes)
+    if is_idle((node.op for node in nodes), lists):
+        why = functools.partial(_plan_in_vain, proto, config, preserve, library, shapes)
+        return RewriteResult(proto=proto, report=report(why))
     try:
-        with _collector_paused():
-            view, fusion = prepare(proto, config, preserve, library, shapes)
-            plan, applied = convert(fusion.original, view, preserve, config, fusion.listed)
-            report = _report(config, total, notes, plan, applied, fusion)
+        view, fusion = prepare(proto, config, preserve, library, shapes)
+        plan, applied = convert(fusion.original, view, preserve, config, fusion.listed)
+        done = report(plan, applied, fusion)
     except Exception as error:
         _LOGGER.debug("A graph was left as it is.", exc_info=True)
         return RewriteResult(
             proto=proto,
-            report=_report(config, total, notes),
+            report=report(),
             failure=f"{type(error).__name__}: {error}",
             rejected=getattr(error, "rejected", None),
         )
     if applied is None:
-        return RewriteResult(proto=proto, report=report)
-    return RewriteResult(proto=applied.proto, report=report, changed=True)
+        return RewriteResult(proto=proto, report=done)
+    return RewriteResult(proto=applied.proto, report=done, changed=True)
+
+
+def _plan_in_vain(
+    proto: Graph,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    library: Library,
+    shapes: Shapes | None,
+) -> Plan | None:
+    """What a plan says of a graph in which there is nothing to convert, None of an invalid one."""
+    try:
+        view, fusion = prepare(proto, config, preserve, library, shapes)
+        return make_plan(paint(view, config, preserve, fusion.listed))
+    except Exception:
+        _LOGGER.debug("A graph was left as it is.", exc_info=True)
+        return None
 
 
 def _report(
     config: PrecisionConfig,
     total: int,
     notes: tuple[str, ...],
-    plan: Plan | None = None,
+    plan: Plan | Callable[[], Plan | None] | None = None,
     applied: Applied | None = None,
     fusion: Fusion | None = None,
 ) -> Report:
@@ -278,16 +297,3 @@ def _report(
         applied=applied,
         fusion=fusion,
     )
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keeps the garbage collector off: it would walk the many small objects of a view in vain."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tensorflow.core.framework import graph_pb2, op_def_pb2, types_pb2
 
@@ -88,6 +88,12 @@ def paint(
 
 def _anything_to_do(canvas: Canvas, lists: OpLists) -> bool:
     return lists.force_all or bool(((canvas.listed == ALLOW) & canvas.eligible).any())
+
+
+def is_idle(ops: Iterable[str], lists: OpLists) -> bool:
+    """Whether a graph has no op that is converted for its own sake, nor one that is denied."""
+    listed = {lists.list_of(op) for op in ops}
+    return not lists.force_all and listed.isdisjoint(("allow", "deny"))
 
 
 def prepare(

@@ -31,8 +31,14 @@ class NodeCounts:
     blocked: int = 0
 
     def __add__(self, other: NodeCounts) -> NodeCounts:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return NodeCounts(*(mine + theirs for mine, theirs in pairs))
+        return NodeCounts(
+            total=self.total + other.total,
+            converted=self.converted + other.converted,
+            casts=self.casts + other.casts,
+            allow=self.allow + other.allow,
+            deny=self.deny + other.deny,
+            blocked=self.blocked + other.blocked,
+        )
 
     @classmethod
     def of(cls, report: Report) -> NodeCounts:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import gc
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from graph_checks import check
@@ -9,7 +12,15 @@ from graph_text import graph
 from parity import converted
 from tensorflow.core.framework import function_pb2, graph_pb2, types_pb2
 
-from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def, rewrite_graph_def
+from graph_passes import (
+    PrecisionConfig,
+    Reason,
+    RewriteResult,
+    rewrite_function_def,
+    rewrite_graph_def,
+    stages,
+)
+from graph_passes.view import GraphView
 
 SIMPLE = "x = Const(0.5, [8, 8])\nallow1 = MatMul(x, x)\nout = Identity(allow1)"
 CONFIG = PrecisionConfig()
@@ -42,6 +53,62 @@ def test_graph_without_an_allow_op_is_given_back() -> None:
     result = rewrite_graph_def(before, CONFIG)
     assert result.proto is before
     assert (result.changed, result.failure) == (False, None)
+
+
+def test_graph_with_nothing_to_convert_is_not_read_until_someone_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[object] = []
+    view_graph = stages.view_graph
+
+    def counted(*arguments: Any) -> GraphView:
+        read.append(arguments)
+        return view_graph(*arguments)
+
+    monkeypatch.setattr(stages, "view_graph", counted)
+    before = graph("x = Const(0.5, [8, 8])\ny = Tanh(x)\nz = Identity(y)\nn = Rank(z)")
+    report = rewrite_graph_def(before, CONFIG).report
+    assert report.total_nodes == 4
+    assert "converted 0/4 nodes" in report.summary()
+    assert not read
+    assert (report.eligible_nodes, report.listed_nodes) == (4, 3)
+    assert report.reasons["y"] == Reason.NO_ALLOW_NEAR.text
+    assert "Tanh x1" in report.first_reason()
+    assert len(read) == 1
+
+
+def test_bad_graph_with_nothing_to_convert_is_given_back() -> None:
+    before = graph("x = Const(0.5, [8, 8])\ny = Tanh(x)")
+    before.node[1].input[0] = "nobody"
+    result = rewrite_graph_def(before, CONFIG)
+    assert (result.changed, result.failure) == (False, None)
+    assert result.report.decisions == ()
+    assert result.report.eligible_nodes == 0
+
+
+def test_collector_runs_again_after_a_rewrite() -> None:
+    seen: list[bool] = []
+    bad = graph(SIMPLE)
+    bad.node[1].input[0] = "nobody"
+    for before in (graph(SIMPLE), bad):
+        rewrite_graph_def(before, CONFIG, preserve=_Watched(seen))
+        assert gc.isenabled()
+    assert seen
+    assert not any(seen)
+
+
+class _Watched(Sequence[str]):
+    """Nothing to preserve; notes whether the collector is on while the pass reads it."""
+
+    def __init__(self, seen: list[bool]) -> None:
+        self._seen = seen
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, position: Any) -> Any:
+        self._seen.append(gc.isenabled())
+        return ()[position]
 
 
 BAD_GRAPHS = {
@@ -90,6 +157,7 @@ def test_bad_function_never_raises() -> None:
     bad.signature.name = "f"
     bad.signature.output_arg.add(name="y", type=types_pb2.DT_FLOAT)
     bad.ret["y"] = "nobody:y:0"
+    bad.node_def.extend(graph(SIMPLE).node)
     result = rewrite_function_def(bad, CONFIG)
     assert result.proto is bad
     assert "no node makes the tensor 'nobody:y:0'" in result.failure

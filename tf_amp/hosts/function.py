@@ -26,6 +26,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.saved_model import function_deserialization
 
 from graph_passes import rewrite_function_def
+from graph_passes.collector import collector_paused
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_redirects import called_names
@@ -77,7 +78,8 @@ class FunctionHost:
         ) -> Any:
             function = self.from_func_graph(name, graph, attrs, function_type, overwrite)
             try:
-                self._after_tracing(function, graph)
+                with collector_paused():
+                    self._after_tracing(function, graph)
             except Exception as error:  # a fault of ours must not stop the user's program
                 self._installation.record_fault("function", function.name.decode(), error)
             return function
@@ -197,6 +199,8 @@ class FunctionHost:
         anew: list[RewriteResult],
     ) -> Iterator[NodeCounts]:
         """Yields the counts of what the rewritten function still calls by the traced names."""
+        if not graph._functions and not anew:
+            return
         running = (result.proto, *result.extra_functions)
         names = {name for function in running for name in called_names(function)}
         # A function that was planned together with what it calls reports all those nodes itself;
