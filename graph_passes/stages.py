@@ -92,8 +92,7 @@ def _anything_to_do(canvas: Canvas, lists: OpLists) -> bool:
 
 def is_idle(ops: Iterable[str], lists: OpLists) -> bool:
     """Whether a graph has no op that is converted for its own sake, nor one that is denied."""
-    listed = {lists.list_of(op) for op in ops}
-    return not lists.force_all and listed.isdisjoint(("allow", "deny"))
+    return not lists.force_all and not any(lists.list_of(op) in ("allow", "deny") for op in ops)
 
 
 def prepare(
