@@ -63,11 +63,15 @@ def is_in_force(config: PrecisionConfig) -> bool:
 def place_casts(canvas: Canvas, clusters: Iterable[Sequence[int]] = ()) -> None:
     """Takes the colour from vertices that move more bytes for having it, Casts included.
 
+    A compiler that fuses element-wise ops makes Casts part of the kernels around them: they move
+    nothing of their own, and no vertex loses its colour.
+
     Args:
         canvas: the painting.
         clusters: groups of vertices that share a tensor list, each of one colour.
     """
-    keep_cheap_ones(canvas, _Bytes(canvas), clusters, Reason.MOVES_MORE)
+    if not canvas.config.fused:
+        keep_cheap_ones(canvas, _Bytes(canvas), clusters, Reason.MOVES_MORE)
 
 
 class _Bytes:

@@ -67,7 +67,7 @@ class PrecisionConfig:
             for it; what is slower in the target dtype stays float32. None leaves cost out of
             account.
         fused: whether the graph is for a compiler that fuses element-wise ops (XLA), so that only
-            matrix products and convolutions have a price of their own.
+            matrix products and convolutions have a price of their own, and Casts have none.
 
     Raises:
         ValueError: a value is not one of the legal ones, or they do not go together.

@@ -91,6 +91,11 @@ def test_element_wise_ops_behind_clear_ones_join_where_they_gain_more_than_a_cas
     assert low(graph_def).isdisjoint({"c", "d", "e"}) is not joins
 
 
+def test_casts_that_a_compiler_fuses_take_no_colour_away():
+    graph_def = graph(CHAIN.format(side=64))
+    assert {"c", "d", "e"} <= low(graph_def, PrecisionConfig(fused=True))
+
+
 def test_useful_work_is_not_given_up_for_a_cast():
     # In float32, b and c would save the second Cast of a, and move 2 * 8 MB more.
     text = """
