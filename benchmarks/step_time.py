@@ -23,7 +23,7 @@ from worker_channel import Worker, WorkerError
 
 # `workloads.py` imports TensorFlow, which only the workers may do.
 WORKLOAD_NAMES = ("resnet50", "mobilenetv2", "unet", "encoder", "lstm", "mlp")
-_WORKER = str(Path(__file__).with_name("step_worker.py"))
+WORKER = str(Path(__file__).with_name("step_worker.py"))
 _EVIDENCE_OPS = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul")
 _TURN_S = 1.0
 
@@ -46,7 +46,7 @@ def measure(workload: str, mode: str, jit: bool, options: argparse.Namespace) ->
     try:
         for variant in options.variants:
             _progress(f"{workload} {mode}: starting {variant}")
-            arguments = [_WORKER, "--workload", workload, "--variant", variant, "--mode", mode]
+            arguments = [WORKER, "--workload", workload, "--variant", variant, "--mode", mode]
             arguments += ["--dtype", options.dtype, *(["--jit-compile"] if jit else [])]
             worker = Worker(arguments, environment(variant, options.dtype))
             workers[variant] = worker
