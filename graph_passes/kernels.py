@@ -7,7 +7,6 @@ GPU can be made anywhere; `tensorflow-cpu` registers few of them and plans littl
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterable, Sequence
 
 from tensorflow.core.framework import kernel_def_pb2, node_def_pb2, types_pb2
@@ -18,8 +17,6 @@ from graph_passes.op_registry import SINGLE, OpType, Slot
 
 _DEFAULT = "DEFAULT"
 """The device type of kernels that serve every device without one of its own."""
-
-_LOCK = threading.Lock()
 
 
 def _by_device(
@@ -39,31 +36,21 @@ def _by_device(
     return {device: tuple(constraints) for device, constraints in found.items()}
 
 
-@functools.lru_cache(maxsize=1)
-def _registered() -> dict[str, list[kernel_def_pb2.KernelDef]]:
-    """Op type -> the definitions of its kernels. They are read for ops that are asked for."""
-    grouped: dict[str, list[kernel_def_pb2.KernelDef]] = {}
-    for kernel in kernels.get_all_registered_kernels().kernel:
-        grouped.setdefault(kernel.op, []).append(kernel)
-    return grouped
-
-
 @functools.cache
 def _devices_of(op: str) -> dict[str, tuple[tuple[tuple[str, frozenset[int]], ...], ...]]:
-    # A library of custom ops may have been loaded since all kernels were listed.
-    return _by_device(_registered().get(op) or kernels.get_registered_kernels_for_op(op).kernel)
+    # All kernels of all ops, read at once, would take longer than those of the ops that are met.
+    return _by_device(kernels.get_registered_kernels_for_op(op).kernel)
 
 
 def _kernels_of(op: str, device: str) -> tuple[tuple[tuple[str, frozenset[int]], ...], ...]:
-    with _LOCK:
-        devices = _devices_of(op)
+    devices = _devices_of(op)
     return devices.get(device) or devices.get(_DEFAULT, ())
 
 
 def registered_gpu_kernels() -> int:
     """How many op types have a GPU kernel in this build: few under `tensorflow-cpu`."""
-    with _LOCK:
-        return sum("GPU" in _devices_of(op) for op in _registered())
+    registered = kernels.get_all_registered_kernels().kernel
+    return len({each.op for each in registered if each.device_type == "GPU" and not each.label})
 
 
 def missing_kernels_note(device: str) -> str | None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from graph_text import graph
-from tensorflow.core.framework import types_pb2
+from tensorflow.core.framework import kernel_def_pb2, types_pb2
 
 from graph_passes import kernels
 from graph_passes.kernels import KernelSupport, missing_kernels_note, registered_gpu_kernels
@@ -52,7 +52,9 @@ def test_gpu_kernels_are_registered_without_a_gpu() -> None:
 
 def test_a_build_without_gpu_kernels_says_so(monkeypatch):
     assert missing_kernels_note("GPU") is None
-    monkeypatch.setattr(kernels, "_registered", lambda: {"MatMul": ()})
+    cpu_alone = kernel_def_pb2.KernelList()
+    cpu_alone.kernel.add(op="MatMul", device_type="CPU")
+    monkeypatch.setattr(kernels.kernels, "get_all_registered_kernels", lambda: cpu_alone)
     monkeypatch.setattr(kernels, "_devices_of", lambda op: {"CPU": ((),)})
     note = missing_kernels_note("GPU")
     assert note is not None
