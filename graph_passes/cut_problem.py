@@ -59,7 +59,7 @@ def keep_cheap_ones(
     if not any(canvas.low):
         return
     problem = _Problem(canvas, prices, (*clusters, *_loop_groups(canvas.view)))
-    colours, skipped = cheapest_colours(problem.gains, problem.links)
+    colours, skipped = cheapest_colours(np.array(problem.gains), problem.links)
     if skipped:
         _LOGGER.warning(
             "Costs are left out of account for %d ops of a graph of %d nodes: weighing them "

@@ -308,7 +308,7 @@ def test_loops_and_tensor_lists_keep_one_dtype_and_their_values(functional: bool
 def test_what_is_too_hard_to_weigh_is_left_as_painted_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(min_cut, "_WORK_PER_END", 0)
+    monkeypatch.setattr(min_cut, "_WAVES", 0)
     times = {"MatMul": (100.0, 90.0), "Sigmoid": (10.0, 25.0), "Tanh": (10.0, 9.0)}
     names, _ = converted(CHAIN, config(table(**times)), preserve=("out",))
     assert names == {"a", "b", "c", "d"}
