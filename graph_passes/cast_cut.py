@@ -14,13 +14,17 @@ offered, since nothing says that raw inputs are within the range of float16.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from graph_passes.canvas import ALLOW, Canvas
 from graph_passes.config import PrecisionConfig
 from graph_passes.cut_problem import keep_cheap_ones
+from graph_passes.kinds import Kind
 from graph_passes.reasons import Reason
-from graph_passes.work_sizes import UNKNOWN_ELEMENTS, WorkSizes
+from graph_passes.work_sizes import WorkSizes
 
 CAST_START = {"GPU": 1 << 22, "CPU": 1 << 19}
 """What a Cast costs before it moves a byte, in bytes: what the device moves in the few microseconds
@@ -82,23 +86,27 @@ class _Bytes:
         self._sizes = WorkSizes(canvas.view)
         self._start = CAST_START[canvas.config.device]
 
-    def gain(self, number: int, listed: int) -> int | None:
-        """The bytes that a node moves less for being low; None on the allow list."""
-        if listed == ALLOW:
-            return None
-        kind = self._view.kind(number)
-        if kind.op in _MOVES_NOTHING or kind.op_type is None or kind.op_type.runs_functions:
-            return 0
-        written = sum(map(self._elements, self._sizes.written(number)))
-        if kind.op in _READS_WHAT_IT_WRITES:
-            return _SAVED * 2 * written
-        return _SAVED * (written + sum(map(self._elements, self._sizes.read(number))))
+    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes that nodes move less for being low; what is on the allow list stays low."""
+        is_bound = listed == ALLOW
+        per_kind = np.array([_saved(kind) for kind in self._view.kinds])
+        saved = per_kind[np.asarray(self._view.kind_of)[numbers]].T * ~is_bound
+        gains = np.zeros(len(numbers), np.int64)
+        for weights, tensors_of in zip(saved, (self._sizes.read, self._sizes.written), strict=True):
+            movers = np.flatnonzero(weights)
+            tensors, of = tensors_of(numbers[movers])
+            np.add.at(gains, movers[of], weights[movers[of]] * self._sizes.counted(tensors))
+        return gains, is_bound
 
-    def casts(self, tensor: str) -> tuple[int, int]:
-        """The bytes that a Cast moves, the same in both directions."""
-        price = self._start + _CAST * self._elements(tensor)
-        return price, price
+    def casts(self, tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes that Casts move, the same in both directions."""
+        prices = self._start + _CAST * self._sizes.counted(tensors)
+        return prices, prices
 
-    def _elements(self, tensor: str) -> int:
-        elements = self._sizes.elements(tensor)
-        return UNKNOWN_ELEMENTS if elements is None else elements
+
+@functools.lru_cache(maxsize=4096)
+def _saved(kind: Kind) -> tuple[int, int]:
+    """The bytes that a node of a kind saves for each element that it reads, and writes."""
+    if kind.op in _MOVES_NOTHING or kind.op_type is None or kind.op_type.runs_functions:
+        return 0, 0
+    return (0, 2 * _SAVED) if kind.op in _READS_WHAT_IT_WRITES else (_SAVED, _SAVED)

@@ -6,11 +6,12 @@ vertices are worth it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from graph_passes.canvas import ALLOW, Canvas
-from graph_passes.costs import CostTable
+from graph_passes.costs import CostTable, OpCost
 from graph_passes.cut_problem import keep_cheap_ones
 from graph_passes.reasons import Reason
 from graph_passes.work_sizes import UNKNOWN_ELEMENTS, WorkSizes
@@ -48,31 +49,47 @@ class _Times:
         self._fused = canvas.config.fused
         self._table = table
         self._sizes = WorkSizes(canvas.view)
+        self._saved: dict[tuple[str, str, int | None], int | None] = {}
 
-    def gain(self, number: int, listed: int) -> int | None:
-        """The time that a node saves by being low; None if it is not to be judged."""
-        cost = self._table.cost_of(self._view.kind(number).op, self._sizes.variant(number))
+    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The times that nodes save by being low; what is allowed and not judged stays low."""
+        gains = [self._gain(number) for number in numbers.tolist()]
+        is_judged = np.array([gain is not None for gain in gains], bool)
+        return np.array([gain or 0 for gain in gains], np.int64), ~is_judged & (listed == ALLOW)
+
+    def _gain(self, number: int) -> int | None:
+        """The time that a node saves by being low; None if that cannot be told."""
+        op = self._view.kind(number).op
+        measured = self._table.variants_of(op)
+        variant = self._sizes.variant(number) if any(measured) else ""
+        cost = measured.get(variant) or measured.get("")
         if cost is None:
-            return None if listed == ALLOW else 0
+            return None
         if cost.measure == "elements" and self._fused:
             return 0
-        size = self._sizes.size(number, cost)
+        key = op, variant, self._sizes.size(number, cost)
+        if key not in self._saved:
+            self._saved[key] = self._save(cost, key[-1])
+        return self._saved[key]
+
+    def _save(self, cost: OpCost, size: int | None) -> int | None:
+        """The time that work of a size, None for one not known, saves by being low."""
         assumed = UNKNOWN_FLOPS if cost.measure == "flops" else UNKNOWN_ELEMENTS
         if self._table.compiled:
-            beyond = cost.gain_beyond(assumed if size is None else size, COMPILED_MARGIN)
-            return round(beyond * _PER_SECOND)
-        if size is not None:
-            return round(cost.gain(size, DOUBT) * _PER_SECOND)
-        gain = round(cost.clear_gain(assumed, DOUBT) * _PER_SECOND)
-        return None if not gain and listed == ALLOW else gain
+            gain = cost.gain_beyond(assumed if size is None else size, COMPILED_MARGIN)
+        elif size is not None:
+            gain = cost.gain(size, DOUBT)
+        else:
+            gain = cost.clear_gain(assumed, DOUBT)
+            if not gain:
+                return None
+        return round(gain * _PER_SECOND)
 
-    def casts(self, tensor: str) -> tuple[int, int]:
-        """The times of a Cast of a tensor to the target dtype and to float32."""
-        elements = self._sizes.elements(tensor)
-        return self._casts_of(UNKNOWN_ELEMENTS if elements is None else elements)
-
-    @functools.lru_cache(maxsize=1024)  # noqa: B019  lives as long as one rewrite
-    def _casts_of(self, elements: int) -> tuple[int, int]:
-        curves = (self._table.to_low, self._table.to_float32)
-        to_low, to_float32 = (round(curve.at(elements) * _PER_SECOND) for curve in curves)
-        return to_low, to_float32
+    def casts(self, tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The times of Casts to the target dtype, and of those to float32."""
+        sizes, places = np.unique(self._sizes.counted(tensors), return_inverse=True)
+        to_low, to_float32 = (
+            np.array([round(curve.at(size) * _PER_SECOND) for size in sizes.tolist()], np.int64)
+            for curve in (self._table.to_low, self._table.to_float32)
+        )
+        return to_low[places], to_float32[places]

@@ -166,13 +166,21 @@ class CostTable:
     compiled: bool = False
 
     @functools.cached_property
-    def _by_key(self) -> Mapping[str, OpCost]:
-        return dict(self.rows)
+    def _by_op(self) -> Mapping[str, Mapping[str, OpCost]]:
+        found: dict[str, dict[str, OpCost]] = {}
+        for key, cost in self.rows:
+            op, _, variant = key.partition("/")
+            found.setdefault(op, {})[variant] = cost
+        return found
+
+    def variants_of(self, op: str) -> Mapping[str, OpCost]:
+        """The variants of an op type that were measured and their costs; "" is the op itself."""
+        return self._by_op.get(op, {})
 
     def cost_of(self, op: str, variant: str = "") -> OpCost | None:
         """The costs of an op type, of the variant where that was measured; None for neither."""
-        found = self._by_key.get(f"{op}/{variant}") if variant else None
-        return found or self._by_key.get(op)
+        variants = self.variants_of(op)
+        return variants.get(variant) or variants.get("")
 
 
 def compiled_class(device_class: str, release: str) -> str:

@@ -33,16 +33,26 @@ _FUSED_WITH_PRODUCER = {
 class Prices(Protocol):
     """What the two colours cost, in one unit of the caller's choice."""
 
-    def gain(self, number: int, listed: int) -> int | None:
-        """What a node saves by being low; None if it stays low whatever it costs.
+    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What nodes save by being low, and which of them stay low whatever it costs.
 
         Args:
-            number: of the node.
-            listed: the code of its list.
+            numbers: of the nodes; [n].
+            listed: the codes of their lists; [n].
+
+        Returns:
+            int64 [n], and bool [n].
         """
 
-    def casts(self, tensor: str) -> tuple[int, int]:
-        """The prices of a Cast of a tensor to the target dtype and to float32."""
+    def casts(self, tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The prices of Casts to the target dtype and of those to float32.
+
+        Args:
+            tensors: their numbers, see `GraphView.tensors`; [n].
+
+        Returns:
+            int64 [n] each.
+        """
 
 
 def keep_cheap_ones(
@@ -59,7 +69,7 @@ def keep_cheap_ones(
     if not any(canvas.low):
         return
     problem = _Problem(canvas, prices, (*clusters, *_loop_groups(canvas.view)))
-    colours, skipped = cheapest_colours(np.array(problem.gains), problem.links)
+    colours, skipped = cheapest_colours(problem.gains, problem.links)
     if skipped:
         _LOGGER.warning(
             "Costs are left out of account for %d ops of a graph of %d nodes: weighing them "
@@ -76,7 +86,7 @@ class _Problem:
     Attributes:
         vertices: the painted vertices; int64 [painted].
         variables: for each of them its variable; int64 [painted].
-        gains: for each variable what it saves by staying low.
+        gains: for each variable what it saves by staying low; int64 [variables].
         links: the tensors that may need a Cast.
     """
 
@@ -86,22 +96,17 @@ class _Problem:
         self._prices = prices
         self.vertices = np.flatnonzero(np.frombuffer(bytes(canvas.low), np.uint8))
         followers = self._followers()
-        roots = self._merged(bound, followers)
-        gains: dict[int, int | None] = {}
-        for vertex in self.vertices.tolist():
-            root = roots.get(vertex, vertex)
-            before = gains.get(root, 0)
-            gain = 0 if vertex in followers else self._gain(vertex)
-            gains[root] = None if before is None or gain is None else before + gain
-        numbers: dict[int, int] = {}
-        self.gains = [0, 0]
-        for root, gain in gains.items():
-            numbers[root] = LOW if gain is None else len(self.gains)
-            if gain is not None:
-                self.gains.append(gain)
-        self.variables = np.array(
-            [numbers[roots.get(vertex, vertex)] for vertex in self.vertices.tolist()], np.int64
-        )
+        roots = np.arange(len(canvas.low))
+        for vertex, root in self._merged(bound, followers).items():
+            roots[vertex] = root
+        roots = roots[self.vertices]
+        gains, stays_low = self._gains(followers)
+        is_open = np.zeros(len(canvas.low), bool)
+        is_open[roots] = True
+        is_open[roots[stays_low]] = False
+        self.variables = np.where(is_open, LOW + np.cumsum(is_open), LOW)[roots]
+        self.gains = np.zeros(LOW + 1 + np.count_nonzero(is_open), np.int64)
+        np.add.at(self.gains, self.variables, gains)
         self.links = self._make_links()
 
     def _followers(self) -> dict[int, int]:
@@ -135,12 +140,19 @@ class _Problem:
                 parents[find(first)] = find(second)
         return {vertex: find(vertex) for vertex in parents}
 
-    def _gain(self, vertex: int) -> int | None:
-        view = self._view
-        number = view.vertex_nodes[vertex]
-        if vertex != view.base[number] and view.is_float[view.base[number]]:
-            return 0  # its node is judged by the first float32 vertex
-        return self._prices.gain(number, int(self._canvas.listed[vertex]))
+    def _gains(self, followers: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
+        """What painted vertices save by being low, and which stay so whatever it costs."""
+        view, vertices = self._view, self.vertices
+        numbers = np.asarray(view.vertex_nodes)[vertices]
+        # A node is judged once, by its first vertex if that is float32.
+        first = np.asarray(view.base)[numbers]
+        is_judged = (vertices == first) | ~view.is_float[first]
+        is_judged[np.searchsorted(vertices, [*followers])] = False
+        gains, stays_low = np.zeros(len(vertices), np.int64), np.zeros(len(vertices), bool)
+        gains[is_judged], stays_low[is_judged] = self._prices.gains(
+            numbers[is_judged], self._canvas.listed[vertices[is_judged]]
+        )
+        return gains, stays_low
 
     def _make_links(self) -> LinkTable:
         view = self._view
@@ -148,34 +160,39 @@ class _Problem:
         variable_of[self.vertices] = self.variables
         makers, readers = variable_of[view.sources], variable_of[view.targets]
         crossing = np.flatnonzero(makers != readers)
-        tensors, readers = view.tensors_read(crossing), readers[crossing]
+        tensors, readers = np.asarray(view.tensors)[crossing], readers[crossing]
         order = np.lexsort((readers, tensors))
         tensors, makers, readers = tensors[order], makers[crossing][order], readers[order]
-        is_new = np.diff(tensors, prepend=-1) != 0
-        once = is_new | (np.diff(readers, prepend=-1) != 0)
+        is_new = _differ(tensors)
+        once = is_new | _differ(readers)
         tensors, makers, readers, is_new = tensors[once], makers[once], readers[once], is_new[once]
         firsts = np.flatnonzero(is_new)
         of_row = np.cumsum(is_new) - 1
         is_open = np.zeros(len(firsts), bool)
         is_open[of_row[np.maximum(makers, readers) > LOW]] = True
         kept = is_open[of_row]
-        prices = np.array([self._casts(t) for t in tensors[firsts[is_open]].tolist()], np.int64)
-        to_low, to_float32 = prices.reshape(-1, 2).T
         return LinkTable(
             makers[firsts[is_open]],
             np.append(np.flatnonzero(is_new[kept]), kept.sum()),
             readers[kept],
-            to_low,
-            to_float32,
+            *self._casts(tensors[firsts[is_open]]),
         )
 
-    def _casts(self, tensor: int) -> tuple[int, int]:
+    def _casts(self, tensors: np.ndarray) -> np.ndarray:
+        """The prices of Casts to the target dtype, and of those to float32; int64 [2, tensors]."""
         view = self._view
-        port, number = divmod(tensor, len(view.nodes))
-        if view.kind(number).op == "Const":
-            return _CONSTANT_CAST, _CONSTANT_CAST
-        name = view.nodes[number].name
-        return self._prices.casts(f"{name}:{port}" if port else name)
+        is_constant = np.array([kind.op == "Const" for kind in view.kinds], bool)
+        has_price = ~is_constant[np.asarray(view.kind_of)[tensors % len(view.nodes)]]
+        prices = np.full((2, len(tensors)), _CONSTANT_CAST)
+        prices[:, has_price] = self._prices.casts(tensors[has_price])
+        return prices
+
+
+def _differ(values: np.ndarray) -> np.ndarray:
+    """For each value whether it is another than the one before; bool."""
+    differ = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=differ[1:])
+    return differ
 
 
 def _loop_groups(view: GraphView) -> list[list[int]]:

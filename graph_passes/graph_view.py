@@ -221,6 +221,10 @@ class GraphView:
         known = self._shapes(name)
         return known[port] if port < len(known) else None
 
+    def output_shapes(self, number: int) -> Sequence[Shape | None]:
+        """The static shapes of a node's outputs, () where none is known."""
+        return () if self._shapes is None else self._shapes(self.nodes[number].name)
+
     def node_of(self, vertex: int) -> node_def_pb2.NodeDef:
         """The node that a vertex belongs to."""
         return self.nodes[self.vertex_nodes[vertex]]
@@ -298,19 +302,19 @@ class GraphView:
         """For each edge the node that makes the tensor, -1 for an op that is not known."""
         return packed(np.asarray(self.vertex_nodes)[self.sources])
 
-    def tensors_read(self, edges: np.ndarray) -> np.ndarray:
-        """For each of some edges a number for the tensor that is read, the same for the same one.
+    @functools.cached_property
+    def tensors(self) -> array.array[int]:
+        """For each edge the number of the tensor that is read.
 
-        Returns:
-            Number of the node that makes the tensor, plus port times number of nodes; int64.
+        That is the number of the node that makes it, plus the port times the number of nodes.
         """
-        tensors = np.asarray(self._index.makers)[edges].astype(np.int64)
+        tensors = np.asarray(self._index.makers).astype(np.int64)
         names = list(self._index.references)
         numbers, positions = np.unique(~tensors[tensors < 0], return_inverse=True)
         found = [self.split(names[number]) for number in numbers.tolist()]
         keys = [self.index[name] + port * len(self.nodes) for name, port in found]
         tensors[tensors < 0] = np.array(keys, np.int64)[positions]
-        return tensors
+        return array.array("q", tensors.tobytes())
 
     def makers(self, number: int) -> list[int]:
         """The nodes that make the tensors that a node reads, by port, -1 for unknown ops."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from graph_passes.costs import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, OpCost
+from graph_passes.kinds import Kind
 from graph_passes.view import FLOAT, GraphView, Shape
 
 UNKNOWN_DIMENSION = 32
@@ -26,27 +32,70 @@ _TO_INPUT, _TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter",
 
 
 class WorkSizes:
-    """Sizes of tensors and of the work of nodes, from static shapes."""
+    """Sizes of tensors and of the work of nodes, from static shapes.
+
+    Tensors go by their numbers, see `GraphView.tensors`.
+    """
 
     def __init__(self, view: GraphView) -> None:
         self._view = view
-        self._shapes: dict[str, Shape | None] = {}
-        self._read: dict[int, list[str]] = {}
+        self._is_float = bytes(view.is_float[view.targets])  # of edges
+        self._nodes = len(view.nodes)
+        self._shapes: dict[int, Sequence[Shape | None]] = {}
+        self._elements: dict[int, int | None] = {}
 
-    def elements(self, tensor: str) -> int | None:
+    def read(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The float32 tensors that nodes read.
+
+        Args:
+            numbers: of the nodes; [n].
+
+        Returns:
+            The tensors of all of them; and for each tensor the place of its node in `numbers`.
+        """
+        starts, ends = (np.asarray(self._view.edge_starts)[numbers + step] for step in (0, 1))
+        counts = ends - starts
+        of = np.repeat(np.arange(len(numbers)), counts)
+        edges = np.arange(len(of)) + (ends - np.cumsum(counts))[of]
+        is_float = np.frombuffer(self._is_float, bool)[edges]
+        return np.asarray(self._view.tensors)[edges[is_float]], of[is_float]
+
+    def written(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The float32 tensors that nodes make, in the form of those that they read."""
+        kinds = np.asarray(self._view.kind_of)[numbers].tolist()
+        ports = [_float_outputs(self._view.kinds[kind]) for kind in kinds]
+        of = np.repeat(np.arange(len(numbers)), [len(of_node) for of_node in ports])
+        flat = np.array([*itertools.chain.from_iterable(ports)], np.int64)
+        return numbers[of] + flat * self._nodes, of
+
+    def counted(self, tensors: np.ndarray) -> np.ndarray:
+        """The numbers of elements of tensors, `UNKNOWN_ELEMENTS` where that is not known; int64."""
+        sizes = map(self.elements, tensors.tolist())
+        return np.array([UNKNOWN_ELEMENTS if size is None else size for size in sizes], np.int64)
+
+    def elements(self, tensor: int) -> int | None:
         """The number of elements of a tensor, None where its shape is not known."""
+        if tensor in self._elements:
+            return self._elements[tensor]
         shape = self._shape(tensor)
         if shape is None or None in shape:
-            number = self._view.index[self._view.split(tensor)[0]]
-            before = None
-            if number in self._view.aliases:
-                call, port = self._view.aliases[number]
-                before = self.elements(self._view.nodes[call].input[port])
-            elif self._view.kind(number).op == "Reshape":
-                # A dimension of unknown size may be what a Reshape made of several known ones.
-                before = self.elements(self._view.nodes[number].input[0])
-            return _elements(shape) if before is None else before
-        return _elements(shape)
+            elements = self._estimate(tensor, shape)
+        else:
+            elements = math.prod(shape)  # type: ignore[arg-type]
+        self._elements[tensor] = elements
+        return elements
+
+    def _estimate(self, tensor: int, shape: Shape | None) -> int | None:
+        """The elements of a tensor from those of another one, or from its shape as far as known."""
+        view, number = self._view, tensor % self._nodes
+        before = None
+        if number in view.aliases:
+            call, port = view.aliases[number]
+            before = self.elements(view.tensors[view.edge_starts[call] + port])
+        elif view.kind(number).op == "Reshape":
+            # A dimension of unknown size may be what a Reshape made of several known ones.
+            before = self.elements(view.tensors[view.edge_starts[number]])
+        return _elements(shape) if before is None else before
 
     def variant(self, number: int) -> str:
         """The variant of its op that a node is."""
@@ -58,18 +107,18 @@ class WorkSizes:
                 return STRIDED
             weights = self._filter(number)
             return POINTWISE if weights is not None and set(weights[:-2]) == {1} else ""
-        made = self._output(number)
+        made = self._shape(number)
         if made is None:
             return ""
-        read = [self._shape(name) for name in self.read(number)]
+        read = map(self._shape, self._read(number))
         return BROADCAST if any(shape not in (None, made) for shape in read) else ""
 
     def size(self, number: int, cost: OpCost) -> int | None:
         """The size of a node's work as its costs count it, None where it is not known."""
         if cost.measure == "flops":
             return self._flops(number)
-        known = [self.elements(name) for name in self.read(number)]
-        sizes = [size for size in (*known, _elements(self._output(number))) if size is not None]
+        known = map(self.elements, self._read(number))
+        sizes = [size for size in (*known, _elements(self._shape(number))) if size is not None]
         return max(sizes, default=None)
 
     def _flops(self, number: int) -> int | None:
@@ -83,31 +132,31 @@ class WorkSizes:
         if op == "Einsum":
             return self._einsum_flops(number)
         # A matrix product: every element made is a sum over one axis of the first factor.
-        names = self.read(number)
-        left = self._shape(names[0]) if names else None
-        made = _elements(self._output(number))
+        factors = self._read(number)
+        left = self._shape(factors[0]) if factors else None
+        made = _elements(self._shape(number))
         if left is None or len(left) < 2 or made is None:
             return None
         attr = self._view.nodes[number].attr
         # Asking a protobuf map for a key that it lacks would add the key.
         transposed = any(name in attr and attr[name].b for name in ("transpose_a", "adj_x"))
-        return 2 * made * self._length(names[0], left, -2 if transposed else -1)
+        return 2 * made * self._length(factors[0], left, -2 if transposed else -1)
 
     def _einsum_flops(self, number: int) -> int | None:
         """One multiplication and addition for each combination of all labels' values."""
         equation = self._view.nodes[number].attr["equation"].s.decode()
         lengths: dict[str, int] = {}
-        for name, axes in zip(
-            self.read(number), equation.partition("->")[0].split(","), strict=True
+        for tensor, axes in zip(
+            self._read(number), equation.partition("->")[0].split(","), strict=True
         ):
-            shape = self._shape(name)
+            shape = self._shape(tensor)
             if shape is None or "." in axes:
                 return None
             for label, length in zip(axes, shape, strict=True):
                 lengths[label] = UNKNOWN_DIMENSION if length is None else length
         return 2 * math.prod(lengths.values())
 
-    def _length(self, tensor: str, shape: Shape, axis: int) -> int:
+    def _length(self, tensor: int, shape: Shape, axis: int) -> int:
         """The length of one axis, worked out from the elements where it alone is not known."""
         length = shape[axis]
         if length is None:
@@ -118,11 +167,11 @@ class WorkSizes:
 
     def _filter(self, number: int) -> tuple[int, ...] | None:
         """The shape of a convolution's filter."""
-        op, names = self._view.kind(number).op, self.read(number)
+        op, read = self._view.kind(number).op, self._read(number)
         if op.endswith(_TO_FILTER):
-            shape = self._output(number)
+            shape = self._shape(number)
         else:
-            shape = self._shape(names[0 if op.endswith(_TO_INPUT) else 1])
+            shape = self._shape(read[0 if op.endswith(_TO_INPUT) else 1])
         if shape is None or len(shape) != _CONVOLUTIONS[op]:
             return None
         return tuple(UNKNOWN_DIMENSION if size is None else size for size in shape)
@@ -130,37 +179,28 @@ class WorkSizes:
     def _windows(self, number: int) -> int | None:
         """The elements of a convolution's result, or of the gradient of it."""
         if self._view.kind(number).op.endswith((*_TO_INPUT, *_TO_FILTER)):
-            return self.elements(self.read(number)[-1])
-        return _elements(self._output(number))
+            return self.elements(self._read(number)[-1])
+        return _elements(self._shape(number))
 
-    def read(self, number: int) -> list[str]:
+    def _read(self, number: int) -> list[int]:
         """The float32 tensors that a node reads."""
-        found = self._read.get(number)
-        if found is None:
-            kind = self._view.kind(number)
-            slots, dtypes = kind.layout.in_slots, kind.dtypes
-            names = self._view.nodes[number].input[: len(slots)]
-            found = self._read[number] = [
-                name for name, slot in zip(names, slots, strict=True) if dtypes[slot] == FLOAT
-            ]
-        return found
+        start, end = self._view.edge_starts[number : number + 2]
+        return list(itertools.compress(self._view.tensors[start:end], self._is_float[start:end]))
 
-    def written(self, number: int) -> list[str]:
-        """The float32 tensors that a node makes."""
-        kind, name = self._view.kind(number), self._view.nodes[number].name
-        return [
-            f"{name}:{port}" if port else name
-            for port, slot in enumerate(kind.layout.out_slots)
-            if kind.dtypes[slot] == FLOAT
-        ]
+    def _shape(self, tensor: int) -> Shape | None:
+        """The static shape of a tensor, that of a node's first output by the node's number."""
+        port, number = divmod(tensor, self._nodes)
+        shapes = self._shapes.get(number)
+        if shapes is None:
+            shapes = self._shapes[number] = self._view.output_shapes(number)
+        return shapes[port] if port < len(shapes) else None
 
-    def _output(self, number: int) -> Shape | None:
-        return self._shape(self._view.nodes[number].name)
 
-    def _shape(self, tensor: str) -> Shape | None:
-        if tensor not in self._shapes:
-            self._shapes[tensor] = self._view.shape(tensor)
-        return self._shapes[tensor]
+@functools.lru_cache(maxsize=4096)
+def _float_outputs(kind: Kind) -> list[int]:
+    """The output ports of a kind that are float32."""
+    slots = enumerate(kind.layout.out_slots)
+    return [port for port, slot in slots if kind.dtypes[slot] == FLOAT]
 
 
 def _elements(shape: Shape | None) -> int | None:

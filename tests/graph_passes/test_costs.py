@@ -94,6 +94,8 @@ def test_a_variant_falls_back_to_its_op() -> None:
     assert SMALL.cost_of("AddV2", STRIDED) is SMALL.cost_of("AddV2")
     assert SMALL.cost_of("Relu") is None
     assert SMALL.cost_of("Relu", BROADCAST) is None
+    assert set(SMALL.variants_of("AddV2")) == {"", BROADCAST}
+    assert not SMALL.variants_of("Relu")
 
 
 def test_gain_is_the_difference_and_clear_only_if_it_has_one_sign() -> None:

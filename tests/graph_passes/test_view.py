@@ -23,6 +23,16 @@ def test_readers_and_producers() -> None:
     assert [view.is_float[v] for v in (x, y, z, z + 1)] == [True, True, True, False]
 
 
+def test_tensors_have_numbers() -> None:
+    # Read before it is made, at other ports than the first, and twice.
+    view = view_graph(
+        graph("y = AddN(s[1], s, s[1], T=float32)\nn = Const(0)\nx = Const(0.5, [4, 4])\n"
+              "s = Split(n, x, num_split=2)")
+    )  # fmt: skip
+    n, x, s = (view.index[name] for name in "nxs")
+    assert list(view.tensors) == [s + len(view.nodes), s, s + len(view.nodes), n, x]
+
+
 def test_reach_follows_edges_of_one_dtype() -> None:
     view = view_graph(
         graph(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from graph_passes.costs import BROADCAST, STRIDED, TRANSPOSED, Curve, OpCost
 from graph_passes.view import view_graph
-from graph_passes.work_sizes import UNKNOWN_DIMENSION, WorkSizes
+from graph_passes.work_sizes import UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
 from tf_amp.hosts.function_shapes import static_shapes
 
 FLOPS = OpCost("flops", Curve((1,), (1.0,)), Curve((1,), (1.0,)))
@@ -28,13 +29,34 @@ def test_an_axis_made_of_several_counts_for_all_of_them(batch, counted):
         return tf.matmul(rows, rows, transpose_a=True, name="product")
 
     sizes, index = sizes_of(merge, (batch, 6, 7, 4))
-    assert sizes.elements("rows") == counted * 6 * 7 * 4
+    assert sizes.elements(index["rows"]) == counted * 6 * 7 * 4
     assert sizes.size(index["product"], FLOPS) == 2 * 4 * 4 * counted * 6 * 7
 
 
+def test_float32_tensors_of_several_nodes_are_told_at_once():
+    def function(x: tf.Tensor) -> tf.Tensor:
+        first, second = tf.raw_ops.Split(axis=1, value=x, num_split=2, name="halves")
+        ids = tf.cast(tf.add_n([second, first, second], name="sum"), tf.int32, name="ids")
+        return tf.gather(x, ids, name="rows")
+
+    sizes, index = sizes_of(function, (3, 8))
+    x, halves, total, ids = (index[name] for name in ("x", "halves", "sum", "ids"))
+    second = halves + len(index)
+    numbers = np.array([ids, total, halves])
+    for found, expected in (
+        (sizes.read(numbers), [(ids, total), *((total, t) for t in (second, halves, second)),
+                               (halves, x)]),
+        (sizes.written(numbers), [(total, total), (halves, halves), (halves, second)]),
+    ):  # fmt: skip
+        tensors, places = found
+        assert list(zip(numbers[places], tensors, strict=True)) == expected
+    assert sizes.counted(np.array([second, x, second])).tolist() == [12, 24, 12]
+
+
 def test_a_shape_of_unknown_rank_has_no_size():
-    sizes, _ = sizes_of(lambda x: tf.nn.relu(x, name="y"), None)
-    assert sizes.elements("y") is None
+    sizes, index = sizes_of(lambda x: tf.nn.relu(x, name="y"), None)
+    assert sizes.elements(index["y"]) is None
+    assert sizes.counted(np.array([index["y"]])) == [UNKNOWN_ELEMENTS]
 
 
 @pytest.mark.parametrize(
