@@ -15,7 +15,7 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
 
 from graph_passes.kinds import Kind, KindTable
-from graph_passes.op_registry import Layout
+from graph_passes.op_registry import NO_LAYOUT, Layout
 
 _CHUNK = 4096
 """Nodes that are read together."""
@@ -55,7 +55,7 @@ class NodeIndex:
         self._named_outputs = named_outputs
         # Where outputs are named: name of a tensor -> the node whose output 0 it is.
         self._outputs: dict[str, int] = {}
-        self.kinds = KindTable(functions)
+        self.kinds = KindTable(functions.get)
         self.kind_of = array.array("i")
         self.arity = array.array("i")
         self.makers = array.array("i")
@@ -200,15 +200,11 @@ class NodeIndex:
         `name` and `name:2` in a GraphDef; `node:output_arg:1` in a function, where an argument
         goes by its name alone. A joined graph has both.
         """
-        name, _, rest = tensor.partition(":")
-        if not rest:
+        name, _, port = tensor.partition(":")
+        if not port:
             return name, 0
-        if rest.isdigit():
-            return name, int(rest)
-        arg, _, entry = rest.partition(":")
         number = self.numbers.get(name)
-        offset = 0 if number is None else self.layout(number).output_offsets.get(arg, 0)
-        return name, offset + int(entry or 0)
+        return name, (NO_LAYOUT if number is None else self.layout(number)).port(port)
 
 
 def packed(values: np.ndarray) -> array.array[int]:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable
 
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
 
-from graph_passes.op_registry import Layout, OpType, registered_op_type
-
-_NO_LAYOUT = Layout((), (), (), {})
+from graph_passes.op_registry import NO_LAYOUT, Layout, OpType, registered_op_type
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -71,10 +69,11 @@ class KindTable:
         families: op -> its kinds.
     """
 
-    def __init__(self, functions: Mapping[str, op_def_pb2.OpDef]) -> None:
+    def __init__(self, signature_of: Callable[[str], op_def_pb2.OpDef | None]) -> None:
+        """Makes an empty table; `signature_of` gives the definition of an op that is a function."""
         self.kinds: list[Kind] = []
         self.families: dict[str, Family] = {}
-        self._functions = functions
+        self._signature_of = signature_of
 
     def kind_of(self, node: node_def_pb2.NodeDef) -> Kind:
         """The kind of a node."""
@@ -87,7 +86,7 @@ class KindTable:
         """The kinds of an op."""
         family = self.families.get(op)
         if family is None:
-            function = self._functions.get(op)
+            function = self._signature_of(op)
             op_type = registered_op_type(op) if function is None else OpType(function)
             shared = op_type is not None and function is None
             known = _known_kinds(op_type) if shared else {}
@@ -107,7 +106,7 @@ class KindTable:
 def _read_kind(family: Family, node: node_def_pb2.NodeDef) -> Kind:
     op_type = family.op_type
     if op_type is None:
-        return Kind(family.op, None, _NO_LAYOUT, ())
+        return Kind(family.op, None, NO_LAYOUT, ())
     layout = op_type.layout_of(node)
     dtypes = tuple(op_type.dtype_of(node, slot) for slot in layout.slots)
     return Kind(family.op, op_type, layout, dtypes)

@@ -55,6 +55,16 @@ class Layout:
         self.out_slots = out_slots
         self.output_offsets = output_offsets
 
+    def port(self, name: str) -> int:
+        """The output that a name stands for: "2" in a GraphDef, "arg:1" in a function; "" is 0."""
+        if not name or name.isdigit():
+            return int(name or 0)
+        arg, _, entry = name.partition(":")
+        return self.output_offsets.get(arg, 0) + int(entry or 0)
+
+
+NO_LAYOUT = Layout((), (), (), {})
+
 
 class OpType:
     """An op type, resolved once for all nodes that have it.

@@ -16,9 +16,9 @@ from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.application import Applied
 from graph_passes.call_graph import Library, Region
+from graph_passes.call_verification import verify_calls
 from graph_passes.joining import join, take_apart
 from graph_passes.planning import Plan
-from graph_passes.verification import verify_calls
 from graph_passes.view import GraphView, Shapes, view_joined
 
 Convert = Callable[

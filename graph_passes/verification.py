@@ -9,20 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from tensorflow.core.framework import (
-    function_pb2,
-    graph_pb2,
-    node_def_pb2,
-    op_def_pb2,
-    types_pb2,
-)
+from tensorflow.core.framework import function_pb2, graph_pb2, types_pb2
 
 from graph_passes.application import Applied
-from graph_passes.call_graph import CallKind, Library, Region, function_names
 from graph_passes.kinds import Kind, KindTable
 from graph_passes.planning import Plan
 from graph_passes.reasons import Reason
-from graph_passes.view import OPAQUE, InvalidGraphError, view_function, view_graph
+from graph_passes.view import OPAQUE
 
 
 class VerificationError(Exception):
@@ -95,7 +88,7 @@ class _Verification:
 
     def _read_kinds(self) -> list[Kind]:
         """For each retyped node its kind in the new graph."""
-        table = KindTable(self._view.functions)
+        table = KindTable(self._view.functions.get)
         return [
             table.kind_of(self._nodes[number - self._shift]) for number in self._applied.retyped
         ]
@@ -195,55 +188,3 @@ def _name(dtype: int) -> str:
 def _check_signature(new: function_pb2.FunctionDef, original: function_pb2.FunctionDef) -> None:
     if new.signature != original.signature or new.control_ret != original.control_ret:
         raise VerificationError(f"the signature of {original.signature.name!r} changed")
-
-
-def verify_calls(
-    root: Region,
-    called: Mapping[str, function_pb2.FunctionDef],
-    library: Library,
-) -> None:
-    """Checks a call tree whose bodies are functions.
-
-    Each calling node has the dtypes of the functions that it names, arguments and results of
-    every body have the dtypes of its signature, and within each body the two ends of every edge
-    agree.
-
-    Args:
-        root: the tree.
-        called: the functions of the tree by name.
-        library: gives any other function by name.
-
-    Raises:
-        VerificationError: a call or an edge does not agree. The message names the node.
-    """
-    signatures = root.called_as_ops(library)
-    checked: set[str] = set()
-    for region in root.walk():
-        proto = region.proto
-        try:
-            if isinstance(proto, graph_pb2.GraphDef):
-                view_graph(proto).require_matching_dtypes()
-            elif proto.signature.name not in checked:
-                checked.add(proto.signature.name)  # calls share the bodies of equal functions
-                view_function(proto, signatures).require_matching_dtypes()
-        except InvalidGraphError as error:
-            raise VerificationError(str(error)) from error
-        calls = {call.node: call.kind for call in region.calls}
-        for node in region.nodes:
-            kind = calls.get(node.name)
-            for attr, _, name in function_names(node, kind) if kind else ():
-                _check_call(node, kind, attr, called[name].signature)  # type: ignore[arg-type]
-
-
-def _check_call(
-    node: node_def_pb2.NodeDef, kind: CallKind, attr: str, signature: op_def_pb2.OpDef
-) -> None:
-    ends = [("takes", kind.arguments, signature.input_arg)]
-    if attr != kind.predicate:
-        ends.append(("gives", kind.results, signature.output_arg))
-    for verb, dtypes, args in ends:
-        if [arg.type for arg in args] != list(node.attr[dtypes].list.type):
-            raise VerificationError(
-                f"the call {node.name!r} ({node.op}) does not have the dtypes that "
-                f"{signature.name!r} {verb}"
-            )
