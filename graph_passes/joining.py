@@ -9,15 +9,16 @@ and verification need no other notion of a call.
 
 from __future__ import annotations
 
+import bisect
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, op_def_pb2
 from tensorflow.python.framework import op_def_registry
 
+from graph_passes.application import Applied
 from graph_passes.call_graph import Call, Region
-from graph_passes.op_registry import OpType, registered_op_type
 from graph_passes.view import JOINED_ARGUMENT, Shape, Shapes
 
 _ARGUMENT, _RESULT = "_Arg", "_Retval"
@@ -36,12 +37,16 @@ class Joined:
         boundary: names of the nodes that stand for arguments and results of a main graph that is
             itself a function; they must not change.
         prefixes: region -> the prefix of its nodes' names.
+        starts: region -> the number of its first node.
+        calling: the numbers of the calling nodes.
     """
 
     proto: graph_pb2.GraphDef
     op_defs: dict[str, op_def_pb2.OpDef]
     boundary: tuple[str, ...]
     prefixes: dict[Region, str]
+    starts: dict[Region, int] = dataclasses.field(default_factory=dict)
+    calling: list[int] = dataclasses.field(default_factory=list)
 
     def shapes(self, of_regions: Mapping[Region, Shapes | None]) -> Shapes:
         """The static shapes of the joined graph, from those of its regions."""
@@ -83,6 +88,7 @@ class _Joiner:
         self._nodes = joined.proto.node
         self._op_defs = joined.op_defs
         self._prefixes = joined.prefixes
+        self._starts, self._calling = joined.starts, joined.calling
 
     def add_main(self, root: Region) -> None:
         main = root.proto
@@ -98,19 +104,22 @@ class _Joiner:
             node.attr["T"].type = arg.type
 
     def _add_bodies(self, root: Region) -> None:
+        add = self._nodes.add
         for region in root.walk():
             prefix = self._prefixes[region]
             calls = {call.node: call for call in region.calls}
-            calling = {}
-            for node in region.nodes:
-                new = self._nodes.add()
+            calling = []
+            start = self._starts[region] = len(self._nodes)
+            for number, node in enumerate(region.nodes, start):
+                new = add()
                 new.CopyFrom(node)
+                if calls and node.name in calls:
+                    calling.append((calls[node.name], new))
+                    self._calling.append(number)
                 if prefix:
                     _rename(new, prefix)
-                if calls and node.name in calls:
-                    calling[node.name] = new
-            for name, call in calls.items():
-                self._add_call(call, calling[name])
+            for call, new in calling:
+                self._add_call(call, new)
 
     def _add_call(self, call: Call, node: node_def_pb2.NodeDef) -> None:
         kind = call.kind
@@ -153,90 +162,93 @@ def _rename(node: node_def_pb2.NodeDef, prefix: str) -> None:
     ]
 
 
-def take_apart(root: Region, joined: Joined, rewritten: graph_pb2.GraphDef) -> Region:
+def take_apart(root: Region, joined: Joined, applied: Applied) -> Region:
     """The call tree with the bodies that a rewritten joined graph has.
 
     Args:
         root: the tree that was joined.
         joined: what `join` made of it.
-        rewritten: the joined graph after the rewrite.
+        applied: the joined graph after the rewrite.
 
     Returns:
-        A new tree of the same form. The dtypes in a body's signature are those that its calling
-        node has now; names of functions are the old ones.
-
-    Raises:
-        KeyError: a node reads a tensor that no node of its own body makes.
+        A new tree of the same form: copies of the old bodies, with the nodes that were rewritten.
+        The dtypes in a body's signature are those that its calling node has now; names of
+        functions are the old ones.
     """
-    return _Divider(joined, rewritten).main(root)
+    return _Divider(joined, applied).main(root)
 
 
 class _Divider:
-    def __init__(self, joined: Joined, rewritten: graph_pb2.GraphDef) -> None:
-        self._prefixes = joined.prefixes
-        self._op_defs = joined.op_defs
-        self._nodes: dict[str, list[node_def_pb2.NodeDef]] = {
-            prefix: [] for prefix in joined.prefixes.values()
-        }
-        for node in rewritten.node:
-            self._nodes[_prefix_of(node.name)].append(node)
+    def __init__(self, joined: Joined, applied: Applied) -> None:
+        self._joined = joined
+        self._nodes = applied.proto.node  # type: ignore[union-attr]
+        readers = {reader for reader, _, _ in applied.rewired}
+        self._changed = sorted(readers.union(applied.retyped, joined.calling))
+        self._casts: dict[str, list[node_def_pb2.NodeDef]] = {}
+        for cast in self._nodes[len(joined.proto.node) :]:
+            self._casts.setdefault(_prefix_of(cast.name), []).append(cast)
+        self._is_cast = applied.casts.__contains__
 
     def main(self, root: Region) -> Region:
         """The main graph's region."""
         old = root.proto
         if isinstance(old, graph_pb2.GraphDef):
-            graph_def = graph_pb2.GraphDef(versions=old.versions, library=old.library)
+            graph_def = graph_pb2.GraphDef()
+            graph_def.CopyFrom(old)
             new = Region(graph_def)
-            self._fill(new, root, lambda tensor: tensor)
+            self._fill(new, root)
             return new
-        results = {
-            node.name[: -len(MARK)]: node.input[0] for node in self._nodes[""] if node.op == _RESULT
-        }
+        end = len(self._joined.proto.node)
         taken = [arg.type for arg in old.signature.input_arg]
         given = [arg.type for arg in old.signature.output_arg]
-        names = [results[arg.name] for arg in old.signature.output_arg]
-        return self._function(root, taken, given, names)
+        results = [node.input[0] for node in self._nodes[end - len(given) : end]]
+        return self._function(root, taken, given, results)
 
     def _function(
         self, old: Region, taken: list[int], given: list[int], results: list[str]
     ) -> Region:
         function = function_pb2.FunctionDef()
         function.CopyFrom(old.proto)  # type: ignore[arg-type]
-        del function.node_def[:]
         new = Region(function, callee_of=old.callee_of)
-        prefix = self._prefixes[old]
-        local = _Namer(prefix, self._nodes[prefix], function).local
         for arg, dtype in zip(function.signature.input_arg, taken, strict=True):
             arg.type = dtype
         if results:  # a predicate's are not among the calling node's inputs
-            for arg, dtype, tensor in zip(
-                function.signature.output_arg, given, results, strict=True
-            ):
+            names = self._local(results, self._joined.prefixes[old])
+            for arg, dtype, name in zip(function.signature.output_arg, given, names, strict=True):
                 arg.type = dtype
-                function.ret[arg.name] = local(tensor)
-        self._fill(new, old, local)
+                function.ret[arg.name] = name
+        self._fill(new, old)
         return new
 
-    def _fill(self, new: Region, old: Region, local: Callable[[str], str]) -> None:
-        prefix = self._prefixes[old]
-        calls = {prefix + call.node: call for call in old.calls}
-        is_function = isinstance(new.proto, function_pb2.FunctionDef)
-        pseudo = (JOINED_ARGUMENT, _ARGUMENT, _RESULT) if is_function else ()
-        add = new.nodes.add  # type: ignore[attr-defined]
-        for node in self._nodes[prefix]:
-            if node.op in pseudo:
-                continue
-            kept = add()
+    def _fill(self, new: Region, old: Region) -> None:
+        """Gives a copy of a body the nodes that were rewritten."""
+        prefix, start = self._joined.prefixes[old], self._joined.starts[old]
+        nodes = new.nodes
+        calls = iter(old.calls)
+        first, end = (bisect.bisect_left(self._changed, n) for n in (start, start + len(nodes)))
+        pairs = [(nodes[n - start], self._nodes[n]) for n in self._changed[first:end]]
+        add = nodes.add  # type: ignore[attr-defined]
+        pairs += [(add(), cast) for cast in self._casts.get(prefix, ())]
+        for kept, node in pairs:
             kept.CopyFrom(node)
-            call = calls.get(node.name)
-            if call is not None:
-                kept.op = self._op_defs[node.op].name
-                inputs, callees = self._divide_call(call, node)
-                kept.input[:] = inputs
+            if node.op in self._joined.op_defs:
+                call = next(calls)
+                kept.op = self._joined.op_defs[node.op].name
+                kept.input[:], callees = self._divide_call(call, node)
                 new.calls.append(Call(call.node, call.kind, callees))
-            if is_function:
+            if isinstance(new.proto, function_pb2.FunctionDef):
                 kept.name = node.name[len(prefix) :]
-                kept.input[:] = list(map(local, kept.input[:]))
+                kept.input[:] = self._local(kept.input[:], prefix)
+
+    def _local(self, tensors: Sequence[str], prefix: str) -> list[str]:
+        """The names that tensors have within a function; a Cast has a GraphDef's name yet."""
+        cut = len(prefix)
+        return [
+            f"^{name[1 + cut :]}"
+            if name[0] == "^"
+            else name[cut:] + (":y:0" if self._is_cast(name) else "")
+            for name in tensors
+        ]
 
     def _divide_call(
         self, call: Call, node: node_def_pb2.NodeDef
@@ -263,32 +275,3 @@ def _prefix_of(name: str) -> str:
     if not mark or not tail:
         return ""
     return f"{head}{mark}{tail.partition('/')[0]}/"
-
-
-class _Namer:
-    """Gives tensors of the joined graph the names they have in one function's body."""
-
-    def __init__(
-        self, prefix: str, nodes: list[node_def_pb2.NodeDef], function: function_pb2.FunctionDef
-    ) -> None:
-        self._cut = len(prefix)
-        self._arguments = {arg.name for arg in function.signature.input_arg}
-        self._op_of = {node.name[self._cut :]: node.op for node in nodes}
-
-    def local(self, tensor: str) -> str:
-        """The local name; a tensor of a node that the rewrite added has a GraphDef's name yet."""
-        if tensor[0] == "^":
-            return f"^{tensor[1 + self._cut :]}"
-        name = tensor[self._cut :]
-        node, _, port = name.partition(":")
-        if node in self._arguments or (port and not port.isdigit()):
-            return name
-        op_type = registered_op_type(self._op_of[node])
-        if op_type is None:
-            raise KeyError(self._op_of[node])
-        return f"{node}:{_output_arg(op_type, int(port or 0))}"
-
-
-def _output_arg(op_type: OpType, port: int) -> str:
-    """`arg:0`, for an op type whose outputs are single tensors."""
-    return f"{op_type.op_def.output_arg[port].name}:0"

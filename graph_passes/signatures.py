@@ -72,7 +72,7 @@ def convert_tree(
     plan, applied = convert(joined.proto, view, (*preserve, *joined.boundary), own_lists)
     if applied is None:
         return ConvertedTree(None, plan, None)
-    return ConvertedTree(take_apart(root, joined, applied.proto), plan, applied)  # type: ignore[arg-type]
+    return ConvertedTree(take_apart(root, joined, applied), plan, applied)
 
 
 def name_functions(root: Region, library: Library) -> tuple[function_pb2.FunctionDef, ...]:

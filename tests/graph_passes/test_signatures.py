@@ -21,6 +21,7 @@ from graph_passes import (
     rewriting,
     stages,
 )
+from graph_passes.application import Applied
 from graph_passes.call_graph import build_call_tree
 from graph_passes.costs import CostTable, Curve, OpCost
 from graph_passes.joining import join, take_apart
@@ -70,7 +71,9 @@ def test_taking_apart_undoes_joining(shape: str) -> None:
     graph_def = build(SHAPES[shape]).graph_def
     tree = build_call_tree(graph_def, library_of(graph_def).get, is_matmul)
     assert tree.calls
-    again = take_apart(tree, *[joined := join(tree)], joined.proto)
+    joined = join(tree)
+    everything = tuple(range(len(joined.proto.node)))
+    again = take_apart(tree, joined, Applied(joined.proto, everything, (), {}))
     assert again.proto == graph_def
     for old, new in zip(tree.walk(), again.walk(), strict=True):
         assert new.proto == old.proto
@@ -238,7 +241,7 @@ def test_call_that_does_not_agree_is_found() -> None:
     library = library_of(graph_def)
     tree = build_call_tree(graph_def, library.get, is_matmul)
     joined = join(tree)
-    again = take_apart(tree, joined, joined.proto)
+    again = take_apart(tree, joined, Applied(joined.proto, (), (), {}))
     callee = again.calls[0].callees[0].proto
     callee.signature.output_arg[0].type = BFLOAT16
     with pytest.raises(VerificationError):
