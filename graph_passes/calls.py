@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from graph_passes.op_registry import registered_op_type
 
@@ -21,12 +21,19 @@ def called_functions(node: node_def_pb2.NodeDef) -> Iterator[str]:
                 yield function.name
 
 
-def reachable_functions(graph_def: graph_pb2.GraphDef) -> frozenset[str]:
-    """Names of the library's functions that a run of the main graph may call.
+def reachable_functions(
+    graph_def: graph_pb2.GraphDef, added: Iterable[function_pb2.FunctionDef] = ()
+) -> frozenset[str]:
+    """Names of the functions that a run of the main graph may call.
 
     Gradient functions of the library count with the functions they belong to.
+
+    Args:
+        graph_def: the graph with its library.
+        added: functions that are to come to the library.
     """
-    library = {function.signature.name: function for function in graph_def.library.function}
+    functions = (*graph_def.library.function, *added)
+    library = {function.signature.name: function for function in functions}
     gradients = {g.function_name: g.gradient_func for g in graph_def.library.gradient}
     if not library:
         return frozenset()
@@ -37,7 +44,7 @@ def reachable_functions(graph_def: graph_pb2.GraphDef) -> frozenset[str]:
         for node in pending.pop():
             op = node.op
             if op not in names_functions:
-                names_functions[op] = _may_name_functions(op)
+                names_functions[op] = may_name_functions(op)
             for name in called_functions(node) if names_functions[op] else ():
                 for called in (name, gradients.get(name, "")):
                     if called in library and called not in found:
@@ -46,7 +53,7 @@ def reachable_functions(graph_def: graph_pb2.GraphDef) -> frozenset[str]:
     return frozenset(found)
 
 
-def _may_name_functions(op: str) -> bool:
+def may_name_functions(op: str) -> bool:
     """Whether nodes of an op may name functions; an unknown op may, and may be one."""
     op_type = registered_op_type(op)
     return op_type is None or op_type.runs_functions

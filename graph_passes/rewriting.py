@@ -93,9 +93,7 @@ def rewrite_graph_def(
     new: graph_pb2.GraphDef = main.proto  # type: ignore[assignment]
     changed = main.changed  # until then it is the caller's own
     extra = {function.signature.name: function for function in main.extra_functions}
-    if changed:
-        new.library.function.extend(main.extra_functions)
-    reachable = reachable_functions(new)
+    reachable = reachable_functions(new, extra.values())
     for position, function in enumerate(graph_def.library.function):
         name = function.signature.name
         if name not in reachable or not function.node_def:
@@ -112,7 +110,6 @@ def rewrite_graph_def(
             extra.update({added.signature.name: added for added in result.extra_functions})
     if not changed:
         return main
-    del new.library.function[len(library) :]
     new.library.function.extend(extra.values())
     return dataclasses.replace(main, proto=new, changed=True, extra_functions=())
 
