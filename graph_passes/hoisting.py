@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 
 from graph_passes.call_graph import Call, Region
-from graph_passes.calls import called_functions
+from graph_passes.calls import called_functions, may_name_functions
 from graph_passes.loop_variables import add_to_functions, add_to_loop, free_name, names_in
 
 _READ = "ReadVariableOp"
@@ -93,6 +93,9 @@ def _find(call: Call, target: int) -> list[_Source]:
     """The casts in a loop's body of what no round changes, by what they read."""
     body: function_pb2.FunctionDef = call.callee("body").proto  # type: ignore[assignment]
     makers = {node.name: node for node in body.node_def}
+    casts = [node for node in makers.values() if node.op == "Cast"]
+    if not casts:
+        return []
     arguments = {arg.name: position for position, arg in enumerate(body.signature.input_arg)}
     constant = {
         arg: position
@@ -101,11 +104,8 @@ def _find(call: Call, target: int) -> list[_Source]:
     }
     writes = None
     found: dict[tuple[int, str], _Source] = {}
-    for node in body.node_def:
-        if node.op != "Cast" or (node.attr["SrcT"].type, node.attr["DstT"].type) != (
-            types_pb2.DT_FLOAT,
-            target,
-        ):
+    for node in casts:
+        if (node.attr["SrcT"].type, node.attr["DstT"].type) != (types_pb2.DT_FLOAT, target):
             continue
         if any(name[0] == "^" for name in node.input):
             continue
@@ -146,11 +146,12 @@ def may_write_variable(call: Call) -> bool:
                 if node.op == "Identity" and node.attr["T"].type == types_pb2.DT_RESOURCE:
                     resources.add(node.name)
             for node in region.nodes:
-                if node.name in inside or node.op in _HARMLESS:
+                op = node.op
+                if op in _HARMLESS or node.name in inside:
                     continue
-                if any(name.partition(":")[0] in resources for name in node.input):
+                if not resources.isdisjoint([name.partition(":")[0] for name in node.input[:]]):
                     return True
-                if any(name != node.op for name in called_functions(node)):
+                if may_name_functions(op) and any(name != op for name in called_functions(node)):
                     return True  # a call whose function is not in view
     return False
 
@@ -182,10 +183,9 @@ class _CallerEditor:
         self._in_function = isinstance(caller.proto, function_pb2.FunctionDef)
         self._target = target
         self._by_name = {node.name: node for node in caller.nodes}
-        self._waiting = {node.name for node in caller.nodes if node.input}
         self._taken = set(self._by_name)
         if self._in_function:
-            self._taken.update(names_in(caller.proto))  # type: ignore[arg-type]
+            self._taken |= names_in(caller.proto)  # type: ignore[arg-type]
         self._loop = node_def_pb2.NodeDef()
 
     def open(self, loop: str) -> None:
@@ -226,10 +226,13 @@ class _CallerEditor:
         """
         controls = [name for name in self._loop.input if name[0] == "^"]
         makers = {name.partition(":")[0] for name in self._loop.input if name[0] != "^"}
-        controls.extend(
-            f"^{maker}" for maker in sorted(makers & self._waiting) if f"^{maker}" not in controls
-        )
+        waiting = [name for name in sorted(makers & self._by_name.keys()) if self._reads(name)]
+        controls.extend(f"^{name}" for name in waiting if f"^{name}" not in controls)
         return controls
+
+    def _reads(self, name: str) -> bool:
+        """Whether a node has inputs, for which it has to wait."""
+        return bool(self._by_name[name].input)
 
     def pass_to_loop(self, tensor: str) -> None:
         """Gives the loop one more loop variable."""

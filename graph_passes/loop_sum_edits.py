@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from tensorflow.core.framework import (
     attr_value_pb2,
     function_pb2,
     node_def_pb2,
+    tensor_pb2,
     types_pb2,
 )
 from tensorflow.python.framework import tensor_util
@@ -80,9 +82,11 @@ class CallerEdit:
             self.shapes[name] = (shape,)
         return node
 
-    def constant(self, name: str, value: np.ndarray, device: str) -> str:
+    def constant(
+        self, name: str, value: int | tuple[int, ...], dtype: type[np.integer], device: str
+    ) -> str:
         """Adds a constant and returns its tensor."""
-        proto = tensor_util.make_tensor_proto(value)
+        proto = _tensor(value, dtype)
         node = self.add("Const", name, (), device, {"dtype": proto.dtype})
         node.attr["value"].tensor.CopyFrom(proto)
         return self.output(node)
@@ -128,6 +132,7 @@ class LoopEdit:
         body: the loop's body, a private copy.
         cond: the same of its condition.
         rows: tensor of the body -> the tensor behind the loop with the rows of all rounds.
+        taken: names that no new loop variable may have.
     """
 
     caller: CallerEdit
@@ -135,6 +140,11 @@ class LoopEdit:
     body: function_pb2.FunctionDef
     cond: function_pb2.FunctionDef
     rows: dict[str, str] = dataclasses.field(default_factory=dict)
+    taken: set[str] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        names = names_in(self.body) | names_in(self.cond)
+        self.taken = names | {name.removesuffix("_out") for name in names}
 
     def move(self, sums: Sequence[LoopSum]) -> None:
         """Moves sums to the caller."""
@@ -166,15 +176,14 @@ class LoopEdit:
         if tensor in self.rows:
             return self.rows[tensor]
         caller = self.caller
-        row = np.array([-1, width], np.int32)
-        shape = caller.constant(self._inner("row_shape"), row, device)
-        limit = caller.constant(self._inner("limit"), np.array(-1, np.int32), device)
+        shape = caller.constant(self._inner("row_shape"), (-1, width), np.int32, device)
+        limit = caller.constant(self._inner("limit"), -1, np.int32, device)
         empty = caller.add(
             "EmptyTensorList", self._inner("list"), (shape, limit), device, _LIST_TYPES
         )
         position = add_to_loop(caller.node(self.name), caller.output(empty), _VARIANT)
         self._push(tensor, device)
-        lengths = caller.constant(self._inner("lengths"), np.zeros(0, np.int64), device)
+        lengths = caller.constant(self._inner("lengths"), (), np.int64, device)
         ended = caller.output(caller.node(self.name), position)
         rows = (None, width)
         made = caller.add(
@@ -186,9 +195,8 @@ class LoopEdit:
 
     def _push(self, tensor: str, device: str) -> None:
         """Lets every round put a tensor into a list."""
-        taken = names_in(self.body) | names_in(self.cond)
-        taken |= {name.removesuffix("_out") for name in taken}
-        name = free_name("gradient_rows", taken)
+        name = free_name("gradient_rows", self.taken)
+        self.taken.add(name)
         push = self.body.node_def.add(
             name=f"{name}/push", op="TensorListPushBack", device=device, input=(name, tensor)
         )
@@ -219,14 +227,20 @@ class LoopEdit:
         before = {each.total: each.before for each in sums}
         gone = {each.addition for each in sums}
         gone |= {term.node for each in sums for term in each.terms}
-        for node in [node for node in body.node_def if node.name in gone]:
-            body.node_def.remove(node)
+        positions = [n for n, node in enumerate(body.node_def) if node.name in gone]
+        for position in reversed(positions):
+            del body.node_def[position]
         for node in body.node_def:
             read = node.input[:]
             if not before.keys().isdisjoint(read):
                 node.input[:] = [before.get(tensor, tensor) for tensor in read]
         for result, tensor in list(body.ret.items()):
             body.ret[result] = before.get(tensor, tensor)
+
+
+@functools.lru_cache(maxsize=256)
+def _tensor(value: int | tuple[int, ...], dtype: type[np.integer]) -> tensor_pb2.TensorProto:
+    return tensor_util.make_tensor_proto(np.array(value, dtype))
 
 
 def _output(node: node_def_pb2.NodeDef, port: int = 0) -> str:

@@ -46,12 +46,12 @@ def prepare_tree(
     fusions: dict[Region, Fusion] = {}
     bodies: dict[Region, Graph] = {}
     prepared: dict[int, Fusion] = {}  # by the id of what was searched, which its Fusion keeps
+    moves = config.has_rule(RULE) and not config.fused
     for region in reversed(list(tree.walk())):
-        loops = [call for call in region.calls if call.kind.is_loop]
+        loops = [call for call in region.calls if call.kind.is_loop] if moves else []
         mover = _Mover(region.proto, bodies, fusions)
         # In a loop of TensorFlow 1, what is added would have to name the loop's frame.
-        framed = any(node.op == "Enter" for node in region.nodes) if loops else False
-        if loops and config.has_rule(RULE) and not (config.fused or framed):
+        if loops and "Enter" not in {node.op for node in region.nodes}:
             kept = {node_name(name) for name in preserve} if region is tree else set()
             for call in loops:
                 if call.node not in kept:
