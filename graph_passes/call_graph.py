@@ -19,6 +19,8 @@ from tensorflow.core.framework import (
     types_pb2,
 )
 
+from graph_passes.kinds import KindTable
+
 Graph: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
 Library: TypeAlias = Callable[[str], function_pb2.FunctionDef | None]
 
@@ -121,15 +123,6 @@ class Region:
         ]
         return Region(body_of(self), calls, self.callee_of)
 
-    def called_as_ops(self, library: Library) -> dict[str, op_def_pb2.OpDef]:
-        """Signatures of the functions that nodes of this tree call by an op of that name."""
-        found = {}
-        for op in {node.op for region in self.walk() for node in region.nodes}:
-            function = library(op)
-            if function is not None:
-                found[op] = function.signature
-        return found
-
 
 @dataclasses.dataclass(eq=False)
 class Call:
@@ -160,6 +153,16 @@ def function_names(node: node_def_pb2.NodeDef, kind: CallKind) -> list[tuple[str
         listed = value.list.func or [value.func]
         found.extend((attr, position, func.name) for position, func in enumerate(listed))
     return found
+
+
+def kinds_with(library: Library) -> KindTable:
+    """An empty table of kinds, for graphs whose ops may be functions of a library."""
+
+    def signature_of(op: str) -> op_def_pb2.OpDef | None:
+        function = library(op)
+        return None if function is None else function.signature
+
+    return KindTable(signature_of)
 
 
 def build_call_tree(main: Graph, library: Library, counts_as_work: Callable[[str], bool]) -> Region:

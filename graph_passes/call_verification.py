@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2, node_def_pb2, op_def_pb2
 
-from graph_passes.call_graph import CallKind, Graph, Library, Region, function_names
+from graph_passes.call_graph import CallKind, Graph, Library, Region, function_names, kinds_with
 from graph_passes.kinds import Kind, KindTable
 from graph_passes.verification import VerificationError
 
@@ -34,12 +34,7 @@ def verify_calls(
     Raises:
         VerificationError: a call or an edge does not agree. The message names the node.
     """
-
-    def signature_of(op: str) -> op_def_pb2.OpDef | None:
-        function = library(op)
-        return None if function is None else function.signature
-
-    kinds = KindTable(signature_of)
+    kinds = kinds_with(library)
     checked: set[str] = set()
     for region in root.walk():
         if not region.is_main:

@@ -2,7 +2,7 @@
 
 Painting works on *vertices*: one per slot (type attribute) of a node, numbered in node order.
 Edges join the vertex of the port that makes a tensor to the vertex of each port that reads it.
-`view` makes the index of a GraphDef, a joined graph or the body of a function.
+`view` makes the index of a GraphDef or the body of a function, `joining` that of a joined graph.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, op_def_pb2, types_pb2
+from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from graph_passes.adjacency import Adjacency, Neighbours
 from graph_passes.indexing import InvalidGraphError, NodeIndex, packed
@@ -44,7 +44,7 @@ class GraphView:
     Attributes:
         nodes: the NodeDefs, pseudo-nodes included, in graph order.
         index: name of a node -> its number.
-        kinds: the kinds of node there are.
+        kinds: the kinds by number; nodes of other graphs may have some of them.
         kind_of: for each node the number of its kind.
         base: for each node the number of its first vertex.
         dtypes: for each vertex its dtype (a value of `types_pb2.DataType`).
@@ -56,7 +56,7 @@ class GraphView:
         edge_starts: for each node the number of its first edge, and the number of edges; edges
             are numbered by reading node, then by port.
         is_function: whether the graph is the body of a function.
-        functions: definitions of the functions that nodes may call as ops, by name.
+        node_index: what was read of the nodes.
         is_edited: whether some nodes are others than those of the graph that was indexed.
         aliases: number of a `JOINED_ARGUMENT` -> number and input port of its calling node.
     """
@@ -65,22 +65,22 @@ class GraphView:
         self,
         nodes: Sequence[node_def_pb2.NodeDef],
         index: NodeIndex,
-        functions: Mapping[str, op_def_pb2.OpDef],
         *,
         is_function: bool,
         shapes: Shapes | None = None,
         is_edited: bool = False,
     ) -> None:
         self._shapes = shapes
-        self._index = index
+        self.node_index = index
         self.nodes = nodes
-        self.functions = functions
         self.is_function = is_function
         self.is_edited = is_edited
         self.index = index.numbers
         self.kinds = index.kinds.kinds
         self.kind_of = index.kind_of
-        self.aliases = dict(map(self._alias, self.of_kind(lambda k: k.op == JOINED_ARGUMENT)))
+        family = index.kinds.families.get(JOINED_ARGUMENT)
+        aliases = self._with_kind(list(family.numbers.values())) if family else []
+        self.aliases = dict(map(self._alias, aliases))
         vertices = Vertices(index)
         self.base, self.vertex_nodes = packed(vertices.base), packed(vertices.owners)
         self.dtypes, self.slot_numbers = packed(vertices.dtypes), vertices.slot_numbers
@@ -109,11 +109,10 @@ class GraphView:
         Raises:
             InvalidGraphError: as `view_graph`, or a node reads one that is gone.
         """
-        index = self._index.edited(nodes, moved, anew)
+        index = self.node_index.edited(nodes, moved, anew)
         return GraphView(
             nodes,
             index,
-            self.functions,
             is_function=self.is_function,
             shapes=extend_shapes(self._shapes, shapes),
             is_edited=True,
@@ -138,15 +137,15 @@ class GraphView:
 
     def kind(self, number: int) -> Kind:
         """The kind of a node."""
-        return self._index.kind(number)
+        return self.node_index.kind(number)
 
     def op_type(self, number: int) -> OpType | None:
         """A node's op type, None where this TensorFlow does not know the op."""
-        return self._index.kind(number).op_type
+        return self.node_index.kind(number).op_type
 
     def layout(self, number: int) -> Layout:
         """A node's layout."""
-        return self._index.layout(number)
+        return self.node_index.layout(number)
 
     def of_kind(self, fits: Callable[[Kind], bool]) -> list[int]:
         """The nodes whose kind fits, in order."""
@@ -187,7 +186,7 @@ class GraphView:
     def control_readers(self) -> dict[str, list[int]]:
         """Name of a node -> the nodes that have it as a control input."""
         found: dict[str, list[int]] = {}
-        for number in self._index.with_controls:
+        for number in self.node_index.with_controls:
             for name in self.nodes[number].input[:]:
                 if name[0] == "^":
                     found.setdefault(name[1:], []).append(number)
@@ -196,13 +195,13 @@ class GraphView:
     @functools.cached_property
     def control_ends(self) -> frozenset[int]:
         """The nodes that have control inputs."""
-        return frozenset(self._index.with_controls)
+        return frozenset(self.node_index.with_controls)
 
     @functools.cached_property
     def devices(self) -> dict[str, list[int]]:
         """Device -> the nodes that name it, for those that name one."""
-        codes = np.asarray(self._index.device_of)
-        named = {device: code for device, code in self._index.devices.items() if code}
+        codes = np.asarray(self.node_index.device_of)
+        named = {device: code for device, code in self.node_index.kinds.devices.items() if code}
         return {device: np.flatnonzero(codes == code).tolist() for device, code in named.items()}
 
     def split(self, tensor: str) -> tuple[str, int]:
@@ -211,7 +210,7 @@ class GraphView:
         `name` and `name:2` in a GraphDef; `node:output_arg:1` in a function, where an argument
         goes by its name alone. A joined graph has both.
         """
-        return self._index.split(tensor)
+        return self.node_index.split(tensor)
 
     def shape(self, tensor: str) -> Shape | None:
         """The static shape of a tensor: None where it is unknown, a None dimension likewise."""
@@ -241,8 +240,7 @@ class GraphView:
 
     def calls_function(self, number: int) -> bool:
         """Whether a node is a call, by an op named after the function."""
-        kind = self.kind(number)
-        return kind.op in self.functions and not kind.is_joined_call
+        return self.kind(number).is_call
 
     @functools.cached_property
     def is_float(self) -> np.ndarray:
@@ -308,8 +306,8 @@ class GraphView:
 
         That is the number of the node that makes it, plus the port times the number of nodes.
         """
-        tensors = np.asarray(self._index.makers).astype(np.int64)
-        names = list(self._index.references)
+        tensors = np.asarray(self.node_index.makers).astype(np.int64)
+        names = list(self.node_index.references)
         numbers, positions = np.unique(~tensors[tensors < 0], return_inverse=True)
         found = [self.split(names[number]) for number in numbers.tolist()]
         keys = [self.index[name] + port * len(self.nodes) for name, port in found]

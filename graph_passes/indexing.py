@@ -9,10 +9,10 @@ from __future__ import annotations
 import array
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, op_def_pb2
+from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.kinds import Kind, KindTable
 from graph_passes.op_registry import NO_LAYOUT, Layout
@@ -38,30 +38,26 @@ class NodeIndex:
         references: tensors that are other outputs, or were read before the node that makes them
             was met; their names -> 0, 1, 2 ...
         with_controls: the nodes that have control inputs.
-        devices: device -> its number; the empty device has number 0.
         device_of: for each node the number of its device.
     """
 
-    def __init__(
-        self, functions: Mapping[str, op_def_pb2.OpDef], *, named_outputs: bool = False
-    ) -> None:
+    def __init__(self, kinds: KindTable, *, named_outputs: bool = False) -> None:
         """Makes an empty index.
 
         Args:
-            functions: definitions of functions that are called as ops.
+            kinds: where kinds of nodes are looked up and added.
             named_outputs: whether tensors are named by output arguments, as within functions.
         """
         self.numbers: dict[str, int] = {}
         self._named_outputs = named_outputs
         # Where outputs are named: name of a tensor -> the node whose output 0 it is.
         self._outputs: dict[str, int] = {}
-        self.kinds = KindTable(functions.get)
+        self.kinds = kinds
         self.kind_of = array.array("i")
         self.arity = array.array("i")
         self.makers = array.array("i")
         self.references: dict[str, int] = {}
         self.with_controls = array.array("i")
-        self.devices: dict[str, int] = {"": 0}
         self.device_of = array.array("i")
 
     def extend(
@@ -87,7 +83,7 @@ class NodeIndex:
     def _read(self, nodes: Sequence[node_def_pb2.NodeDef], numbers: Sequence[int]) -> None:
         names = [node.name for node in nodes]
         self.numbers.update(zip(names, numbers, strict=True))
-        families, devices = self.kinds.families, self.devices
+        families, devices = self.kinds.families, self.kinds.devices
         self.device_of.extend([devices.setdefault(node.device, len(devices)) for node in nodes])
         family_of = [families.get(op) or self.kinds.family(op) for op in [n.op for n in nodes]]
         kind_of = []
@@ -143,12 +139,12 @@ class NodeIndex:
         names = np.array([*self.numbers, ""], object)[origin]
         names[anew] = [nodes[number].name for number in anew]
         numbers = dict(zip(names.tolist(), range(len(nodes)), strict=True))
-        read, new = (NodeIndex({}, named_outputs=self._named_outputs) for _ in range(2))
+        read, new = (NodeIndex(self.kinds, named_outputs=self._named_outputs) for _ in range(2))
         for index in (read, new):
-            index.kinds, index.devices = self.kinds, self.devices
             index.references, index.numbers = self.references, numbers
         if len(numbers) != len(nodes):
             raise InvalidGraphError("two nodes have the same name")
+        read._outputs.update(numbers)  # arguments
         read.extend((nodes[number] for number in anew), anew)
         origin[anew] = -1
         old = origin >= 0
@@ -205,6 +201,30 @@ class NodeIndex:
             return name, 0
         number = self.numbers.get(name)
         return name, (NO_LAYOUT if number is None else self.layout(number)).port(port)
+
+
+def concatenated(parts: Sequence[tuple[str, NodeIndex]]) -> NodeIndex:
+    """The indices of several graphs, one behind the other, as that of one.
+
+    Args:
+        parts: for each graph what goes before its names, and its index; all have one table of
+            kinds.
+
+    Returns:
+        The index of a graph in which tensors may be named as within functions.
+    """
+    whole = NodeIndex(parts[0][1].kinds, named_outputs=True)
+    for prefix, index in parts:
+        first, known = len(whole.kind_of), len(whole.references)
+        whole.numbers.update(zip(map(prefix.__add__, index.numbers), itertools.count(first)))
+        whole.references.update(zip(map(prefix.__add__, index.references), itertools.count(known)))
+        whole.kind_of.extend(index.kind_of)
+        whole.arity.extend(index.arity)
+        whole.device_of.extend(index.device_of)
+        makers = np.asarray(index.makers)
+        whole.makers.extend(packed(np.where(makers < 0, makers - known, makers + first)))
+        whole.with_controls.extend(packed(np.asarray(index.with_controls) + first))
+    return whole
 
 
 def packed(values: np.ndarray) -> array.array[int]:

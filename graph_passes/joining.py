@@ -14,12 +14,14 @@ import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, op_def_pb2
 from tensorflow.python.framework import op_def_registry
 
 from graph_passes.application import Applied
 from graph_passes.call_graph import Call, Region
-from graph_passes.view import JOINED_ARGUMENT, Shape, Shapes
+from graph_passes.indexing import concatenated
+from graph_passes.view import JOINED_ARGUMENT, GraphView, Shape, Shapes
 
 _ARGUMENT, _RESULT = "_Arg", "_Retval"
 MARK = "@"
@@ -38,6 +40,7 @@ class Joined:
             itself a function; they must not change.
         prefixes: region -> the prefix of its nodes' names.
         starts: region -> the number of its first node.
+        arguments: region -> the number of the node that stands for its first argument.
         calling: the numbers of the calling nodes.
     """
 
@@ -46,6 +49,7 @@ class Joined:
     boundary: tuple[str, ...]
     prefixes: dict[Region, str]
     starts: dict[Region, int] = dataclasses.field(default_factory=dict)
+    arguments: dict[Region, int] = dataclasses.field(default_factory=dict)
     calling: list[int] = dataclasses.field(default_factory=list)
 
     def shapes(self, of_regions: Mapping[Region, Shapes | None]) -> Shapes:
@@ -59,6 +63,37 @@ class Joined:
 
         return shapes_of
 
+    def view(
+        self, views: Mapping[Region, GraphView], shapes: Mapping[Region, Shapes | None]
+    ) -> GraphView:
+        """The view of the joined graph.
+
+        Args:
+            views: those of the bodies, which have one table of kinds. The main graph's must be
+                there; a body without a view is read, and so is what stands for calls, arguments
+                and results.
+            shapes: the static shapes of the regions' tensors, where they are known.
+        """
+        nodes = list(self.proto.node)
+        is_copy = np.zeros(len(nodes), bool)
+        moved = []
+        for region, view in views.items():
+            start, count = self.starts[region], len(region.nodes)
+            is_copy[start : start + count] = True
+            numbers = np.full(len(view.nodes), -1, np.int32)
+            arguments = _count_arguments(region)
+            numbers[:arguments] = np.arange(arguments) + self.arguments[region]
+            numbers[arguments : arguments + count] = np.arange(count) + start
+            moved.append(numbers)
+        is_copy[self.calling] = False
+        anew = np.flatnonzero(~is_copy).tolist()
+        kinds = next(iter(views.values())).node_index.kinds
+        for op, op_def in self.op_defs.items():
+            kinds.define(op, op_def)
+        bodies = concatenated([(self.prefixes[r], view.node_index) for r, view in views.items()])
+        index = bodies.edited(nodes, np.concatenate(moved), anew)
+        return GraphView(nodes, index, is_function=False, shapes=self.shapes(shapes))
+
 
 def join(root: Region) -> Joined:
     """Makes one graph of a call tree; nothing of the tree is changed."""
@@ -71,6 +106,11 @@ def join(root: Region) -> Joined:
     return dataclasses.replace(
         joined, boundary=tuple(n.name for n in joined.proto.node if n.op in ends)
     )
+
+
+def _count_arguments(region: Region) -> int:
+    proto = region.proto
+    return 0 if isinstance(proto, graph_pb2.GraphDef) else len(proto.signature.input_arg)
 
 
 def _prefixes(root: Region) -> dict[Region, str]:
@@ -89,9 +129,11 @@ class _Joiner:
         self._op_defs = joined.op_defs
         self._prefixes = joined.prefixes
         self._starts, self._calling = joined.starts, joined.calling
+        self._arguments = joined.arguments
 
     def add_main(self, root: Region) -> None:
         main = root.proto
+        self._arguments[root] = 0
         if isinstance(main, graph_pb2.GraphDef):
             self._add_bodies(root)
             return
@@ -128,6 +170,7 @@ class _Joiner:
         for callee in call.callees:
             function: function_pb2.FunctionDef = callee.proto  # type: ignore[assignment]
             prefix = self._prefixes[callee]
+            self._arguments[callee] = len(self._nodes)
             for position, arg in enumerate(function.signature.input_arg):
                 alias = self._nodes.add(name=prefix + arg.name, op=JOINED_ARGUMENT)
                 alias.attr["call"].s = node.name.encode()

@@ -25,12 +25,14 @@ class Kind:
         op_type: its op type, None where this TensorFlow does not know the op.
         layout: the slots of its ports; none for an unknown op.
         dtypes: for each slot its dtype.
+        is_call: whether nodes of this kind call a function by an op named after it.
     """
 
     op: str
     op_type: OpType | None
     layout: Layout
     dtypes: tuple[int, ...]
+    is_call: bool = False
 
     @property
     def is_joined_call(self) -> bool:
@@ -39,7 +41,7 @@ class Kind:
 
 
 class Family:
-    """The kinds of one op in a graph.
+    """The kinds of one op.
 
     Attributes:
         op: the op.
@@ -48,13 +50,22 @@ class Family:
         first_output: see `OpType.first_output`.
         numbers: key -> the kind's number.
         known: key -> the kind, for those that are known from other graphs as well.
+        is_function: whether the op is the name of a function.
     """
 
-    __slots__ = ("first_output", "key_of", "known", "numbers", "op", "op_type")
+    __slots__ = ("first_output", "is_function", "key_of", "known", "numbers", "op", "op_type")
 
-    def __init__(self, op: str, op_type: OpType | None, known: dict[Hashable, Kind]) -> None:
+    def __init__(
+        self,
+        op: str,
+        op_type: OpType | None,
+        known: dict[Hashable, Kind],
+        *,
+        is_function: bool = False,
+    ) -> None:
         self.op = op
         self.op_type = op_type
+        self.is_function = is_function
         self.key_of = _no_key if op_type is None else op_type.key_of
         self.first_output = "" if op_type is None else op_type.first_output
         self.numbers: dict[Hashable, int] = {}
@@ -62,17 +73,19 @@ class Family:
 
 
 class KindTable:
-    """The kinds of a graph's nodes, numbered as they are met.
+    """The kinds of the nodes of one graph or several, numbered as they are met.
 
     Attributes:
         kinds: the kinds by number.
         families: op -> its kinds.
+        devices: device -> its number; the empty device has number 0.
     """
 
     def __init__(self, signature_of: Callable[[str], op_def_pb2.OpDef | None]) -> None:
         """Makes an empty table; `signature_of` gives the definition of an op that is a function."""
         self.kinds: list[Kind] = []
         self.families: dict[str, Family] = {}
+        self.devices: dict[str, int] = {"": 0}
         self._signature_of = signature_of
 
     def kind_of(self, node: node_def_pb2.NodeDef) -> Kind:
@@ -87,11 +100,18 @@ class KindTable:
         family = self.families.get(op)
         if family is None:
             function = self._signature_of(op)
-            op_type = registered_op_type(op) if function is None else OpType(function)
-            shared = op_type is not None and function is None
-            known = _known_kinds(op_type) if shared else {}
-            family = self.families[op] = Family(op, op_type, known)
+            if function is not None:
+                family = Family(op, OpType(function), {}, is_function=True)
+            else:
+                op_type = registered_op_type(op)
+                known = {} if op_type is None else _known_kinds(op_type)
+                family = Family(op, op_type, known)
+            self.families[op] = family
         return family
+
+    def define(self, op: str, op_def: op_def_pb2.OpDef) -> None:
+        """Makes an op known that is neither registered nor a function."""
+        self.families[op] = Family(op, OpType(op_def), {})
 
     def add(self, family: Family, key: Hashable, node: node_def_pb2.NodeDef) -> int:
         """Numbers the kind of a node that is the first with its key."""
@@ -109,7 +129,7 @@ def _read_kind(family: Family, node: node_def_pb2.NodeDef) -> Kind:
         return Kind(family.op, None, NO_LAYOUT, ())
     layout = op_type.layout_of(node)
     dtypes = tuple(op_type.dtype_of(node, slot) for slot in layout.slots)
-    return Kind(family.op, op_type, layout, dtypes)
+    return Kind(family.op, op_type, layout, dtypes, family.is_function)
 
 
 @functools.lru_cache(maxsize=4096)

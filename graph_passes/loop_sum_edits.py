@@ -82,9 +82,7 @@ class CallerEdit:
             self.shapes[name] = (shape,)
         return node
 
-    def constant(
-        self, name: str, value: int | tuple[int, ...], dtype: type[np.integer], device: str
-    ) -> str:
+    def constant(self, name: str, value: int | tuple[int, ...], dtype: str, device: str) -> str:
         """Adds a constant and returns its tensor."""
         proto = _tensor(value, dtype)
         node = self.add("Const", name, (), device, {"dtype": proto.dtype})
@@ -176,14 +174,14 @@ class LoopEdit:
         if tensor in self.rows:
             return self.rows[tensor]
         caller = self.caller
-        shape = caller.constant(self._inner("row_shape"), (-1, width), np.int32, device)
-        limit = caller.constant(self._inner("limit"), -1, np.int32, device)
+        shape = caller.constant(self._inner("row_shape"), (-1, width), "int32", device)
+        limit = caller.constant(self._inner("limit"), -1, "int32", device)
         empty = caller.add(
             "EmptyTensorList", self._inner("list"), (shape, limit), device, _LIST_TYPES
         )
         position = add_to_loop(caller.node(self.name), caller.output(empty), _VARIANT)
         self._push(tensor, device)
-        lengths = caller.constant(self._inner("lengths"), (), np.int64, device)
+        lengths = caller.constant(self._inner("lengths"), (), "int64", device)
         ended = caller.output(caller.node(self.name), position)
         rows = (None, width)
         made = caller.add(
@@ -239,7 +237,7 @@ class LoopEdit:
 
 
 @functools.lru_cache(maxsize=256)
-def _tensor(value: int | tuple[int, ...], dtype: type[np.integer]) -> tensor_pb2.TensorProto:
+def _tensor(value: int | tuple[int, ...], dtype: str) -> tensor_pb2.TensorProto:
     return tensor_util.make_tensor_proto(np.array(value, dtype))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.application import Applied
-from graph_passes.call_graph import Graph, Library, Region, build_call_tree
+from graph_passes.call_graph import Graph, Library, Region, build_call_tree, kinds_with
 from graph_passes.calls import reachable_functions
 from graph_passes.collector import collector_paused
 from graph_passes.config import PrecisionConfig
@@ -176,27 +176,27 @@ def _rewrite_tree(
     Raises:
         Exception: something is amiss with the tree or with the outcome.
     """
+    kinds = kinds_with(library)
 
-    def details(region: Region) -> tuple[Collection[str], Library, Shapes | None]:
+    def details(region: Region) -> tuple[Collection[str], Shapes | None]:
         if region.is_main:
-            return preserve, library, shapes
-        return (), library, function_shapes(region.proto.signature.name)  # type: ignore[union-attr]
+            return preserve, shapes
+        return (), function_shapes(region.proto.signature.name)  # type: ignore[union-attr]
 
     def prepare_body(
         region: Region, body: Graph, added: Mapping[str, Sequence[Shape | None]]
     ) -> Fusion:
-        kept, known, sizes = details(region)
-        return prepare(body, config, kept, known, extend_shapes(sizes, added))[1]
+        kept, sizes = details(region)
+        return prepare(body, config, kept, kinds, extend_shapes(sizes, added))[1]
 
     if config.has_rule("function-signatures"):
         fused, fusions = prepare_tree(tree, config, preserve, prepare_body)
         converted = convert_tree(
             fused,
-            library,
             preserve,
             lambda graph, view, kept, listed: convert(graph, view, kept, config, listed),
-            {region: fusion.listed for region, fusion in fusions.items()},
-            {r: extend_shapes(details(r)[2], fusion.shapes) for r, fusion in fusions.items()},
+            fusions,
+            {r: extend_shapes(details(r)[1], fusion.shapes) for r, fusion in fusions.items()},
         )
         new, total = converted.root, sum(len(region.nodes) for region in tree.walk())
         notes = load_op_lists(config).notes
@@ -205,7 +205,10 @@ def _rewrite_tree(
         if new is None:
             return RewriteResult(proto=tree.proto, report=report)
     else:
-        results = {r: _rewrite(r.proto, config, *details(r)) for r in tree.walk()}
+        results = {}
+        for region in tree.walk():
+            kept, sizes = details(region)
+            results[region] = _rewrite(region.proto, config, kept, library, sizes)
         report = results[tree].report
         new = tree.with_bodies(lambda region: results[region].copy())
     if config.has_rule("loop-hoisting"):
@@ -245,7 +248,7 @@ def _rewrite(
         why = functools.partial(_plan_in_vain, proto, config, preserve, library, shapes)
         return RewriteResult(proto=proto, report=report(why))
     try:
-        view, fusion = prepare(proto, config, preserve, library, shapes)
+        view, fusion = prepare(proto, config, preserve, kinds_with(library), shapes)
         plan, applied = convert(fusion.original, view, preserve, config, fusion.listed)
         done = report(plan, applied, fusion)
     except Exception as error:
@@ -270,7 +273,7 @@ def _plan_in_vain(
 ) -> Plan | None:
     """What a plan says of a graph in which there is nothing to convert, None of an invalid one."""
     try:
-        view, fusion = prepare(proto, config, preserve, library, shapes)
+        view, fusion = prepare(proto, config, preserve, kinds_with(library), shapes)
         return make_plan(paint(view, config, preserve, fusion.listed))
     except Exception:
         _LOGGER.debug("A graph was left as it is.", exc_info=True)

@@ -18,8 +18,9 @@ from graph_passes.application import Applied
 from graph_passes.call_graph import Library, Region
 from graph_passes.call_verification import verify_calls
 from graph_passes.joining import join, take_apart
+from graph_passes.patterns.units import Fusion
 from graph_passes.planning import Plan
-from graph_passes.view import GraphView, Shapes, view_joined
+from graph_passes.view import GraphView, Shapes
 
 Convert = Callable[
     [graph_pb2.GraphDef, GraphView, Collection[str], Mapping[str, str]],
@@ -44,30 +45,29 @@ class ConvertedTree:
 
 def convert_tree(
     root: Region,
-    library: Library,
     preserve: Collection[str],
     convert: Convert,
-    listed: Mapping[Region, Mapping[str, str]],
+    fusions: Mapping[Region, Fusion],
     shapes: Mapping[Region, Shapes | None],
 ) -> ConvertedTree:
     """Plans the bodies of a call tree together and carries the plan out.
 
     Args:
         root: the tree; it is not changed.
-        library: gives a function by name.
         preserve: names of nodes of the main graph that must stay as they are.
         convert: plans a graph, given its view, what to preserve and nodes with a list of their own,
             and carries the plan out.
-        listed: for each body the nodes with a list of their own, as in `Fusion`.
+        fusions: for each body the units found in it; all views have one table of kinds.
         shapes: for each body the static shapes of its tensors, where they are known.
     """
     joined = join(root)
-    functions = {**root.called_as_ops(library), **joined.op_defs}
-    view = view_joined(joined.proto, functions, joined.shapes(shapes))
+    # What has changed since units were found in it is read from the joined graph.
+    views = {r: found.view for r, found in fusions.items() if found.proto is r.proto}
+    view = joined.view(views, shapes)
     own_lists = {
         joined.prefixes[region] + node: list_name
-        for region, nodes in listed.items()
-        for node, list_name in nodes.items()
+        for region, found in fusions.items()
+        for node, list_name in found.listed.items()
     }
     plan, applied = convert(joined.proto, view, (*preserve, *joined.boundary), own_lists)
     if applied is None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Collection, Iterable, Mapping
 
-from tensorflow.core.framework import graph_pb2, op_def_pb2, types_pb2
+from tensorflow.core.framework import graph_pb2, types_pb2
 
 from graph_passes import batch_norm, cast_cut, cost_rule, painting, recurrences, tensor_lists
 from graph_passes.application import Applied, apply_plan
 from graph_passes.bounded_rsqrt import release_bounded_rsqrts
-from graph_passes.call_graph import Graph, Library, Region
+from graph_passes.call_graph import Graph
 from graph_passes.canvas import ALLOW, Canvas
 from graph_passes.config import PrecisionConfig
 from graph_passes.constant_folding import paint_constants
 from graph_passes.constants import deny_out_of_range
 from graph_passes.eligibility import find_ineligible
 from graph_passes.kernels import kernel_support
+from graph_passes.kinds import KindTable
 from graph_passes.losses import keep_losses
 from graph_passes.op_lists import OpLists, load_op_lists
 from graph_passes.patterns.units import Fusion, find_units
@@ -99,28 +99,24 @@ def prepare(
     proto: Graph,
     config: PrecisionConfig,
     preserve: Collection[str],
-    library: Library,
+    kinds: KindTable,
     shapes: Shapes | None,
 ) -> tuple[GraphView, Fusion]:
-    """The graph with its units in place, and its view."""
-    called = Region(proto).called_as_ops(library) if library is not no_library else {}
-    view_of = functools.partial(_view, functions=called)
-    graph, view = proto, view_of(proto, shapes)
+    """The graph with its units in place, and its view; `kinds` those of all graphs with it."""
+    graph, view = proto, _view(proto, shapes, kinds)
     if not view.ops.isdisjoint(batch_norm.SUCCESSOR):
         graph = _with_new_batch_norms(proto)
-        view = view_of(graph, shapes)
+        view = _view(graph, shapes, kinds)
     fusion = find_units(graph, view, config, preserve)
     if fusion.view is not view:
         fusion.view.require_matching_dtypes()
     return fusion.view, fusion
 
 
-def _view(
-    graph: Graph, shapes: Shapes | None, functions: Mapping[str, op_def_pb2.OpDef]
-) -> GraphView:
+def _view(graph: Graph, shapes: Shapes | None, kinds: KindTable) -> GraphView:
     if isinstance(graph, graph_pb2.GraphDef):
-        return view_graph(graph, shapes)
-    return view_function(graph, functions, shapes)
+        return view_graph(graph, shapes, kinds)
+    return view_function(graph, shapes, kinds)
 
 
 def convert(

@@ -12,7 +12,7 @@ import numpy as np
 from tensorflow.core.framework import function_pb2, graph_pb2, types_pb2
 
 from graph_passes.application import Applied
-from graph_passes.kinds import Kind, KindTable
+from graph_passes.kinds import Kind
 from graph_passes.planning import Plan
 from graph_passes.reasons import Reason
 from graph_passes.view import OPAQUE
@@ -88,10 +88,8 @@ class _Verification:
 
     def _read_kinds(self) -> list[Kind]:
         """For each retyped node its kind in the new graph."""
-        table = KindTable(self._view.functions.get)
-        return [
-            table.kind_of(self._nodes[number - self._shift]) for number in self._applied.retyped
-        ]
+        kind_of = self._view.node_index.kinds.kind_of
+        return [kind_of(self._nodes[number - self._shift]) for number in self._applied.retyped]
 
     def _read_dtypes(self, kinds: Sequence[Kind]) -> np.ndarray:
         """The dtype of each vertex in the new graph; a ref dtype counts as its dtype."""

@@ -1,4 +1,4 @@
-"""Makes the views of graphs: of a GraphDef, a joined graph, and the body of a function.
+"""Makes the views of graphs: of a GraphDef and of the body of a function.
 
 The same kind of view serves a GraphDef and the body of a FunctionDef, whose arguments and results
 appear as pseudo-nodes of the ops `_Arg` and `_Retval`.
@@ -6,9 +6,7 @@ appear as pseudo-nodes of the ops `_Arg` and `_Retval`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, op_def_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from graph_passes.graph_view import (
     ARGUMENT,
@@ -23,6 +21,7 @@ from graph_passes.graph_view import (
     no_shapes,
 )
 from graph_passes.indexing import InvalidGraphError, NodeIndex
+from graph_passes.kinds import KindTable
 from graph_passes.vertices import OPAQUE
 
 __all__ = [
@@ -40,54 +39,42 @@ __all__ = [
     "no_shapes",
     "view_function",
     "view_graph",
-    "view_joined",
 ]
 
 
-def view_graph(graph_def: graph_pb2.GraphDef, shapes: Shapes | None = None) -> GraphView:
+def view_graph(
+    graph_def: graph_pb2.GraphDef, shapes: Shapes | None = None, kinds: KindTable | None = None
+) -> GraphView:
     """Indexes the main graph of a GraphDef.
 
     Args:
         graph_def: the graph.
         shapes: static shapes, where they are known.
+        kinds: the kinds of graphs that belong to it; by default it has kinds of its own.
 
     Raises:
         InvalidGraphError: an input names no tensor, a name is used twice, or a node has the wrong
             number of inputs.
     """
-    functions = {f.signature.name: f.signature for f in graph_def.library.function}
-    return _read(graph_def.node, functions, shapes)
-
-
-def view_joined(
-    graph_def: graph_pb2.GraphDef,
-    functions: Mapping[str, op_def_pb2.OpDef],
-    shapes: Shapes | None = None,
-) -> GraphView:
-    """Indexes a joined graph.
-
-    Args:
-        graph_def: the graph that `joining.join` made.
-        functions: definitions of functions that are called as ops, and of the joined calls.
-        shapes: static shapes, where they are known.
-
-    Raises:
-        InvalidGraphError: as `view_graph`.
-    """
-    return _read(graph_def.node, functions, shapes, named_outputs=True)
+    if kinds is None:
+        kinds = KindTable({f.signature.name: f.signature for f in graph_def.library.function}.get)
+    index = NodeIndex(kinds)
+    nodes = list(graph_def.node)  # a field makes each object anew
+    index.extend(nodes)
+    return GraphView(nodes, index, is_function=False, shapes=shapes)
 
 
 def view_function(
     function_def: function_pb2.FunctionDef,
-    functions: Mapping[str, op_def_pb2.OpDef] | None = None,
     shapes: Shapes | None = None,
+    kinds: KindTable | None = None,
 ) -> GraphView:
     """Indexes the body of a function.
 
     Args:
         function_def: the function.
-        functions: definitions of the functions that the body calls as ops.
-        shapes: static shapes, where they are known.
+        shapes: static shapes of the body's tensors, where they are known.
+        kinds: the kinds of graphs that belong to it; by default it calls no function as an op.
 
     Raises:
         InvalidGraphError: as `view_graph`, or an argument stands for several tensors.
@@ -109,18 +96,6 @@ def view_function(
         pseudo = owner.node.add(name=f"{arg.name}/{RESULT}", op=RESULT, input=[result])
         pseudo.attr["T"].type = arg.type
         nodes.append(pseudo)
-    return _read(nodes, functions or {}, shapes, is_function=True, named_outputs=True)
-
-
-def _read(
-    nodes: Sequence[node_def_pb2.NodeDef],
-    functions: Mapping[str, op_def_pb2.OpDef],
-    shapes: Shapes | None,
-    *,
-    is_function: bool = False,
-    named_outputs: bool = False,
-) -> GraphView:
-    nodes = nodes if isinstance(nodes, list) else list(nodes)  # a field makes each object anew
-    index = NodeIndex(functions, named_outputs=named_outputs)
+    index = NodeIndex(kinds or KindTable(lambda _: None), named_outputs=True)
     index.extend(nodes)
-    return GraphView(nodes, index, functions, is_function=is_function, shapes=shapes)
+    return GraphView(nodes, index, is_function=True, shapes=shapes)

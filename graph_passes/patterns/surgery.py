@@ -173,7 +173,7 @@ class _Unread:
             kind.op_type is not None
             and not kind.op_type.op_def.is_stateful
             and kind.op not in ("Placeholder", ARGUMENT, RESULT)
-            and kind.op not in self._view.functions  # it may have an effect inside
+            and not kind.is_call  # it may have an effect inside
         )
 
     def _read_before(self, number: int) -> list[int]:

@@ -74,7 +74,7 @@ def find_units(
         The new graph, what was replaced, and near misses.
     """
     lists = load_op_lists(config)
-    ops = {kind.op_type.name for kind in view.kinds if kind.op_type is not None}
+    ops = view.ops
     if config.parity or not any(lists.list_of(op) == "allow" for op in ops):
         return Fusion(proto, view)
     kept = {node_name(reference) for reference in preserve}

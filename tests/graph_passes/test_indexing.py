@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import RandomGraph, random_graphs
 from tensorflow.core.framework import graph_pb2, node_def_pb2
+from view_checks import assert_same
 
 from graph_passes import indexing
 from graph_passes.indexing import InvalidGraphError, NodeIndex
-from graph_passes.view import GraphView, view_graph
+from graph_passes.kinds import KindTable
+from graph_passes.view import view_graph
 
 
 def index_of(graph_def: graph_pb2.GraphDef) -> NodeIndex:
-    index = NodeIndex({})
+    index = NodeIndex(KindTable({}.get))
     index.extend(graph_def.node)
     return index
 
@@ -53,7 +55,7 @@ def test_first_outputs_within_functions_are_found_by_name() -> None:
     nodes = graph("x = Const(0.5, [4])\nparts = Split(0, x, num_split=2)").node
     for tensor in ("x:output:0", "parts:output:1"):
         nodes.add(name=f"reader{len(nodes)}", op="Identity", input=[tensor])
-    index = NodeIndex({}, named_outputs=True)
+    index = NodeIndex(KindTable({}.get), named_outputs=True)
     index.extend(nodes)
     assert index.makers[-2] == index.numbers["x"]
     assert list(index.references) == ["parts:output:1"]
@@ -71,20 +73,6 @@ def test_devices_and_control_inputs_are_kept_apart() -> None:
     assert view.devices == {"/device:CPU:0": [0, 2]}
     assert view.control_readers == {"x": [2]}
     assert view.control_ends == {2}
-
-
-def assert_same(found: GraphView, expected: GraphView) -> None:
-    """Two views of the same nodes say the same of them, whatever their kinds' numbers are."""
-    assert found.index == expected.index
-    for attribute in ("base", "dtypes", "vertex_nodes", "edge_starts", "sources", "targets"):
-        np.testing.assert_array_equal(
-            getattr(found, attribute), getattr(expected, attribute), err_msg=attribute
-        )
-    assert found.control_readers == expected.control_readers
-    assert {device: n for device, n in found.devices.items() if n} == expected.devices
-    assert [found.kind(n).dtypes for n in range(len(found.nodes))] == [
-        expected.kind(n).dtypes for n in range(len(expected.nodes))
-    ]
 
 
 @given(random_graphs(), st.integers(0, 1000))

@@ -66,20 +66,6 @@ def test_values_are_close_and_the_graph_is_valid(shape: str) -> None:
             assert np.abs(one - other).max() < 0.05 * scale
 
 
-@pytest.mark.parametrize("shape", sorted(SHAPES))
-def test_taking_apart_undoes_joining(shape: str) -> None:
-    graph_def = build(SHAPES[shape]).graph_def
-    tree = build_call_tree(graph_def, library_of(graph_def).get, is_matmul)
-    assert tree.calls
-    joined = join(tree)
-    everything = tuple(range(len(joined.proto.node)))
-    again = take_apart(tree, joined, Applied(joined.proto, everything, (), {}))
-    assert again.proto == graph_def
-    for old, new in zip(tree.walk(), again.walk(), strict=True):
-        assert new.proto == old.proto
-    assert name_functions(again, library_of(graph_def).get) == ()
-
-
 def test_loop_state_is_in_the_target_dtype() -> None:
     new = rewrite(build(call_graphs.loop).graph_def)
     for loop, body in loops(new):

@@ -12,7 +12,7 @@ from tensorflow.core.framework import function_pb2, node_def_pb2
 from tensorflow.python.eager import context, execute
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def
-from graph_passes.call_graph import build_call_tree
+from graph_passes.call_graph import build_call_tree, kinds_with
 from graph_passes.loop_sum_moves import prepare_tree
 from graph_passes.op_lists import load_op_lists
 from graph_passes.signatures import name_functions
@@ -84,7 +84,10 @@ class Step:
             self.concrete.function_def, library, lambda op: lists.list_of(op) == "allow"
         )
         new, _ = prepare_tree(
-            tree, config, (), lambda _, body, __: prepare(body, config, (), library, None)[1]
+            tree,
+            config,
+            (),
+            lambda _, body, __: prepare(body, config, (), kinds_with(library), None)[1],
         )
         return Rewritten(new.proto, name_functions(new, library))  # type: ignore[arg-type]
 
