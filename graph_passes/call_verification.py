@@ -59,7 +59,7 @@ class _Body:
         self, proto: Graph, nodes: Mapping[str, node_def_pb2.NodeDef], table: KindTable
     ) -> None:
         self._nodes = nodes
-        self._kinds = dict(zip(nodes, map(table.kind_of, nodes.values()), strict=True))
+        self._kinds = dict(zip(nodes, table.kinds_of([*nodes.values()]), strict=True))
         self._made: dict[str, int] = {}  # name of a tensor -> its dtype
         self._results: dict[str, tuple[str, int]] = {}  # of a function: the tensor, the dtype
         is_function = isinstance(proto, function_pb2.FunctionDef)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from tensorflow.core.framework import node_def_pb2
@@ -61,40 +61,34 @@ class NodeIndex:
         self.device_of = array.array("i")
 
     def extend(
-        self, nodes: Iterable[node_def_pb2.NodeDef], numbers_of: Iterable[int] | None = None
+        self, nodes: Sequence[node_def_pb2.NodeDef], numbers_of: Sequence[int] | None = None
     ) -> None:
         """Reads nodes and adds them.
 
         Args:
             nodes: the nodes.
-            numbers_of: their numbers, by default those that come next.
+            numbers_of: their numbers, by default 0, 1, 2 ...
 
         Raises:
             InvalidGraphError: two nodes have the same name.
         """
-        pending = zip(nodes, numbers_of or itertools.count(), strict=False)
+        numbers = range(len(nodes)) if numbers_of is None else numbers_of
         # Many at a time, for the speed of comprehensions, but not all: their inputs take memory.
-        while chunk := list(itertools.islice(pending, _CHUNK)):
-            read, numbers = zip(*chunk, strict=True)
-            self._read(read, numbers)
+        for start in range(0, len(nodes), _CHUNK):
+            self._read(nodes[start : start + _CHUNK], numbers[start : start + _CHUNK])
         if len(self.numbers) < len(self.kind_of):
             raise InvalidGraphError("two nodes have the same name")
 
     def _read(self, nodes: Sequence[node_def_pb2.NodeDef], numbers: Sequence[int]) -> None:
         names = [node.name for node in nodes]
         self.numbers.update(zip(names, numbers, strict=True))
-        families, devices = self.kinds.families, self.kinds.devices
+        devices = self.kinds.devices
         self.device_of.extend([devices.setdefault(node.device, len(devices)) for node in nodes])
-        family_of = [families.get(op) or self.kinds.family(op) for op in [n.op for n in nodes]]
-        kind_of = []
-        for family, node in zip(family_of, nodes, strict=True):
-            key = family.key_of(node)
-            kind = family.numbers.get(key)
-            kind_of.append(self.kinds.add(family, key, node) if kind is None else kind)
+        families, kind_of = self.kinds.read(nodes)
         self.kind_of.extend(kind_of)
         if self._named_outputs:
             self._outputs.update(zip(names, numbers, strict=True))  # arguments
-            outputs = map(str.__add__, names, [family.first_output for family in family_of])
+            outputs = map(str.__add__, names, [family.first_output for family in families])
             self._outputs.update(zip(outputs, numbers, strict=True))
         inputs = [node.input[:] for node in nodes]  # lists: the field itself is slow to iterate
         self._read_inputs(inputs, numbers)
@@ -145,7 +139,7 @@ class NodeIndex:
         if len(numbers) != len(nodes):
             raise InvalidGraphError("two nodes have the same name")
         read._outputs.update(numbers)  # arguments
-        read.extend((nodes[number] for number in anew), anew)
+        read.extend([nodes[number] for number in anew], anew)
         origin[anew] = -1
         old = origin >= 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
 
@@ -88,32 +88,37 @@ class KindTable:
         self.devices: dict[str, int] = {"": 0}
         self._signature_of = signature_of
 
-    def kind_of(self, node: node_def_pb2.NodeDef) -> Kind:
-        """The kind of a node."""
-        family = self.family(node.op)
-        key = family.key_of(node)
-        number = family.numbers.get(key)
-        return self.kinds[self.add(family, key, node) if number is None else number]
+    def read(self, nodes: Sequence[node_def_pb2.NodeDef]) -> tuple[list[Family], list[int]]:
+        """For each of some nodes the family and the number of its kind."""
+        known = self.families
+        families = [known.get(op) or self._family(op) for op in [node.op for node in nodes]]
+        numbers = []
+        for family, node in zip(families, nodes, strict=True):
+            key = family.key_of(node)
+            number = family.numbers.get(key)
+            numbers.append(self._add(family, key, node) if number is None else number)
+        return families, numbers
 
-    def family(self, op: str) -> Family:
-        """The kinds of an op."""
-        family = self.families.get(op)
-        if family is None:
-            function = self._signature_of(op)
-            if function is not None:
-                family = Family(op, OpType(function), {}, is_function=True)
-            else:
-                op_type = registered_op_type(op)
-                known = {} if op_type is None else _known_kinds(op_type)
-                family = Family(op, op_type, known)
-            self.families[op] = family
-        return family
+    def kinds_of(self, nodes: Sequence[node_def_pb2.NodeDef]) -> list[Kind]:
+        """The kinds of some nodes."""
+        return [self.kinds[number] for number in self.read(nodes)[1]]
+
+    def _family(self, op: str) -> Family:
+        """The kinds of an op that has not been met yet."""
+        function = self._signature_of(op)
+        if function is not None:
+            family = Family(op, OpType(function), {}, is_function=True)
+        else:
+            op_type = registered_op_type(op)
+            known = {} if op_type is None else _known_kinds(op_type)
+            family = Family(op, op_type, known)
+        return self.families.setdefault(op, family)
 
     def define(self, op: str, op_def: op_def_pb2.OpDef) -> None:
         """Makes an op known that is neither registered nor a function."""
         self.families[op] = Family(op, OpType(op_def), {})
 
-    def add(self, family: Family, key: Hashable, node: node_def_pb2.NodeDef) -> int:
+    def _add(self, family: Family, key: Hashable, node: node_def_pb2.NodeDef) -> int:
         """Numbers the kind of a node that is the first with its key."""
         kind = family.known.get(key)
         if kind is None:

@@ -88,8 +88,8 @@ class _Verification:
 
     def _read_kinds(self) -> list[Kind]:
         """For each retyped node its kind in the new graph."""
-        kind_of = self._view.node_index.kinds.kind_of
-        return [kind_of(self._nodes[number - self._shift]) for number in self._applied.retyped]
+        retyped = [self._nodes[number - self._shift] for number in self._applied.retyped]
+        return self._view.node_index.kinds.kinds_of(retyped)
 
     def _read_dtypes(self, kinds: Sequence[Kind]) -> np.ndarray:
         """The dtype of each vertex in the new graph; a ref dtype counts as its dtype."""

@@ -21,7 +21,7 @@ def test_nodes_that_differ_in_a_dtype_or_in_their_ports_are_of_different_kinds()
         """
     ).node
     table = KindTable({}.get)
-    kinds = {node.name: table.kind_of(node) for node in nodes}
+    kinds = {node.name: kind for node, kind in zip(nodes, table.kinds_of(nodes), strict=True)}
     assert kinds["a"] is kinds["b"]
     assert kinds["a"] is not kinds["c"]
     assert (kinds["a"].dtypes, kinds["c"].dtypes) == ((FLOAT,), (HALF,))
@@ -34,8 +34,8 @@ def test_an_attr_that_is_left_out_has_its_default() -> None:
     nodes = graph("x = Const(0.5, [4])\nn = Shape(x)\nm = Shape(x, out_type=int64)").node
     table = KindTable({}.get)
     del nodes[1].attr["out_type"]
-    assert table.kind_of(nodes[1]).dtypes == (FLOAT, INT32)
-    assert table.kind_of(nodes[2]).dtypes == (FLOAT, types_pb2.DT_INT64)
+    dtypes = [kind.dtypes for kind in table.kinds_of(nodes[1:])]
+    assert dtypes == [(FLOAT, INT32), (FLOAT, types_pb2.DT_INT64)]
 
 
 def test_lists_of_dtypes_are_part_of_the_kind() -> None:
@@ -43,7 +43,7 @@ def test_lists_of_dtypes_are_part_of_the_kind() -> None:
         "x = Const(0.5, [4])\nn = Const(1, [4])\na = IdentityN(x, n)\nb = IdentityN(n, x)"
     ).node
     table = KindTable({}.get)
-    kinds = [table.kind_of(node) for node in nodes[2:]]
+    kinds = table.kinds_of(nodes[2:])
     assert [kind.dtypes for kind in kinds] == [(FLOAT, INT32), (INT32, FLOAT)]
     assert [str(slot) for slot in kinds[0].layout.slots] == ["T[0]", "T[1]"]
 
@@ -61,8 +61,11 @@ def test_functions_come_before_registered_ops_and_unknown_ops_have_no_ports() ->
     )
     node = graph_def.node[-1]
     signature = graph_def.library.function[0].signature
-    assert KindTable({"Relu": signature}.get).kind_of(node).dtypes == (FLOAT, INT32)
+    (call,) = KindTable({"Relu": signature}.get).kinds_of([node])
+    assert call.dtypes == (FLOAT, INT32)
+    assert call.is_call
     node.op = "OpOfSomeLibrary"
-    unknown = KindTable({}.get).kind_of(node)
+    (unknown,) = KindTable({}.get).kinds_of([node])
     assert (unknown.op_type, unknown.dtypes, unknown.layout.in_slots) == (None, (), ())
+    assert not unknown.is_call
     assert not unknown.is_joined_call
