@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ RESULT = "_Retval"
 
 JOINED_ARGUMENT = "_JoinedArgument"
 """Op of a node that is another name for what a calling node takes at a port (`joining`)."""
+
+NO_ALIASES: Mapping[int, tuple[int, int]] = types.MappingProxyType({})
 
 
 class GraphView:
@@ -69,6 +72,7 @@ class GraphView:
         is_function: bool,
         shapes: Shapes | None = None,
         is_edited: bool = False,
+        aliases: Mapping[int, tuple[int, int]] = NO_ALIASES,
     ) -> None:
         self._shapes = shapes
         self.node_index = index
@@ -78,18 +82,12 @@ class GraphView:
         self.index = index.numbers
         self.kinds = index.kinds.kinds
         self.kind_of = index.kind_of
-        family = index.kinds.families.get(JOINED_ARGUMENT)
-        aliases = self._with_kind(list(family.numbers.values())) if family else []
-        self.aliases = dict(map(self._alias, aliases))
+        self.aliases = aliases
         vertices = Vertices(index)
         self.base, self.vertex_nodes = packed(vertices.base), packed(vertices.owners)
         self.dtypes, self.slot_numbers = packed(vertices.dtypes), vertices.slot_numbers
         self.sources, self.targets = join_ports(index, vertices, self.aliases)
         self.edge_starts = packed(index.starts)
-
-    def _alias(self, number: int) -> tuple[int, tuple[int, int]]:
-        attr = self.nodes[number].attr
-        return number, (self.index[attr["call"].s.decode()], attr["port"].i)
 
     def edited(
         self,

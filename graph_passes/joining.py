@@ -12,15 +12,17 @@ from __future__ import annotations
 import bisect
 import copy
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, op_def_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from tensorflow.python.framework import op_def_registry
 
 from graph_passes.application import Applied
 from graph_passes.call_graph import Call, Region
 from graph_passes.indexing import concatenated
+from graph_passes.op_registry import OpType
 from graph_passes.view import JOINED_ARGUMENT, GraphView, Shape, Shapes
 
 _ARGUMENT, _RESULT = "_Arg", "_Retval"
@@ -35,22 +37,25 @@ class Joined:
 
     Attributes:
         proto: the joined graph. Tensors have the names they have in their bodies, after a prefix.
-        op_defs: definitions of the op types that stand for calls.
+        op_types: op of nodes that stand for calls -> its op type, which has the name of the call's.
         boundary: names of the nodes that stand for arguments and results of a main graph that is
             itself a function; they must not change.
         prefixes: region -> the prefix of its nodes' names.
         starts: region -> the number of its first node.
         arguments: region -> the number of the node that stands for its first argument.
         calling: the numbers of the calling nodes.
+        aliases: number of a node that is another name for what a calling node takes -> number and
+            input port of that node.
     """
 
     proto: graph_pb2.GraphDef
-    op_defs: dict[str, op_def_pb2.OpDef]
+    op_types: dict[str, OpType]
     boundary: tuple[str, ...]
     prefixes: dict[Region, str]
     starts: dict[Region, int] = dataclasses.field(default_factory=dict)
     arguments: dict[Region, int] = dataclasses.field(default_factory=dict)
     calling: list[int] = dataclasses.field(default_factory=list)
+    aliases: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     def shapes(self, of_regions: Mapping[Region, Shapes | None]) -> Shapes:
         """The static shapes of the joined graph, from those of its regions."""
@@ -88,11 +93,13 @@ class Joined:
         is_copy[self.calling] = False
         anew = np.flatnonzero(~is_copy).tolist()
         kinds = next(iter(views.values())).node_index.kinds
-        for op, op_def in self.op_defs.items():
-            kinds.define(op, op_def)
+        for op, op_type in self.op_types.items():
+            kinds.define(op, op_type)
         bodies = concatenated([(self.prefixes[r], view.node_index) for r, view in views.items()])
         index = bodies.edited(nodes, np.concatenate(moved), anew)
-        return GraphView(nodes, index, is_function=False, shapes=self.shapes(shapes))
+        return GraphView(
+            nodes, index, is_function=False, shapes=self.shapes(shapes), aliases=self.aliases
+        )
 
 
 def join(root: Region) -> Joined:
@@ -125,15 +132,13 @@ def _prefixes(root: Region) -> dict[Region, str]:
 
 class _Joiner:
     def __init__(self, joined: Joined) -> None:
+        self._joined = joined
         self._nodes = joined.proto.node
-        self._op_defs = joined.op_defs
         self._prefixes = joined.prefixes
-        self._starts, self._calling = joined.starts, joined.calling
-        self._arguments = joined.arguments
 
     def add_main(self, root: Region) -> None:
         main = root.proto
-        self._arguments[root] = 0
+        self._joined.arguments[root] = 0
         if isinstance(main, graph_pb2.GraphDef):
             self._add_bodies(root)
             return
@@ -151,51 +156,55 @@ class _Joiner:
             prefix = self._prefixes[region]
             calls = {call.node: call for call in region.calls}
             calling = []
-            start = self._starts[region] = len(self._nodes)
+            start = self._joined.starts[region] = len(self._nodes)
             for number, node in enumerate(region.nodes, start):
                 new = add()
                 new.CopyFrom(node)
                 if calls and node.name in calls:
-                    calling.append((calls[node.name], new))
-                    self._calling.append(number)
+                    calling.append((calls[node.name], number, new))
+                    self._joined.calling.append(number)
                 if prefix:
                     _rename(new, prefix)
-            for call, new in calling:
-                self._add_call(call, new)
+            for call, number, new in calling:
+                self._add_call(call, number, new)
 
-    def _add_call(self, call: Call, node: node_def_pb2.NodeDef) -> None:
+    def _add_call(self, call: Call, number: int, node: node_def_pb2.NodeDef) -> None:
         kind = call.kind
         results: list[str] = []
         groups = 0
         for callee in call.callees:
             function: function_pb2.FunctionDef = callee.proto  # type: ignore[assignment]
             prefix = self._prefixes[callee]
-            self._arguments[callee] = len(self._nodes)
-            for position, arg in enumerate(function.signature.input_arg):
-                alias = self._nodes.add(name=prefix + arg.name, op=JOINED_ARGUMENT)
-                alias.attr["call"].s = node.name.encode()
-                alias.attr["port"].i = kind.leading + position
+            self._joined.arguments[callee] = len(self._nodes)
+            for port, arg in enumerate(function.signature.input_arg, kind.leading):
+                self._joined.aliases[len(self._nodes)] = (number, port)
+                self._nodes.add(name=prefix + arg.name, op=JOINED_ARGUMENT)
             if callee.callee_of[0] != kind.predicate:
                 groups += 1
                 results.extend(
                     prefix + function.ret[arg.name] for arg in function.signature.output_arg
                 )
         op = f"{node.op}+{groups}"
-        if op not in self._op_defs:
-            self._op_defs[op] = _call_op(node.op, kind.results, groups)
+        self._joined.op_types[op] = _call_op_type(node.op, kind.results, groups)
         node.op = op
-        data = [name for name in node.input if name[0] != "^"]
-        controls = [name for name in node.input if name[0] == "^"]
-        del node.input[:]
-        node.input.extend([*data, *results, *controls])
+        data, controls = _divide(node)
+        node.input[:] = [*data, *results, *controls]
 
 
-def _call_op(op: str, results: str, groups: int) -> op_def_pb2.OpDef:
-    """The definition of an op with as many inputs more as the bodies have results."""
+def _divide(node: node_def_pb2.NodeDef) -> tuple[list[str], list[str]]:
+    """The tensors that a node reads, and its control inputs."""
+    read = node.input[:]
+    end = next((port for port, name in enumerate(read) if name[0] == "^"), len(read))
+    return read[:end], read[end:]
+
+
+@functools.lru_cache(maxsize=256)
+def _call_op_type(op: str, results: str, groups: int) -> OpType:
+    """The op type with as many inputs more as the bodies have results."""
     op_def = copy.deepcopy(op_def_registry.get(op))
     for group in range(groups):
         op_def.input_arg.add(name=f"results_{group}", type_list_attr=results)
-    return op_def
+    return OpType(op_def)
 
 
 def _rename(node: node_def_pb2.NodeDef, prefix: str) -> None:
@@ -256,10 +265,11 @@ class _Divider:
         for arg, dtype in zip(function.signature.input_arg, taken, strict=True):
             arg.type = dtype
         if results:  # a predicate's are not among the calling node's inputs
-            names = self._local(results, self._joined.prefixes[old])
-            for arg, dtype, name in zip(function.signature.output_arg, given, names, strict=True):
+            ends = zip(function.signature.output_arg, given, results, strict=True)
+            for arg, dtype, tensor in ends:
                 arg.type = dtype
-                function.ret[arg.name] = name
+                if self._is_cast(tensor):
+                    (function.ret[arg.name],) = self._local([tensor], self._joined.prefixes[old])
         self._fill(new, old)
         return new
 
@@ -274,9 +284,10 @@ class _Divider:
         pairs += [(add(), cast) for cast in self._casts.get(prefix, ())]
         for kept, node in pairs:
             kept.CopyFrom(node)
-            if node.op in self._joined.op_defs:
+            op_type = self._joined.op_types.get(node.op)
+            if op_type is not None:
                 call = next(calls)
-                kept.op = self._joined.op_defs[node.op].name
+                kept.op = op_type.name
                 kept.input[:], callees = self._divide_call(call, node)
                 new.calls.append(Call(call.node, call.kind, callees))
             if isinstance(new.proto, function_pb2.FunctionDef):
@@ -300,8 +311,7 @@ class _Divider:
         kind = call.kind
         taken = list(node.attr[kind.arguments].list.type)
         given = list(node.attr[kind.results].list.type)
-        data = [name for name in node.input if name[0] != "^"]
-        controls = [name for name in node.input if name[0] == "^"]
+        data, controls = _divide(node)
         own = kind.leading + len(taken)
         rest = data[own:]
         callees = []

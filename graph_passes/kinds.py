@@ -114,9 +114,9 @@ class KindTable:
             family = Family(op, op_type, known)
         return self.families.setdefault(op, family)
 
-    def define(self, op: str, op_def: op_def_pb2.OpDef) -> None:
+    def define(self, op: str, op_type: OpType) -> None:
         """Makes an op known that is neither registered nor a function."""
-        self.families[op] = Family(op, OpType(op_def), {})
+        self.families[op] = Family(op, op_type, _known_kinds(op_type))
 
     def _add(self, family: Family, key: Hashable, node: node_def_pb2.NodeDef) -> int:
         """Numbers the kind of a node that is the first with its key."""

@@ -144,9 +144,9 @@ class LoopEdit:
         names = names_in(self.body) | names_in(self.cond)
         self.taken = names | {name.removesuffix("_out") for name in names}
 
-    def move(self, sums: Sequence[LoopSum]) -> None:
-        """Moves sums to the caller."""
-        moved: dict[str, str] = {}  # what the loop gave -> the sum behind it
+    def move(self, sums: Sequence[LoopSum]) -> dict[str, str]:
+        """Moves sums to the caller; returns what is to be read instead of what the loop gave."""
+        moved: dict[str, str] = {}
         for each in sums:
             totals = []
             for term in each.terms:
@@ -163,8 +163,8 @@ class LoopEdit:
                 totals.append(self.caller.output(node))
             ended = self.caller.output(self.caller.node(self.name), each.position)
             moved[ended] = self._add_up(each, ended, totals)
-        self.caller.redirect(moved)
         self._leave_out(sums)
+        return moved
 
     def _inner(self, name: str) -> str:
         return f"{self.name}{_MARK}{name}"

@@ -56,6 +56,7 @@ def prepare_tree(
             for call in loops:
                 if call.node not in kept:
                     mover.move_from(call, config)
+            mover.finish()
         body = mover.caller  # bodies of calls of one function are one object until they differ
         fusion = prepared.get(id(body)) or prepare(region, body, mover.shapes)
         prepared[id(body)] = fusion
@@ -89,6 +90,7 @@ class _Mover:
         self.misses: list[NearMiss] = []
         self._bodies, self._fusions = bodies, fusions
         self._edit: CallerEdit | None = None
+        self._moved: dict[str, str] = {}  # what loops gave -> the sums behind them
 
     def move_from(self, call: Call, config: PrecisionConfig) -> None:
         """Moves sums out of one loop."""
@@ -116,10 +118,15 @@ class _Mover:
         if self._edit is None:
             self._edit = CallerEdit(self.caller)
             self.caller = self._edit.graph
-        LoopEdit(self._edit, call.node, new_body, new_cond).move(sums)
+        self._moved.update(LoopEdit(self._edit, call.node, new_body, new_cond).move(sums))
         self._bodies[body], self._bodies[cond] = new_body, new_cond
         left = {node.name for node in new_body.node_def}
         listed = {name: where for name, where in fusion.listed.items() if name in left}
         self._fusions[body] = dataclasses.replace(fusion, listed=listed)
         self.shapes.update(self._edit.shapes)
         self.units.extend(f"{RULE}: {each.addition}" for each in sums)
+
+    def finish(self) -> None:
+        """Lets the caller read the sums that were moved, once they all are."""
+        if self._edit is not None:
+            self._edit.redirect(self._moved)

@@ -66,7 +66,7 @@ def test_the_view_of_a_joined_graph_is_made_of_those_of_its_bodies(
         nodes = list(joined.proto.node)
         index = NodeIndex(kinds, named_outputs=True)
         index.extend(nodes)
-        assert_same(found, GraphView(nodes, index, is_function=False))
+        assert_same(found, GraphView(nodes, index, is_function=False, aliases=joined.aliases))
 
     assert_view_of(views)
     assert_view_of([tree])
