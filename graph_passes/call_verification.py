@@ -82,16 +82,18 @@ class _Body:
         find = self._made.get
         for (name, node), kind in zip(self._nodes.items(), self._kinds.values(), strict=True):
             read, taken = node.input[:], _inputs(kind)
+            if read and read[-1][0] == "^":
+                read = [tensor for tensor in read if tensor[0] != "^"]
             if [*map(find, read)] != taken and kind.op_type is not None:
                 self._check_one_by_one(f"node {name!r} ({kind.op})", read, taken)
         for name, (tensor, dtype) in self._results.items():
-            self._check_one_by_one(f"the result {name!r}", [tensor], [dtype])
+            if find(tensor) != dtype:
+                self._check_one_by_one(f"the result {name!r}", [tensor], [dtype])
 
     def _check_one_by_one(self, reader: str, read: Sequence[str], taken: Sequence[int]) -> None:
-        data = [tensor for tensor in read if tensor[:1] != "^"]
-        if len(data) != len(taken):
-            raise VerificationError(f"{reader} has {len(data)} inputs, not {len(taken)}")
-        for tensor, dtype in zip(data, taken, strict=True):
+        if len(read) != len(taken):
+            raise VerificationError(f"{reader} has {len(read)} inputs, not {len(taken)}")
+        for tensor, dtype in zip(read, taken, strict=True):
             if self._dtype_of(tensor) not in (dtype, _UNKNOWN):
                 raise VerificationError(f"{reader} does not take the dtype of {tensor!r}")
 

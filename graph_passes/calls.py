@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
@@ -38,14 +39,11 @@ def reachable_functions(
     if not library:
         return frozenset()
     found: set[str] = set()
-    names_functions: dict[str, bool] = {}
+    names_functions = functools.cache(may_name_functions)  # asked of every node
     pending: list[Iterable[node_def_pb2.NodeDef]] = [graph_def.node]
     while pending:
-        for node in pending.pop():
-            op = node.op
-            if op not in names_functions:
-                names_functions[op] = may_name_functions(op)
-            for name in called_functions(node) if names_functions[op] else ():
+        for node in [node for node in pending.pop() if names_functions(node.op)]:
+            for name in called_functions(node):
                 for called in (name, gradients.get(name, "")):
                     if called in library and called not in found:
                         found.add(called)

@@ -284,7 +284,7 @@ class GraphView:
     def _reading_nodes(self) -> Neighbours:
         readers = np.repeat(np.arange(len(self.nodes), dtype=np.int32), np.diff(self.edge_starts))
         # What an alias makes is a calling node's input.
-        is_output = self.per_slot(_is_output, bool)[self.sources]
+        is_output = self.per_slot(lambda kind: kind.layout.is_output, bool)[self.sources]
         return Neighbours(
             len(self.nodes), np.asarray(self.maker_nodes)[is_output], readers[is_output]
         )
@@ -324,11 +324,6 @@ class GraphView:
 
 def no_shapes(_: str) -> None:
     """The shapes of functions where none are known."""
-
-
-def _is_output(kind: Kind) -> list[bool]:
-    """For each slot of a kind whether an output has it."""
-    return [slot in kind.layout.out_slots for slot in range(len(kind.dtypes))]
 
 
 def extend_shapes(

@@ -187,10 +187,12 @@ class _CallerEditor:
         if self._in_function:
             self._taken |= names_in(caller.proto)  # type: ignore[arg-type]
         self._loop = node_def_pb2.NodeDef()
+        self._controls: list[str] = []
 
     def open(self, loop: str) -> None:
         """Chooses the loop to be worked on."""
         self._loop = self._by_name[loop]
+        self._controls = self._before_loop()
 
     def add(self, source: _Source) -> str:
         """Adds the cast, and the read, of one loop variable. Returns the cast tensor's name."""
@@ -198,7 +200,7 @@ class _CallerEditor:
         device = ""
         if source.read is not None:
             node = self._add_node(source.read)
-            node.input.extend([tensor, *self._before_loop()])
+            node.input.extend([tensor, *self._controls])
             tensor = f"{node.name}:value:0" if self._in_function else node.name
             device = node.device
         template = node_def_pb2.NodeDef(name="Cast", op="Cast", device=device)
@@ -224,15 +226,12 @@ class _CallerEditor:
 
         What orders the loop after a write may stand at the loop itself or at any of its inputs.
         """
-        controls = [name for name in self._loop.input if name[0] == "^"]
-        makers = {name.partition(":")[0] for name in self._loop.input if name[0] != "^"}
-        waiting = [name for name in sorted(makers & self._by_name.keys()) if self._reads(name)]
-        controls.extend(f"^{name}" for name in waiting if f"^{name}" not in controls)
+        read, nodes = self._loop.input[:], self._by_name
+        controls = [name for name in read if name[0] == "^"]
+        makers = {name.partition(":")[0] for name in read if name[0] != "^"}
+        waiting = [maker for maker in sorted(makers & nodes.keys()) if nodes[maker].input]
+        controls.extend(f"^{maker}" for maker in waiting if f"^{maker}" not in controls)
         return controls
-
-    def _reads(self, name: str) -> bool:
-        """Whether a node has inputs, for which it has to wait."""
-        return bool(self._by_name[name].input)
 
     def pass_to_loop(self, tensor: str) -> None:
         """Gives the loop one more loop variable."""

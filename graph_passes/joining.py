@@ -209,9 +209,10 @@ def _call_op_type(op: str, results: str, groups: int) -> OpType:
 
 def _rename(node: node_def_pb2.NodeDef, prefix: str) -> None:
     node.name = prefix + node.name
-    node.input[:] = [
-        f"^{prefix}{name[1:]}" if name[0] == "^" else prefix + name for name in node.input[:]
-    ]
+    if read := node.input[:]:
+        node.input[:] = [
+            f"^{prefix}{name[1:]}" if name[0] == "^" else prefix + name for name in read
+        ]
 
 
 def take_apart(root: Region, joined: Joined, applied: Applied) -> Region:

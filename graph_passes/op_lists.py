@@ -55,7 +55,15 @@ class OpLists:
 
     def ops(self, list_name: ListName) -> frozenset[str]:
         """The op types on one list."""
-        return frozenset(op for op, entry in self.entries.items() if entry.list_name == list_name)
+        return self._by_list.get(list_name, frozenset())
+
+    @functools.cached_property
+    def _by_list(self) -> dict[ListName, frozenset[str]]:
+        """List -> the op types on it."""
+        found: dict[ListName, set[str]] = {}
+        for op, entry in self.entries.items():
+            found.setdefault(entry.list_name, set()).add(op)
+        return {name: frozenset(ops) for name, ops in found.items()}
 
 
 @functools.cache

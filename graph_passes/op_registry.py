@@ -39,9 +39,9 @@ class Slot(NamedTuple):
 
 
 class Layout:
-    """Which slot each port of a node belongs to."""
+    """Which slot each port of a node belongs to, and for each slot whether an output has it."""
 
-    __slots__ = ("in_slots", "out_slots", "output_offsets", "slots")
+    __slots__ = ("in_slots", "is_output", "out_slots", "output_offsets", "slots")
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Layout:
         self.in_slots = in_slots
         self.out_slots = out_slots
         self.output_offsets = output_offsets
+        self.is_output = tuple(slot in out_slots for slot in range(len(slots)))
 
     def port(self, name: str) -> int:
         """The output that a name stands for: "2" in a GraphDef, "arg:1" in a function; "" is 0."""

@@ -77,15 +77,17 @@ class _Joiner:
 
     def sources(self) -> np.ndarray:
         makers = np.asarray(self._index.makers)
+        by_reference = makers < 0
         sources = self._first_outputs()[np.maximum(makers, 0)]
-        sources[makers < 0] = OPAQUE
+        sources[by_reference] = OPAQUE
         if np.any(sources == _NO_OUTPUT):
             name = self._index.name(int(makers[np.argmin(sources)]))
             raise InvalidGraphError(f"node {name!r} has no output 0")
-        names = list(self._index.references)
-        numbers, positions = np.unique(~makers[makers < 0], return_inverse=True)
-        found = np.array([self._find(names[number]) for number in numbers.tolist()], np.int32)
-        sources[makers < 0] = found[positions]
+        names, read = list(self._index.references), ~makers[by_reference]
+        found = np.zeros(len(names), np.int32)
+        for number in sorted(set(read.tolist())):  # of an edited graph not all are read any more
+            found[number] = self._find(names[number])
+        sources[by_reference] = found[read]
         return sources
 
     def _first_outputs(self) -> np.ndarray:
@@ -107,15 +109,16 @@ class _Joiner:
 
     def _find(self, tensor: str) -> int:
         index = self._index
-        producer, port = index.split(tensor)
+        producer, _, name = tensor.partition(":")
         number = index.numbers.get(producer)
         if number is None:
             raise InvalidGraphError(f"no node makes the tensor {tensor!r}")
         if number in self._aliases:
             return self._taken(number)
-        if index.kind(number).op_type is None:
+        kind = index.kind(number)
+        if kind.op_type is None:
             return OPAQUE
-        out_slots = index.layout(number).out_slots
+        port, out_slots = kind.layout.port(name), kind.layout.out_slots
         if port >= len(out_slots):
             raise InvalidGraphError(f"node {producer!r} has no output {port}")
         return int(self._base[number]) + out_slots[port]
