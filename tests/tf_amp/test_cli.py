@@ -192,3 +192,9 @@ def test_python_m_works() -> None:
     )
     assert done.returncode == 0
     assert "usage: tf-amp" in done.stdout
+
+
+def test_package_can_be_run_as_a_module(run_python: RunPython) -> None:
+    wanted = _tf_amp(run_python, "env", check=True).stdout
+    run_module = "import runpy; runpy.run_module('tf_amp', run_name='__main__', alter_sys=True)"
+    assert run_python(run_module, args=("env",)).stdout == wanted
