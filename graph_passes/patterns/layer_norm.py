@@ -21,6 +21,8 @@ from graph_passes.patterns.search import ADDS, SHAPERS
 
 _JOINS_X = ("Mul", "Sub", "SquaredDifference")
 _ARITHMETIC = frozenset((*ADDS, *_JOINS_X, "Neg"))
+_NO_OUTPUT = (*SHAPERS, "Neg")
+"""What reads y without being it: the exact GELU behind a normalization begins with a Neg."""
 _STORED = ("ReadVariableOp", "VariableV2", "Const")
 _GIVEN = ("_Arg", "Placeholder")
 _KEEPS_PARAMETER = frozenset((*SHAPERS, "Cast", "Enter", "BroadcastTo", "Tile"))
@@ -155,8 +157,8 @@ class _Growth:
     def _output(self) -> int:
         """The one node that depends on the Rsqrt and that no other such node depends on."""
         m = self._m
-        made = [n for n in self._scaled if m.op(n) not in SHAPERS]
-        used = {m.maker(m.through(t, *SHAPERS)) for n in made for t in m.inputs(n)}
+        made = [n for n in self._scaled if m.op(n) not in _NO_OUTPUT]
+        used = {m.maker(m.through(t, *_NO_OUTPUT)) for n in made for t in m.inputs(n)}
         last = [n for n in made if n not in used]
         if len(last) != 1:
             raise NoMatchError(f"the statistics come together in {len(last)} nodes, not 1")

@@ -105,6 +105,15 @@ def test_a_residual_sum_is_no_offset() -> None:
     assert matcher.node(norm.output).name == "y"
 
 
+def test_what_turns_y_around_is_behind_it() -> None:
+    matcher, (norm,) = norms_of(
+        graph(LAYER_NORM + "turned = Neg(y)\nhalf = Mul(turned, epsilon)\n")
+    )
+    assert norm is not None
+    assert matcher.node(norm.output).name == "y"
+    assert "turned" not in {matcher.node(n).name for n in norm.nodes}
+
+
 def test_what_is_computed_is_no_parameter() -> None:
     matcher = Matcher(view_graph(graph(LAYER_NORM)))
     assert is_parameter(matcher, "gamma")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keras
 import pytest
+from keras import layers
 from norm_networks import NORMS, token_network
 from tensorflow.core.framework import graph_pb2
 from training_steps import Step, trace
@@ -37,6 +39,26 @@ def test_the_gradient_of_every_form_is_found(name: str, batch: int | None) -> No
         assert len(makers) >= 2
         assert makers <= gradient.nodes
         assert matcher.maker(gradient.dy) not in gradient.nodes | norm.nodes
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+@pytest.mark.parametrize("name", NORMS)
+def test_a_gelu_behind_it_is_outside(name: str, approximate: bool) -> None:
+    """The exact one reads y by a Neg, forward from TensorFlow 2.20 on and backward before."""
+
+    def build() -> keras.Model:
+        inputs = keras.Input((6, 8))
+        y = NORMS[name]()(layers.Dense(16)(inputs))
+        y = layers.Dense(3)(keras.activations.gelu(y, approximate=approximate))
+        return keras.Model(inputs, layers.GlobalAveragePooling1D()(y))
+
+    matcher, ((norm, gradient),) = halves_of(trace(build, 8))
+    assert matcher.op(norm.output) in ("AddV2", "Mul")
+    assert gradient is not None
+    assert gradient.dx_sum is not None
+    inside = norm.nodes | gradient.nodes
+    assert matcher.maker(gradient.dy) not in inside
+    assert not [matcher.node(n).name for n in inside if "/Gelu/" in matcher.node(n).name]
 
 
 @pytest.mark.parametrize("batch", [8, None])
