@@ -159,11 +159,12 @@ class Report:
     def first_reason(self) -> str:
         """Why nothing was converted, in one phrase."""
         for reason, phrase in (
-            (Reason.NO_KERNEL, f"no {self.device} kernel in {self.target_dtype} for"),
+            # What the costs kept back was about to be converted, so it is the nearer reason.
             (
                 Reason.SLOWER_HERE,
                 f"the cost table says that {self.target_dtype} is slower here for",
             ),
+            (Reason.NO_KERNEL, f"no {self.device} kernel in {self.target_dtype} for"),
         ):
             counts = Counter(d.op for d in self.decisions if d.reason is reason)
             if counts:

@@ -17,6 +17,7 @@ from graph_text import graph, inferred_shapes
 from tensorflow.core.framework import graph_pb2
 
 from graph_passes import PrecisionConfig, min_cut, rewrite_graph_def
+from graph_passes.config import ListEdit
 from graph_passes.costs import BROADCAST, STRIDED, CostTable, Curve, OpCost
 from graph_passes.reasons import Reason
 from graph_passes.report import Report
@@ -313,3 +314,13 @@ def test_what_is_too_hard_to_weigh_is_left_as_painted_and_that_is_said(
     names, _ = converted(CHAIN, config(table(**times)), preserve=("out",))
     assert names == {"a", "b", "c", "d"}
     assert "Costs are left out of account for 4 ops of a graph of 6 nodes" in caplog.text
+
+
+def test_costs_are_named_before_a_kernel_that_is_missing_elsewhere() -> None:
+    text = "x = Const(0.5, [8, 8])\np = MatMul(x, x)\nc = Cholesky(p)\nd = MatMul(c, c)"
+    edit = ListEdit(list_name="allow", action="add", op="Cholesky")
+    settings = config(table(MatMul=(100.0, 200.0)), list_edits=(edit,))
+    low, report = converted(graph(text), settings)
+    assert not low
+    assert Reason.NO_KERNEL in {decision.reason for decision in report.decisions}
+    assert report.first_reason().endswith("is slower here for MatMul x2")
