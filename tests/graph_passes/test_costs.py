@@ -137,9 +137,17 @@ def test_a_table_says_whether_xla_compiled_what_was_measured() -> None:
     compiled = dataclasses.replace(SMALL, compiled=True)
     assert parse_table(format_table(compiled), "again").compiled
     assert not parse_table(format_table(SMALL), "again").compiled
-    shipped = shipped_table(compiled_class("cpu-avx512_bf16", "2.21"), "bfloat16")
+
+
+@pytest.mark.parametrize("release", ["2.18", "2.19", "2.20", "2.21"])
+def test_a_table_for_xla_is_shipped_where_it_has_no_low_products(release: str) -> None:
+    shipped = shipped_table(compiled_class("cpu-avx512_bf16", release), "bfloat16")
     assert shipped is not None
     assert shipped.compiled
+    assert f"TensorFlow {release}." in shipped.measured_on
+    for op in ("MatMul", "BatchMatMulV2", "Conv2D"):
+        cost = dict(shipped.rows)[op]
+        assert cost.gain_beyond(cost.float32.sizes[-1], 1.1) <= 0
 
 
 def test_a_table_survives_being_written_and_read() -> None:
