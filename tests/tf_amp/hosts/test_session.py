@@ -77,6 +77,8 @@ def test_many_threads_on_one_session(features: Facts) -> None:
 
 def test_monitored_session_trains_and_saver_restores_float32(features: Facts) -> None:
     facts = features["monitored_session_and_saver"]
+    if "unsupported" in facts:
+        pytest.skip(f"this TensorFlow cannot write graphs with this protobuf: {facts}")
     first, last, restored = map(float, facts["losses"])
     assert restored <= last < first
     assert facts["rewritten"] == 1
