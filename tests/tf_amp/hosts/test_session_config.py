@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 from session_facts import RunPython, facts_of
+from tensorflow.core.protobuf import config_pb2
+
+from tf_amp.hosts.session_config import adjusted
 
 CASES = ("obstacles", "upstream_option", "server_target", "gpu_layout", "wrapped_by_others")
 
@@ -37,6 +40,12 @@ def test_upstream_mixed_precision_is_off_in_a_copy_of_the_config(facts: Any) -> 
     assert found["after"] == found["on"]
     (line,) = found["said"]
     assert line.count("auto_mixed_precision_onednn_bfloat16") == 1
+
+
+def test_a_list_of_upstream_mixed_precision_alone_does_not_become_all_optimizers() -> None:
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.optimizers.append("auto_mixed_precision")
+    assert list(adjusted(config, "CPU").graph_options.rewrite_options.optimizers) == ["pruning"]
 
 
 def test_session_of_a_server_names_the_process_that_counts(facts: Any) -> None:
