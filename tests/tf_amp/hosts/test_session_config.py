@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from session_facts import RunPython, facts_of
 from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.eager import context
 
-from tf_amp.hosts.session_config import adjusted
+from tf_amp.hosts.session_config import SessionConfigHook, adjusted
 
 CASES = ("obstacles", "upstream_option", "server_target", "gpu_layout", "wrapped_by_others")
 
@@ -46,6 +47,16 @@ def test_a_list_of_upstream_mixed_precision_alone_does_not_become_all_optimizers
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.optimizers.append("auto_mixed_precision")
     assert list(adjusted(config, "CPU").graph_options.rewrite_options.optimizers) == ["pruning"]
+
+
+def test_session_without_a_config_gets_the_one_that_it_would_have_had() -> None:
+    hook = SessionConfigHook("CPU")
+    try:
+        assert hook.config_for(None) == adjusted(context.context().config, "CPU")
+        assert hook.config_for("no config") == "no config"
+    finally:
+        hook.restore()
+    assert hook.config_for(None) is None
 
 
 def test_session_of_a_server_names_the_process_that_counts(facts: Any) -> None:
