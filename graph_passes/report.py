@@ -158,23 +158,31 @@ class Report:
 
     def first_reason(self) -> str:
         """Why nothing was converted, in one phrase."""
-        for reason, phrase in (
-            # What the costs kept back was about to be converted, so it is the nearer reason.
-            (
-                Reason.SLOWER_HERE,
-                f"the cost table says that {self.target_dtype} is slower here for",
-            ),
-            (Reason.NO_KERNEL, f"no {self.device} kernel in {self.target_dtype} for"),
-        ):
-            counts = Counter(d.op for d in self.decisions if d.reason is reason)
-            if counts:
-                op, count = counts.most_common(1)[0]
-                return f"{phrase} {op} x{count}"
+        # What the costs kept back was about to be converted, so it is the nearest reason.
+        slower = self._most_common(Reason.SLOWER_HERE)
+        if slower:
+            return f"the cost table says that {self.target_dtype} is slower here for {slower}"
+        kept = Counter((d.op, d.reason) for d in self.decisions if self._is_allowed(d.op))
+        missing = self._most_common(Reason.NO_KERNEL)
+        for (op, reason), count in kept.most_common(1):
+            if reason is not Reason.NO_KERNEL:
+                return f"{op} x{count}, of the allow list: {reason.text}"
+            missing = f"{op} x{count}"
+        if missing:
+            return f"no {self.device} kernel in {self.target_dtype} for {missing}"
         if not self.eligible_nodes:
             return "no node has a float32 type attribute that may change"
         ops = Counter(d.op for d in self.decisions)
         seen = ", ".join(f"{op} x{count}" for op, count in ops.most_common(3))
         return f"no op of the allow list is present; float32 ops seen: {seen}"
+
+    def _most_common(self, reason: Reason) -> str:
+        """The op that a reason holds for most often, and how often; "" if it does for none."""
+        counts = Counter(d.op for d in self.decisions if d.reason is reason)
+        return "".join(f"{op} x{count}" for op, count in counts.most_common(1))
+
+    def _is_allowed(self, op: str) -> bool:
+        return self._plan is not None and self._plan.canvas.lists.list_of(op) == "allow"
 
     def summary(self) -> str:
         """One line: how much was converted, with how many Casts, and what was in the way."""

@@ -5,7 +5,7 @@ import json
 import pytest
 from graph_text import graph
 
-from graph_passes import PrecisionConfig, Reason, rewrite_graph_def
+from graph_passes import ListEdit, PrecisionConfig, Reason, rewrite_graph_def
 
 TEXT = """
 x = Const(0.5, [8, 8])
@@ -88,3 +88,16 @@ def test_every_reason_has_a_text() -> None:
 )
 def test_why_nothing_was_converted(text: str, phrase: str) -> None:
     assert phrase in rewrite_graph_def(graph(text), PrecisionConfig()).report.first_reason()
+
+
+def test_why_an_op_of_the_allow_list_was_not_converted() -> None:
+    text = "x = Const(0.5, [8, 8])\ny = Cholesky(x)\nz = MatMul(y, y)"
+    found = rewrite_graph_def(graph(text), PrecisionConfig(), preserve=("z",)).report
+    assert found.first_reason() == (
+        "MatMul x1, of the allow list: fed, fetched or otherwise to be preserved"
+    )
+    edit = ListEdit(list_name="allow", action="add", op="MatrixSquareRoot")
+    no_kernel = PrecisionConfig(list_edits=(edit,))
+    text = "x = Const(0.5, [8, 8])\ny = MatrixSquareRoot(x)"
+    found = rewrite_graph_def(graph(text), no_kernel).report
+    assert found.first_reason() == "no GPU kernel in float16 for MatrixSquareRoot x1"
