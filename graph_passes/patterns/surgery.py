@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from tensorflow.core.framework import graph_pb2, node_def_pb2
@@ -60,8 +61,7 @@ def replace_tensors(
         touched.update(view.reading_nodes(view.index[name]))
     # What a tensor is redirected to has readers that its view does not know of.
     kept = {*preserve, *(view.split(tensor)[0] for tensor in redirect.values())}
-    changed: dict[int, node_def_pb2.NodeDef] = {}
-    owner = graph_pb2.GraphDef()  # messages of one owner share memory
+    reads: dict[int, list[str]] = {}  # by changed nodes
     for number in touched:
         node = view.nodes[number]
         read = node.input[:]
@@ -71,22 +71,33 @@ def replace_tensors(
             read = [*given, *(name for name in read if name[0] == "^")]
         elif redirect.keys().isdisjoint(read):
             continue
-        new = changed[number] = owner.node.add()
-        new.CopyFrom(node)
-        new.input[:] = read
-        if given is not None and node.op == "AddN":
-            new.attr["N"].i = len(given)
-    for node in (*changed.values(), *new_nodes):
-        read = node.input[:]
+        reads[number] = [redirect.get(name, name) for name in read]
+    added = [node.input[:] for node in new_nodes]
+    for node, read in zip(new_nodes, added, strict=True):
         if not redirect.keys().isdisjoint(read):
-            node.input[:] = [redirect.get(name, name) for name in read]
-    dead = _Unread(view, changed, new_nodes, kept).find(orphans)
+            read[:] = [redirect.get(name, name) for name in read]
+            node.input[:] = read
+    dead = _Unread(view, reads, added, kept).find(orphans)
+    owner = graph_pb2.GraphDef()  # messages of one owner share memory
+    changed = {
+        number: _with_inputs(owner, view.nodes[number], read)
+        for number, read in reads.items()
+        if number not in dead
+    }
     nodes, moved, anew = _assemble(view, changed, new_nodes, dead)
     return view.edited(nodes, moved, anew, shapes)
 
 
-def _controls(node: node_def_pb2.NodeDef) -> list[str]:
-    return [name for name in node.input[:] if name[0] == "^"]
+def _with_inputs(
+    owner: graph_pb2.GraphDef, node: node_def_pb2.NodeDef, inputs: Sequence[str]
+) -> node_def_pb2.NodeDef:
+    """A copy of a node that reads other tensors, perhaps fewer."""
+    new = owner.node.add()
+    new.CopyFrom(node)
+    new.input[:] = inputs
+    if node.op == "AddN":
+        new.attr["N"].i = sum(name[0] != "^" for name in inputs)
+    return new
 
 
 def _assemble(
@@ -105,10 +116,12 @@ def _assemble(
     end = len(view.nodes) - len(view.of_op(RESULT) if view.is_function else ())
     moved[end:] += len(new_nodes)
     first_new = int(np.count_nonzero(alive[:end]))
-    nodes = [changed.get(number, node) for number, node in enumerate(view.nodes) if alive[number]]
+    all_nodes = list(view.nodes)
+    for number, node in changed.items():
+        all_nodes[number] = node
+    nodes = list(itertools.compress(all_nodes, alive.tobytes()))
     nodes[first_new:first_new] = new_nodes
-    anew = {int(moved[number]) for number in changed} - {-1}
-    anew.update(range(first_new, first_new + len(new_nodes)))
+    anew = [*moved[list(changed)].tolist(), *range(first_new, first_new + len(new_nodes))]
     return nodes, moved, sorted(anew)
 
 
@@ -117,81 +130,81 @@ class _Unread:
 
     Args:
         view: the graph before the edits.
-        changed: number of a node -> the node as it is now.
-        new_nodes: the nodes added.
+        reads: number of a changed node -> what it reads now.
+        added: what each new node reads.
         kept: names of nodes that must stay.
     """
 
     def __init__(
         self,
         view: GraphView,
-        changed: Mapping[int, node_def_pb2.NodeDef],
-        new_nodes: Sequence[node_def_pb2.NodeDef],
+        reads: Mapping[int, Sequence[str]],
+        added: Iterable[Sequence[str]],
         kept: Collection[str],
     ) -> None:
         self._view = view
-        self._changed = changed
-        self._kept = {view.index[name] for name in kept if name in view.index}
-        self._may_go = [self._has_no_effect(kind) for kind in view.kinds]
-        makers = np.asarray(view.maker_nodes)
+        self._reads = reads
+        self._starts, self._makers = view.edge_starts, view.maker_nodes
+        stays = np.array([_has_effect(kind) for kind in view.kinds])[np.asarray(view.kind_of)]
+        stays[[view.index[name] for name in kept if name in view.index]] = True
+        makers = np.asarray(self._makers)
         readers = np.bincount(makers[makers >= 0], minlength=len(view.nodes))
-        # How often a node that stays reads each node, control inputs included.
-        self._uses: list[int] = readers.tolist()
+        # How often a node that stays reads each node, control inputs included. One that stays in
+        # any case counts as read once more, as does the maker of number -1, which is not known.
+        self._uses: list[int] = [*(readers + stays).tolist(), len(makers) + 1]
         for name, waiting in view.control_readers.items():
             if name in view.index:
                 self._uses[view.index[name]] += len(waiting)
-        for number, node in changed.items():
+        for number, now in reads.items():
             for read in self._read_before(number):
                 self._uses[read] -= 1
-            for read in self._numbers(node):
+            for read in self._numbers(now):
                 self._uses[read] += 1
-        for node in new_nodes:
-            for read in self._numbers(node):
+        for names in added:
+            for read in self._numbers(names):
                 self._uses[read] += 1
 
     def find(self, orphans: Collection[str]) -> set[int]:
         """The orphans that nothing reads, and what only such nodes read, one after another."""
         dead: set[int] = set()
-        index = self._view.index
-        pending = [index[name] for name in orphans if name in index]
+        uses, index, reads = self._uses, self._view.index, self._reads
+        orphaned = [index[name] for name in orphans if name in index]
+        pending = [number for number in orphaned if not uses[number]]
         while pending:
             number = pending.pop()
-            if self._uses[number] or number in dead or number in self._kept:
-                continue
-            if not self._may_go[self._view.kind_of[number]]:
-                continue
             dead.add(number)
-            node = self._changed.get(number)
-            given_up = self._read_before(number) if node is None else self._numbers(node)
-            for read in given_up:
-                self._uses[read] -= 1
-            pending.extend(given_up)
+            now = reads.get(number)
+            for read in self._read_before(number) if now is None else self._numbers(now):
+                uses[read] -= 1
+                if not uses[read]:
+                    pending.append(read)
         return dead
 
-    def _has_no_effect(self, kind: Kind) -> bool:
-        return (
-            kind.op_type is not None
-            and not kind.op_type.op_def.is_stateful
-            and kind.op not in ("Placeholder", ARGUMENT, RESULT)
-            and not kind.is_call  # it may have an effect inside
-        )
-
-    def _read_before(self, number: int) -> list[int]:
+    def _read_before(self, number: int) -> Sequence[int]:
         """The nodes that a node read before the edits, each as often as it did."""
-        view = self._view
-        read = [maker for maker in view.makers(number) if maker >= 0]
-        if number in view.control_ends:
-            read += self._numbers(view.nodes[number], controls_alone=True)
-        return read
+        read = self._makers[self._starts[number] : self._starts[number + 1]]
+        if number not in self._view.control_ends:
+            return read
+        names = self._view.nodes[number].input[:]
+        return [*read, *self._numbers(name for name in names if name[0] == "^")]
 
-    def _numbers(self, node: node_def_pb2.NodeDef, *, controls_alone: bool = False) -> list[int]:
-        """The nodes of the old graph that a node reads now."""
+    def _numbers(self, names: Iterable[str]) -> list[int]:
+        """The nodes of the old graph that make tensors; new nodes are left out."""
         find = self._view.index.get
         numbers = []
-        for name in _controls(node) if controls_alone else node.input[:]:
+        for name in names:
             number = find(name)  # most are plain names, which need no taking apart
             if number is None:
                 number = find(node_name(name))
             if number is not None:
                 numbers.append(number)
         return numbers
+
+
+def _has_effect(kind: Kind) -> bool:
+    return (
+        kind.op_type is None
+        or kind.op_type.op_def.is_stateful
+        or kind.op in ("Placeholder", ARGUMENT, RESULT)
+        or kind.is_call  # it may have an effect inside
+    )
