@@ -291,7 +291,8 @@ class GraphView:
 
     def reading_nodes(self, number: int) -> list[int]:
         """The nodes that read an output of a node, in order, control inputs not counted."""
-        return list(dict.fromkeys(self._reading_nodes[number]))
+        found = self._reading_nodes[number].tolist()
+        return found if len(found) < 2 else list(dict.fromkeys(found))
 
     @functools.cached_property
     def maker_nodes(self) -> array.array[int]:

@@ -150,7 +150,7 @@ class _MaskSearch:
         """The port of the constant that a mask of zeros and ones is multiplied by, if any."""
         m = self.m
         for port in (0, 1):
-            if m.op(m.maker(m.tensor(number, port))) == "Const":
+            if m.op(m.source(number, port)) == "Const":
                 if _is_indicator(m, m.tensor(number, 1 - port)):
                     return (port,)
                 value = m.constant(m.tensor(number, port))

@@ -101,20 +101,20 @@ class _ForwardSearch(Search):
     def match(self) -> BatchNorm | None:
         """The unit; None where this is no batch statistic at all."""
         m = self.m
-        add = m.maker(m.tensor(self._rsqrt, 0))
+        add = m.source(self._rsqrt, 0)
         if m.op(add) not in ADDS:
             return None
         sides = sorted(m.inputs(add), key=lambda t: m.op(m.maker(t)) == "Const")
         if len(sides) != 2 or m.op(m.maker(sides[1])) != "Const":
             return None
         variance = m.maker(m.through(sides[0], *SHAPERS))
-        if m.op(variance) != "Mean" or m.op(m.maker(m.tensor(variance, 0))) != "SquaredDifference":
+        if m.op(variance) != "Mean" or m.op(m.source(variance, 0)) != "SquaredDifference":
             return None
         axes = m.constant(m.tensor(variance, 1)).ravel().tolist()
         if 0 not in axes:
             return None  # LayerNormalization, GroupNormalization
         epsilon = float(m.constant(sides[1]))
-        squares = m.maker(m.tensor(variance, 0))
+        squares = m.source(variance, 0)
         x, mean = self._mean_of(squares, axes)
         self.inside.update((add, variance, squares, mean))
         scale, gamma = self._scale(x)
@@ -194,7 +194,7 @@ class _ForwardSearch(Search):
         m, beta = self.m, None
         shift = m.expect(offset, "Sub", "Mul")
         if m.op(offset) == "Sub":
-            shift = m.expect(m.maker(m.tensor(offset, 1)), "Mul")
+            shift = m.expect(m.source(offset, 1), "Mul")
             beta = m.through(m.tensor(offset, 0), "Reshape")
             if not self._is_parameter(beta):
                 raise NoMatchError(f"the offset comes from {m.op(m.maker(beta))}, not a variable")
@@ -230,7 +230,7 @@ class _ForwardSearch(Search):
         shape = m.view.shape(x)
         numbers = [*map(m.maker, statistics), *sorted(self.inside)]
         for number in numbers if shape is None else ():
-            if m.op(number) == "Reshape" and m.op(m.maker(m.tensor(number, 1))) == "Const":
+            if m.op(number) == "Reshape" and m.op(m.source(number, 1)) == "Const":
                 sizes = m.constant(m.tensor(number, 1)).ravel().tolist()
                 if len(sizes) == len(axes) + 1 and all(sizes[axis] == 1 for axis in axes):
                     shape = tuple(None if n in axes else size for n, size in enumerate(sizes))

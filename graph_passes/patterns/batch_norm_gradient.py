@@ -160,7 +160,8 @@ class GradientSearch:
     def _require_flat(self, d_gamma: int | None, d_beta: int | None) -> None:
         """The fused op gives [channels]; a Reshape behind takes that as well as kept dimensions."""
         m = self._s.m
-        shaped = any(m.op(n) == "Reshape" and m.tensor(n, 0) == self._gamma for n in self._s.inside)
+        around = () if self._gamma is None else self._s.reading(m.maker(self._gamma), "Reshape")
+        shaped = any(n in self._s.inside and m.tensor(n, 0) == self._gamma for n in around)
         for end in (d_gamma if shaped else None, d_beta):
             if end is not None and any(m.op(n) != "Reshape" for n in m.readers(end)):
                 raise NoMatchError(f"{m.node(end).name!r} is read in its own shape")

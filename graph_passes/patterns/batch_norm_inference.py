@@ -100,7 +100,7 @@ def fuse_stored_batch_norms(
 
 def _find(m: Matcher, rsqrt: int) -> StoredBatchNorm | None:
     """The unit that an Rsqrt belongs to; None where it takes no root of a stored variance."""
-    add = m.maker(m.tensor(rsqrt, 0))
+    add = m.source(rsqrt, 0)
     if m.op(add) not in ADDS or len(m.inputs(add)) != 2:
         return None
     root, epsilon = sorted(m.inputs(add), key=lambda t: m.op(m.maker(t)) == "Const")
@@ -140,7 +140,7 @@ def _stored(m: Matcher, tensor: str) -> str | None:
     Where the axis is given as a number, Keras reshapes it to [1, 1, 1, channels], or as it may be.
     """
     number = m.maker(tensor)
-    if m.op(number) == "Reshape" and m.op(m.maker(m.tensor(number, 1))) == "Const":
+    if m.op(number) == "Reshape" and m.op(m.source(number, 1)) == "Const":
         shape = m.constant(m.tensor(number, 1)).ravel().tolist()
         if sum(size != 1 for size in shape) <= 1:
             tensor = m.tensor(number, 0)
@@ -237,7 +237,7 @@ def _find_gradient(
     """The gradient with its nodes, if that of the scale is in it."""
     scale, offset = m.maker(unit.scale), m.maker(unit.offset)
     product = m.maker(m.other_input(unit.output, unit.offset))
-    shift = offset if unit.beta is None else m.maker(m.tensor(offset, 1))
+    shift = offset if unit.beta is None else m.source(offset, 1)
     forward = {scale, offset, product, shift, *(m.makers(scale) if unit.gamma else ())}
     search = Search(m)
     search.inside |= forward

@@ -117,7 +117,7 @@ def _replace_sums(edits: GraphEdits, preserve: Collection[str], replacement: _Re
 
     matcher = edits.matcher
     for number in float_sums(edits):
-        if matcher.op(matcher.maker(matcher.tensor(number, 0))) not in PRODUCTS:
+        if matcher.op(matcher.source(number, 0)) not in PRODUCTS:
             attempt(edits, matcher, number, preserve, replace)
 
 

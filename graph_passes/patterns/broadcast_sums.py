@@ -34,7 +34,7 @@ def leave_out_idle_sums(edits: GraphEdits, preserve: Collection[str]) -> None:
     view, matcher = edits.view, edits.matcher
     for number in float_sums(edits):
         node = matcher.node(number)
-        axes = matcher.maker(matcher.tensor(number, 1))
+        axes = matcher.source(number, 1)
         if node.name in preserve or matcher.op(axes) != "BroadcastGradientArgs":
             continue
         gradient = view.shape(matcher.tensor(number, 0))
@@ -44,7 +44,7 @@ def leave_out_idle_sums(edits: GraphEdits, preserve: Collection[str]) -> None:
         waited_for = node.name in view.control_readers or control_inputs(node)
         if not waited_for and (None not in gradient or _meets_a_matrix(matcher, number)):
             edits.redirect[edits.output(node.name, "Sum")] = matcher.tensor(number, 0)
-            if matcher.op(matcher.maker(matcher.tensor(number, 0))) in PRODUCTS:
+            if matcher.op(matcher.source(number, 0)) in PRODUCTS:
                 # What follows the product follows a clear op now, and would be painted too late.
                 for reader in matcher.readers(number):
                     edits.listed[matcher.node(reader).name] = "infer"

@@ -69,12 +69,12 @@ def find_convolution(m: Matcher, x: str, preserve: Collection[str]) -> Convoluti
     chain, bias = [m.maker(x)], None
     if m.op(chain[0]) == "BiasAdd":
         bias = m.tensor(chain[0], 1)
-        chain.append(m.maker(m.tensor(chain[0], 0)))
+        chain.append(m.source(chain[0], 0))
     last = chain[-1]
     if m.op(last) not in _CONVOLUTIONS:
         return None
     for number in chain:
-        node, op_type = m.node(number), m.view.op_types[number]
+        node, op_type = m.node(number), m.view.op_type(number)
         if op_type is None or op_type.attr(node, "data_format").s != b"NHWC":
             return None
         if len(m.readers(number)) != 1 or node.name in m.view.control_readers:

@@ -35,14 +35,14 @@ def merge_weight_gradients(edits: GraphEdits, preserve: Collection[str]) -> None
     """
     matcher = edits.matcher
     for number in float_sums(edits):
-        if matcher.op(matcher.maker(matcher.tensor(number, 0))) in PRODUCTS:
+        if matcher.op(matcher.source(number, 0)) in PRODUCTS:
             attempt(edits, matcher, number, preserve, _merge)
 
 
 def _merge(edits: GraphEdits, matcher: Matcher, number: int) -> None:
     view = edits.view
-    product = matcher.maker(matcher.tensor(number, 0))
-    node, op_type = matcher.node(product), view.op_types[product]
+    product = matcher.source(number, 0)
+    node, op_type = matcher.node(product), view.op_type(product)
     if op_type is None or not op_type.attr(node, "adj_x").b or op_type.attr(node, "adj_y").b:
         return  # a sum of other products is none of a weight's gradient
     if matcher.readers(product) != [number]:

@@ -190,7 +190,7 @@ class _Algebra:
     def summed_axes(self, number: int) -> set[int]:
         """The axes that a Sum is over, those of size 1 left out where that is known."""
         m = self._m
-        maker = m.maker(m.tensor(number, 1))
+        maker = m.source(number, 1)
         if m.op(maker) == "Const":
             found = m.constant(m.tensor(number, 1)).ravel().tolist()
             return {int(axis) % self._rank for axis in found}
@@ -220,10 +220,10 @@ class _Algebra:
             if m.constant(tensor).ravel().tolist() == [float(self._size)]:
                 return
         elif m.op(maker) == "Cast":
-            product = m.expect(m.maker(m.tensor(maker, 0)), "Prod")
-            gathered = m.expect(m.maker(m.tensor(product, 0)), "GatherV2")
-            shape = m.expect(m.maker(m.tensor(gathered, 0)), "Shape")
-            axes = m.maker(m.tensor(m.expect(m.maker(m.tensor(gathered, 1)), "FloorMod"), 0))
+            product = m.expect(m.source(maker, 0), "Prod")
+            gathered = m.expect(m.source(product, 0), "GatherV2")
+            shape = m.expect(m.source(gathered, 0), "Shape")
+            axes = m.source(m.expect(m.source(gathered, 1), "FloorMod"), 0)
             shifted = m.inputs(m.expect(axes, *ADDS))
             given = _known_shape(m, m.tensor(shape, 0))
             if given == _known_shape(m, self._norm.x) and any(

@@ -162,7 +162,7 @@ class _GradientSearch:
     def _is_parameter_sum(self, number: int) -> bool:
         """Whether a node sums over the batch, as the gradients of gamma and beta do."""
         m = self._m
-        if m.op(number) != "Sum" or m.op(m.maker(m.tensor(number, 1))) != "Const":
+        if m.op(number) != "Sum" or m.op(m.source(number, 1)) != "Const":
             return False
         return 0 in m.constant(m.tensor(number, 1)).ravel().tolist()
 

@@ -65,7 +65,7 @@ def find_statistics(m: Matcher, rsqrt: int) -> Statistics | None:
     Raises:
         NoMatchError: mean and variance do not belong together.
     """
-    total = m.maker(m.tensor(rsqrt, 0))
+    total = m.source(rsqrt, 0)
     if m.op(total) not in ADDS:
         return None
     spread, epsilon = sorted(m.inputs(total), key=lambda tensor: m.op(m.maker(tensor)) == "Const")
@@ -129,7 +129,7 @@ def _is_zeros(m: Matcher, tensor: str) -> bool:
 
 def _axes(m: Matcher, number: int) -> tuple[int, ...] | None:
     """The axes of a reduction, None where they are not known."""
-    if m.op(m.maker(m.tensor(number, 1))) != "Const":
+    if m.op(m.source(number, 1)) != "Const":
         return None
     return tuple(m.constant(m.tensor(number, 1)).ravel().tolist())
 

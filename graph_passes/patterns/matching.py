@@ -23,17 +23,24 @@ class NoMatchError(Exception):
 
 
 class Matcher:
-    """Walks one graph."""
+    """Walks one graph.
+
+    Attributes:
+        view: the graph.
+        ops: for each node its op.
+    """
 
     def __init__(self, view: GraphView) -> None:
         self.view = view
+        of_kind = [kind.op for kind in view.kinds]
+        self.ops = [of_kind[kind] for kind in view.kind_of]
+        self._starts, self._sources = view.edge_starts, view.maker_nodes
         self._inputs: dict[int, list[str]] = {}
         self._readers: dict[int, list[int]] = {}
         self._makers: dict[str, int] = {}
         self._makers_of: dict[int, list[int]] = {}
         self._constants: dict[int, np.ndarray] = {}
         self._values: dict[bytes, np.ndarray] = {}
-        self._ops = [kind.op for kind in view.kinds]
 
     def node(self, number: int) -> node_def_pb2.NodeDef:
         """A node by its number."""
@@ -41,7 +48,7 @@ class Matcher:
 
     def op(self, number: int) -> str:
         """A node's op type."""
-        return self._ops[self.view.kind_of[number]]
+        return self.ops[number]
 
     def tensor(self, number: int, port: int) -> str:
         """The tensor that a node reads at a port."""
@@ -49,10 +56,17 @@ class Matcher:
 
     def maker(self, tensor: str) -> int:
         """The node that makes a tensor."""
-        found = self._makers.get(tensor)
+        found = self.view.index.get(tensor)  # most tensors go by the name of a node
+        if found is None:
+            found = self._makers.get(tensor)
         if found is None:
             found = self._makers[tensor] = self.view.index[self.view.split(tensor)[0]]
         return found
+
+    def source(self, number: int, port: int) -> int:
+        """The node that makes the tensor that a node reads at a port."""
+        found = self._sources[self._starts[number] + port]
+        return found if found >= 0 else self.maker(self.tensor(number, port))
 
     def inputs(self, number: int) -> list[str]:
         """The tensors that a node reads, control inputs left out."""
@@ -76,7 +90,7 @@ class Matcher:
         """The first tensor that a node makes, as its readers write it."""
         if not self.view.is_function:
             return self.node(number).name
-        op_type = self.view.op_types[number]
+        op_type = self.view.op_type(number)
         arg = op_type.op_def.output_arg[0].name if op_type else ""
         return f"{self.node(number).name}:{arg}:0"
 
@@ -115,9 +129,9 @@ class Matcher:
     def through(self, tensor: str, *ops: str) -> str:
         """Follows a tensor back through single-input ops that only change shape."""
         number = self.maker(tensor)
-        while self.op(number) in ops:
+        while self.ops[number] in ops:
             tensor = self.tensor(number, 0)
-            number = self.maker(tensor)
+            number = self.source(number, 0)
         return tensor
 
     def is_made_by(self, tensor: str, ops: Collection[str]) -> bool:

@@ -53,17 +53,18 @@ class Search:
         number = self.m.maker(tensor)
         while number != end and self.m.op(number) in SHAPERS:
             self.inside.add(number)
-            number = self.m.maker(self.m.tensor(number, 0))
+            number = self.m.source(number, 0)
 
     def one(self, found: list[int], what: str) -> int:
         """The one node of a list; NoMatchError says what is missing or ambiguous otherwise."""
-        if len(set(found)) != 1:
+        if len(found) != 1 and len(set(found)) != 1:
             raise NoMatchError(f"found {len(set(found))} nodes that make {what}, not 1")
         return found[0]
 
     def reading(self, number: int, *ops: str) -> list[int]:
         """The readers of a node that have one of the ops."""
-        return [reader for reader in self.m.readers(number) if self.m.op(reader) in ops]
+        of_node = self.m.ops
+        return [reader for reader in self.m.readers(number) if of_node[reader] in ops]
 
     def sums_of(self, tensor: str) -> list[int]:
         """The Sum nodes that read a tensor."""
@@ -78,16 +79,16 @@ class Search:
         came_from: dict[int, int],
     ) -> list[int]:
         """The fitting nodes behind a node and ops of some types; records the way to each."""
-        pending, found = [start], []
+        m, pending, found = self.m, [start], []
         while pending:
             last = pending.pop()
-            for reader in self.m.readers(last):
+            for reader in m.readers(last):
                 if reader in came_from:
                     continue
                 if fits(reader):
                     found.append(reader)
                     came_from[reader] = last
-                elif self.m.op(reader) in passes:
+                elif m.ops[reader] in passes:
                     came_from[reader] = last
                     pending.append(reader)
         return found
@@ -119,17 +120,18 @@ class Search:
         Raises:
             NoMatchError: something does.
         """
-        m, ends = self.m, self.ends.union(outputs)
+        m, known = self.m, self.inside.union(self.ends, outputs)
+        nodes, ops = m.view.nodes, m.ops
         for number in self.inside | self.replaced | set(outputs):
-            if m.node(number).name in preserve:
+            if nodes[number].name in preserve:
                 raise NoMatchError(f"{m.node(number).name!r} is to be preserved")
         for number in self.inside:
-            if m.op(number) == "Squeeze":
+            if ops[number] == "Squeeze":
                 continue  # the stored statistics, which the fused op makes as well
             for reader in m.readers(number):
-                if reader in self.inside or reader in ends or m.op(reader) in ("Shape", "ShapeN"):
+                if reader in known or ops[reader] in ("Shape", "ShapeN"):
                     continue
-                if m.op(number) in SHAPERS and m.op(reader) in SHAPERS:
+                if ops[number] in SHAPERS and ops[reader] in SHAPERS:
                     continue
                 raise NoMatchError(
                     f"{m.node(reader).name!r} outside the unit reads {m.node(number).name!r}"

@@ -46,7 +46,7 @@ class _SoftmaxSearch(Search):
     def match(self, log: int) -> Float32Unit | None:
         """The unit; None where the Log is of no log-sum-exp from which x is subtracted."""
         m = self.m
-        total = m.maker(m.tensor(log, 0))
+        total = m.source(log, 0)
         if m.op(total) != "Sum" or m.op(m.makers(total)[0]) != "Exp":
             return None
         exponential = m.makers(total)[0]

@@ -106,7 +106,7 @@ class _GradientSearch:
         """
         m = self.m
         own = m.output(softmax)
-        product = m.maker(m.tensor(total, 0))
+        product = m.source(total, 0)
         flowing = m.other_input(product, own)
         differences = self._differences(total, flowing)
         if m.readers(total) != differences:
@@ -119,7 +119,7 @@ class _GradientSearch:
         axes = m.constant(m.tensor(total, 1)).ravel().tolist()
         if axes != [-1] and (shape is None or axes != [len(shape) - 1]):
             raise NoMatchError("the sum is not over the last axis")
-        op_type = m.view.op_types[total]
+        op_type = m.view.op_type(total)
         if op_type is None or not op_type.attr(m.node(total), "keep_dims").b:
             raise NoMatchError("the sum does not keep its axis")
         if not self._is_from_product(flowing):

@@ -56,7 +56,7 @@ def target_shape(matcher: Matcher, number: int) -> list[int]:
 
 def reduces(matcher: Matcher, number: int, axes: int, rank: int) -> bool:
     """Whether a sum is over its first `axes` axes, or over those that broadcasting added."""
-    maker = matcher.maker(matcher.tensor(number, 1))
+    maker = matcher.source(number, 1)
     if matcher.op(maker) == "BroadcastGradientArgs":
         return True
     found = matcher.constant(matcher.tensor(number, 1)).ravel()

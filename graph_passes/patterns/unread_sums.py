@@ -42,7 +42,7 @@ def pass_unread_sums(
     }
     sums = []
     for end in sorted(unread):
-        number = matcher.maker(matcher.tensor(end, 0)) if matcher.op(end) == "Reshape" else end
+        number = matcher.source(end, 0) if matcher.op(end) == "Reshape" else end
         name = view.nodes[number].name
         if (
             matcher.op(number) in REDUCTIONS
@@ -67,7 +67,7 @@ def _made_for(
     pending, gone, found = list(sums), set(unread), []
     while pending:
         for maker in matcher.makers(pending.pop()):
-            name, op_type = view.nodes[maker].name, view.op_types[maker]
+            name, op_type = view.nodes[maker].name, view.op_type(maker)
             if maker in gone or name in preserve or name in view.control_readers:
                 continue
             if op_type is None or op_type.op_def.is_stateful:
