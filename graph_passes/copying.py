@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Collection
 from typing import TypeVar
 
@@ -39,20 +40,22 @@ def copy_graph(proto: Proto, view: GraphView, without_value: Collection[int] = (
         add = copy.node_def.add
     else:
         add = copy.node.add
-    lean = frozenset(without_value)
-    for number, node in enumerate(view.nodes[first:end], first):
-        if number in lean:
-            _copy_but_value(node, add())
-        else:  # one by one: a field extended by messages serializes and parses each
-            add().CopyFrom(node)
+    nodes = list(view.nodes[first:end])
+    for number in without_value:
+        nodes[number - first] = _without_value(nodes[number - first])
+    # One by one, since a field extended by messages serializes and parses each.
+    copies = [add() for _ in nodes]
+    collections.deque(map(node_def_pb2.NodeDef.CopyFrom, copies, nodes), maxlen=0)
     return copy
 
 
-def _copy_but_value(node: node_def_pb2.NodeDef, new: node_def_pb2.NodeDef) -> None:
+def _without_value(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
+    new = node_def_pb2.NodeDef()
     _copy_fields(node, new, ("attr",))
     for name, value in node.attr.items():
         if name != _VALUE:
             new.attr[name].CopyFrom(value)
+    return new
 
 
 def _copy_fields(old: Message, new: Message, left_out: Collection[str]) -> None:
