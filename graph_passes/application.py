@@ -59,37 +59,39 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     values = {number: view.nodes[number].attr.get("value") for number in folded}
     stored = {number: value.tensor for number, value in values.items() if value is not None}
     new = copy_graph(proto, view, [n for n, tensor in stored.items() if is_large(tensor)])
-    editor = _editor(view, new)
+    editor = _FunctionEditor(new) if isinstance(new, function_pb2.FunctionDef) else _Editor(new)
+    nodes, first = editor.nodes, editor.first
+    owners, base, kinds, kind_of = view.vertex_nodes, view.base, view.kinds, view.kind_of
     retyped: list[int] = []
     for vertex in plan.low:
-        number = view.vertex_nodes[vertex]
-        kind = view.kind(number)
-        slot = kind.layout.slots[vertex - view.base[number]]
-        attrs = editor.node(number).attr
+        number = owners[vertex]
+        slot = kinds[kind_of[number]].layout.slots[vertex - base[number]]
+        attr = nodes[number - first].attr[slot.attr]
         if slot.index == SINGLE:
-            attrs[slot.attr].type = target
+            attr.type = target
         else:
-            attrs[slot.attr].list.type[slot.index] = target
-        if number in stored:
-            convert_tensor(stored[number], attrs["value"].tensor, target)
+            attr.list.type[slot.index] = target
         if not retyped or retyped[-1] != number:
             retyped.append(number)
+    for number, tensor in stored.items():
+        convert_tensor(tensor, nodes[number - first].attr["value"].tensor, target)
     casts: dict[tuple[str, int], str] = {}
     made: dict[str, int] = {}
     rewired: list[tuple[int, int, str]] = []
-    readers = np.searchsorted(np.asarray(view.edge_starts), plan.cut, side="right") - 1
-    for edge, reader in zip(plan.cut, readers.tolist(), strict=True):
-        port = edge - view.edge_starts[reader]
-        tensor = view.nodes[reader].input[port]
-        source = int(view.sources[edge])
-        key = view.split(tensor)
+    cut = np.array(plan.cut, np.int32)
+    readers = np.searchsorted(np.asarray(view.edge_starts), cut, side="right") - 1
+    ports = cut - np.asarray(view.edge_starts)[readers]
+    sources = view.sources[cut]
+    for reader, port, source in np.stack((readers, ports, sources), axis=1).tolist():
+        name = view.nodes[reader].input[port]
+        key = view.split(name)
         cast = casts.get(key)
         if cast is None:
             src, dst = (target, FLOAT) if is_low[source] else (FLOAT, target)
             cast = casts[key] = _free_name(view, key, _SHORT[dst])
             made[cast] = source
             device = view.nodes[view.index[key[0]]].device
-            editor.add_cast(cast, tensor, src, dst, device)
+            _add_cast(nodes, cast, name, src, dst, device)
         editor.rewire(reader, port, cast)
         rewired.append((reader, port, cast))
     return Applied(new, tuple(retyped), tuple(rewired), made)
@@ -122,47 +124,36 @@ def _blank_cast(src: int, dst: int) -> node_def_pb2.NodeDef:
     return cast
 
 
-class _GraphEditor:
-    """Edits a GraphDef by the node numbers of its view."""
+class _Editor:
+    """Edits a GraphDef.
+
+    Attributes:
+        nodes: its nodes.
+        first: the number that the first of them has in its view.
+    """
 
     def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
-        self._nodes = graph_def.node
-
-    def node(self, number: int) -> node_def_pb2.NodeDef:
-        return self._nodes[number]
-
-    def add_cast(self, name: str, tensor: str, src: int, dst: int, device: str) -> None:
-        _add_cast(self._nodes, name, tensor, src, dst, device)
+        self.nodes = graph_def.node
+        self.first = 0
 
     def rewire(self, reader: int, port: int, cast: str) -> None:
-        self._nodes[reader].input[port] = cast
+        """Lets a node, given by its number in the view, read a Cast."""
+        self.nodes[reader].input[port] = cast
 
 
 class _FunctionEditor:
-    """Edits a function's body by the node numbers of its view, results included."""
+    """The same for a function's body, whose results are nodes of its view."""
 
     def __init__(self, function_def: function_pb2.FunctionDef) -> None:
-        self._nodes = function_def.node_def
-        self._arguments = len(function_def.signature.input_arg)
+        self.nodes = function_def.node_def
+        self.first = len(function_def.signature.input_arg)
         self._results = [arg.name for arg in function_def.signature.output_arg]
         self._ret = function_def.ret
-        self._end = self._arguments + len(self._nodes)
-
-    def node(self, number: int) -> node_def_pb2.NodeDef:
-        return self._nodes[number - self._arguments]
-
-    def add_cast(self, name: str, tensor: str, src: int, dst: int, device: str) -> None:
-        _add_cast(self._nodes, name, tensor, src, dst, device)
+        self._end = self.first + len(self.nodes)
 
     def rewire(self, reader: int, port: int, cast: str) -> None:
         tensor = f"{cast}:y:0"
         if reader >= self._end:
             self._ret[self._results[reader - self._end]] = tensor
         else:
-            self.node(reader).input[port] = tensor
-
-
-def _editor(
-    view: GraphView, proto: graph_pb2.GraphDef | function_pb2.FunctionDef
-) -> _GraphEditor | _FunctionEditor:
-    return _FunctionEditor(proto) if view.is_function else _GraphEditor(proto)  # type: ignore[arg-type]
+            self.nodes[reader - self.first].input[port] = tensor
