@@ -6,7 +6,7 @@ from the names that their inputs hold. Nodes that the rewrite did not touch are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from tensorflow.core.framework import function_pb2, graph_pb2, types_pb2
@@ -65,6 +65,7 @@ class _Verification:
         self._results = [a.name for a in proto.signature.output_arg] if view.is_function else []
         self._nodes = proto.node_def if view.is_function else proto.node
         self._end = len(view.nodes) - len(self._results)
+        self._retyped = [self._nodes[number - self._shift] for number in applied.retyped]
         added = self._nodes[self._end - self._shift :]
         self._casts = {node.name: node for node in added}
         if len(self._casts) != len(added) or any(name in view.index for name in self._casts):
@@ -72,12 +73,13 @@ class _Verification:
 
     def check(self) -> None:
         """Runs all checks but that of the signature."""
-        rewired = {(number, port): cast for number, port, cast in self._applied.rewired}
         kinds = self._read_kinds()
-        dtypes = self._read_dtypes(kinds)
-        self._check_inputs(rewired)
-        self._check_uncut_edges(rewired, dtypes)
-        self._check_casts(rewired, dtypes)
+        made, taken = self._read_dtypes(kinds)
+        starts = self._view.edge_starts
+        cut = [starts[number] + port for number, port, _ in self._applied.rewired]
+        self._check_inputs()
+        self._check_uncut_edges(cut, made, taken)
+        self._check_casts(made[cut].tolist(), taken[cut].tolist())
         self._check_retyped(kinds)
 
     def _inputs(self, number: int) -> list[str]:
@@ -88,57 +90,64 @@ class _Verification:
 
     def _read_kinds(self) -> list[Kind]:
         """For each retyped node its kind in the new graph."""
-        retyped = [self._nodes[number - self._shift] for number in self._applied.retyped]
-        return self._view.node_index.kinds.kinds_of(retyped)
+        return self._view.node_index.kinds.kinds_of(self._retyped)
 
-    def _read_dtypes(self, kinds: Sequence[Kind]) -> np.ndarray:
-        """The dtype of each vertex in the new graph; a ref dtype counts as its dtype."""
-        view = self._view
-        dtypes = np.array(view.dtypes, np.int32)
-        for number, kind in zip(self._applied.retyped, kinds, strict=True):
-            if len(kind.dtypes) != len(view.layout(number).slots):
+    def _read_dtypes(self, kinds: Sequence[Kind]) -> tuple[np.ndarray, np.ndarray]:
+        """For each edge the dtypes in the new graph that its ends make and take.
+
+        A ref dtype counts as its dtype; an op that TensorFlow does not know makes and takes what it
+        did before.
+        """
+        view, retyped = self._view, list(self._applied.retyped)
+        before = np.asarray(view.dtypes) % 100
+        owners = np.asarray(view.vertex_nodes)
+        slots = np.bincount(owners[1:], minlength=len(view.nodes))[retyped]
+        for number, kind, count in zip(retyped, kinds, slots.tolist(), strict=True):
+            if len(kind.dtypes) != count:
                 raise VerificationError(f"node {view.nodes[number].name!r} has other ports")
-            first = view.base[number]
-            dtypes[first : first + len(kind.dtypes)] = kind.dtypes
-        return dtypes % 100
+        is_retyped = np.zeros(len(view.nodes) + 1, bool)  # the owner of `OPAQUE` is the last
+        is_retyped[retyped] = True
+        dtypes = before.copy()
+        dtypes[is_retyped[owners]] = [dtype % 100 for kind in kinds for dtype in kind.dtypes]
+        made, taken = dtypes[view.sources], dtypes[view.targets]
+        made = np.where(view.sources == OPAQUE, before[view.targets], made)
+        taken = np.where(view.targets == OPAQUE, before[view.sources], taken)
+        return made, taken
 
-    def _check_inputs(self, rewired: Mapping[tuple[int, int], str]) -> None:
+    def _check_inputs(self) -> None:
         """Touched nodes read what they read before, but for the Casts."""
         view = self._view
-        expected: dict[int, list[str]] = {n: view.nodes[n].input[:] for n in self._applied.retyped}
-        for (number, port), cast in rewired.items():
+        expected: dict[int, list[str]] = {}
+        for number, port, cast in self._applied.rewired:
             if number not in expected:
                 expected[number] = view.nodes[number].input[:]
             expected[number][port] = f"{cast}:y:0" if view.is_function else cast
+        for number, new in zip(self._applied.retyped, self._retyped, strict=True):
+            if number not in expected and new.input != view.nodes[number].input:
+                expected[number] = view.nodes[number].input[:]
         for number, inputs in expected.items():
             if self._inputs(number) != inputs:
                 raise VerificationError(
                     f"node {view.nodes[number].name!r} reads {self._inputs(number)}, not {inputs}"
                 )
 
-    def _check_uncut_edges(
-        self, rewired: Mapping[tuple[int, int], str], dtypes: np.ndarray
-    ) -> None:
+    def _check_uncut_edges(self, cut: Sequence[int], made: np.ndarray, taken: np.ndarray) -> None:
         view = self._view
-        plain = np.ones(len(view.sources), bool)
-        plain[[view.edge_starts[number] + port for number, port in rewired]] = False
-        before = np.asarray(view.dtypes) % 100
-        made, taken = dtypes[view.sources], dtypes[view.targets]
-        # An op that TensorFlow does not know makes and takes what it did before.
-        made = np.where(view.sources == OPAQUE, before[view.targets], made)
-        taken = np.where(view.targets == OPAQUE, before[view.sources], taken)
-        unknown = (view.sources == OPAQUE) & (view.targets == OPAQUE)
-        wrong = np.flatnonzero(plain & (made != taken) & ~unknown)
-        if len(wrong):
-            source, target = int(view.sources[wrong[0]]), int(view.targets[wrong[0]])
+        wrong = (made != taken) & ((view.sources != OPAQUE) | (view.targets != OPAQUE))
+        wrong[cut] = False
+        if wrong.any():
+            edge = int(np.argmax(wrong))
+            source, target = int(view.sources[edge]), int(view.targets[edge])
             names = [view.node_of(v).name if v != OPAQUE else "an op" for v in (target, source)]
             raise VerificationError(
-                f"{names[0]!r} takes {_name(taken[wrong[0]])}, but {names[1]!r} makes "
-                f"{_name(made[wrong[0]])}"
+                f"{names[0]!r} takes {_name(taken[edge])}, but {names[1]!r} makes "
+                f"{_name(made[edge])}"
             )
 
-    def _check_casts(self, rewired: Mapping[tuple[int, int], str], dtypes: np.ndarray) -> None:
-        view, read = self._view, set(rewired.values())
+    def _check_casts(self, made: Sequence[int], taken: Sequence[int]) -> None:
+        """Each Cast is read, and is between the dtypes made and taken at the edges it cuts."""
+        view, rewired = self._view, self._applied.rewired
+        read = {name for _, _, name in rewired}
         inputs: dict[str, list[str]] = {}
         ends: dict[str, tuple[int, int]] = {}
         for name, cast in self._casts.items():
@@ -146,26 +155,23 @@ class _Verification:
                 raise VerificationError(f"nothing reads the Cast {name!r}")
             inputs[name] = cast.input[:]
             ends[name] = (cast.attr["SrcT"].type, cast.attr["DstT"].type)
-        for (number, port), name in rewired.items():
+        for (number, port, name), before, behind in zip(rewired, made, taken, strict=True):
             if name not in self._casts:
                 raise VerificationError(f"no node makes the Cast {name!r}")
             tensor = view.nodes[number].input[port]
             if inputs[name] != [tensor] and view.split(inputs[name][0]) != view.split(tensor):
                 raise VerificationError(f"the Cast {name!r} reads {inputs[name]}, not {tensor!r}")
-            edge = view.edge_starts[number] + port
-            source, target = int(view.sources[edge]), int(view.targets[edge])
-            made = dtypes[source] if source != OPAQUE else view.dtypes[target] % 100
-            taken = dtypes[target] if target != OPAQUE else view.dtypes[source] % 100
-            if ends[name] != (made, taken) or made == taken:
+            if ends[name] != (before, behind) or before == behind:
                 raise VerificationError(
                     f"the Cast {name!r} is from {_name(ends[name][0])} to {_name(ends[name][1])} "
-                    f"between {_name(made)} and {_name(taken)}"
+                    f"between {_name(before)} and {_name(behind)}"
                 )
 
     def _check_retyped(self, kinds: Sequence[Kind]) -> None:
         canvas, view = self._plan.canvas, self._view
+        preserved, why, base = int(Reason.PRESERVED), canvas.why, view.base
         for number in self._applied.retyped:
-            if view.op_type(number) is None or canvas.why[view.base[number]] == Reason.PRESERVED:
+            if why[base[number]] == preserved or view.op_type(number) is None:
                 name = view.nodes[number].name
                 raise VerificationError(f"the preserved node {name!r} was retyped")
         # What has a kernel depends on the kind alone: one node of each is enough.
