@@ -133,6 +133,11 @@ class GraphView:
         """The ops that nodes have."""
         return frozenset(self.kinds[kind].op for kind in set(self.kind_of))
 
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """For each node its name."""
+        return list(self.index)
+
     def kind(self, number: int) -> Kind:
         """The kind of a node."""
         return self.node_index.kind(number)

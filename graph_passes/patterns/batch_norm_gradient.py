@@ -236,13 +236,13 @@ class GradientSearch:
 
     def _spread(self, number: int) -> int:
         """The division by the count behind a statistic's gradient; what is between is inside."""
-        last = number
+        s, last = self._s, number
         for _ in range(_LONGEST_SPREAD):
-            divisions = self._s.reading(last, "RealDiv")
+            divisions = s.reading(last, "RealDiv")
             if divisions:
-                return self._s.one(divisions, "the division by the count")
-            last = self._s.one(self._s.reading(last, *_SPREADERS), "a spread gradient")
-            self._s.inside.add(last)
+                return s.one(divisions, "the division by the count")
+            last = s.one(s.reading(last, *_SPREADERS), "a spread gradient")
+            s.inside.add(last)
         raise NoMatchError(
             f"the gradient behind {self._s.m.node(number).name!r} is not spread over x"
         )

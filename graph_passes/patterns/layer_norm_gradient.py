@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 from graph_passes.patterns.layer_norm import Norm, is_parameter
 from graph_passes.patterns.matching import Matcher, NoMatchError
 from graph_passes.patterns.search import ADDS, SHAPERS
+from graph_passes.view import FLOAT
 
 SUMS = ("AddN", *ADDS)
 _SPREADERS = (*SHAPERS, "BroadcastTo", "Tile")
@@ -262,6 +263,6 @@ class _GradientSearch:
 
     def _is_float(self, number: int) -> bool:
         """Whether the first output of a node is float32."""
-        view = self._m.view
-        slots = view.layout(number).out_slots
-        return bool(slots) and bool(view.is_float[view.base[number] + slots[0]])
+        kind = self._m.view.kind(number)
+        slots = kind.layout.out_slots
+        return bool(slots) and kind.dtypes[slots[0]] == FLOAT

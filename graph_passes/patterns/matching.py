@@ -72,8 +72,9 @@ class Matcher:
         """The tensors that a node reads, control inputs left out."""
         found = self._inputs.get(number)
         if found is None:
-            names = self.view.nodes[number].input
-            found = self._inputs[number] = [name for name in names if name[0] != "^"]
+            found = self._inputs[number] = self.view.nodes[number].input[:]
+            if found and found[-1][0] == "^":  # control inputs come last
+                found[:] = [name for name in found if name[0] != "^"]
         return found
 
     def makers(self, number: int) -> list[int]:
@@ -89,10 +90,10 @@ class Matcher:
     def output(self, number: int) -> str:
         """The first tensor that a node makes, as its readers write it."""
         if not self.view.is_function:
-            return self.node(number).name
+            return self.view.names[number]
         op_type = self.view.op_type(number)
         arg = op_type.op_def.output_arg[0].name if op_type else ""
-        return f"{self.node(number).name}:{arg}:0"
+        return f"{self.view.names[number]}:{arg}:0"
 
     def readers(self, number: int) -> list[int]:
         """The nodes that read an output of a node, in order."""
@@ -103,7 +104,7 @@ class Matcher:
 
     def reads(self, number: int, tensor: str) -> bool:
         """Whether a node reads a tensor."""
-        return tensor in self.view.nodes[number].input
+        return tensor in self.inputs(number)
 
     def expect(self, number: int, *ops: str) -> int:
         """The same node, if its op is one of those given.

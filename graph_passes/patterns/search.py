@@ -121,10 +121,10 @@ class Search:
             NoMatchError: something does.
         """
         m, known = self.m, self.inside.union(self.ends, outputs)
-        nodes, ops = m.view.nodes, m.ops
+        names, ops = m.view.names, m.ops
         for number in self.inside | self.replaced | set(outputs):
-            if nodes[number].name in preserve:
-                raise NoMatchError(f"{m.node(number).name!r} is to be preserved")
+            if names[number] in preserve:
+                raise NoMatchError(f"{names[number]!r} is to be preserved")
         for number in self.inside:
             if ops[number] == "Squeeze":
                 continue  # the stored statistics, which the fused op makes as well
@@ -134,5 +134,5 @@ class Search:
                 if ops[number] in SHAPERS and ops[reader] in SHAPERS:
                     continue
                 raise NoMatchError(
-                    f"{m.node(reader).name!r} outside the unit reads {m.node(number).name!r}"
+                    f"{names[reader]!r} outside the unit reads {names[number]!r}"
                 )

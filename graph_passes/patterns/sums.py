@@ -9,7 +9,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.patterns.edits import GraphEdits, NearMiss
 from graph_passes.patterns.matching import Matcher, NoMatchError
-from graph_passes.view import Shape
+from graph_passes.view import FLOAT, Shape
 
 Replace = Callable[[GraphEdits, Matcher, int], None]
 """Makes the edits for one sum, given by its number; raises NoMatchError for a near miss."""
@@ -17,12 +17,11 @@ Replace = Callable[[GraphEdits, Matcher, int], None]
 
 def float_sums(edits: GraphEdits) -> list[int]:
     """The float32 Sum nodes that no pattern has replaced yet, by number."""
-    view = edits.view
+    view, output = edits.view, edits.matcher.output
     return [
         number
         for number in view.of_op("Sum")
-        if view.is_float[view.base[number]]
-        and edits.output(view.nodes[number].name, "Sum") not in edits.redirect
+        if view.dtypes[view.base[number]] == FLOAT and output(number) not in edits.redirect
     ]
 
 
@@ -30,7 +29,7 @@ def attempt(
     edits: GraphEdits, matcher: Matcher, number: int, preserve: Collection[str], replace: Replace
 ) -> None:
     """Tries a replacement on one node, unless the node must stay; notes a near miss."""
-    name = matcher.node(number).name
+    name = matcher.view.names[number]
     if name in preserve:
         return
     try:

@@ -38,12 +38,12 @@ def pass_unread_sums(
     unread = {
         number
         for number in ends
-        if not read[view.base[number]] and view.nodes[number].name not in preserve
+        if not read[view.base[number]] and view.names[number] not in preserve
     }
     sums = []
     for end in sorted(unread):
         number = matcher.source(end, 0) if matcher.op(end) == "Reshape" else end
-        name = view.nodes[number].name
+        name = view.names[number]
         if (
             matcher.op(number) in REDUCTIONS
             and name not in preserve
@@ -67,7 +67,7 @@ def _made_for(
     pending, gone, found = list(sums), set(unread), []
     while pending:
         for maker in matcher.makers(pending.pop()):
-            name, op_type = view.nodes[maker].name, view.op_type(maker)
+            name, op_type = view.names[maker], view.op_type(maker)
             if maker in gone or name in preserve or name in view.control_readers:
                 continue
             if op_type is None or op_type.op_def.is_stateful:
