@@ -55,12 +55,16 @@ def deny_out_of_range(canvas: Canvas) -> list[int]:
         The vertices denied, from which the colour then flows forward.
     """
     view = canvas.view
-    could_go_low = ((canvas.listed > 0) & canvas.eligible).tobytes()
+    could_go_low = (canvas.listed > 0) & canvas.eligible
+    matters = np.zeros(len(view.dtypes), bool)
+    matters[view.sources[could_go_low[view.targets]]] = True
     roots: list[int] = []
     for number in view.of_kind(_is_float_constant):
-        readers = [v for v in view.readers(view.base[number]) if could_go_low[v]]
+        made = view.base[number]
+        if not matters[made]:
+            continue
         value = view.nodes[number].attr.get("value")  # [] would write to a map that lacks it
-        if readers and value is not None and is_out_of_range(value.tensor):
-            roots.extend(readers)
+        if value is not None and is_out_of_range(value.tensor):
+            roots.extend(reader for reader in view.readers(made) if could_go_low[reader])
     canvas.deny(roots, Reason.CONSTANT_RANGE)
     return roots

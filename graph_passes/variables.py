@@ -42,8 +42,8 @@ def is_assignment(op: str) -> bool:
     ) and op not in _NOT_ASSIGNMENTS
 
 
-def _is_assignment(kind: Kind) -> bool:
-    return kind.op_type is not None and is_assignment(kind.op_type.name)
+def _is_assignment(kind: Kind) -> list[bool]:
+    return [kind.op_type is not None and is_assignment(kind.op_type.name)] * len(kind.dtypes)
 
 
 def _is_reduction(kind: Kind) -> list[bool]:
@@ -57,14 +57,13 @@ def find_variable_updates(canvas: Canvas) -> list[int]:
         The vertices, to be kept float32. Empty in a graph that assigns nothing.
     """
     view = canvas.view
-    roots: list[int] = []
-    for number in view.of_kind(_is_assignment):
-        roots.extend(v for v in view.producers(number) if view.is_float[v])
-    if not roots:
-        return []
+    assigned = view.sources[view.per_slot(_is_assignment, bool)[view.targets]]
     arithmetic = (canvas.listed == INFER) | (canvas.listed == CLEAR)
     enter = arithmetic & ~view.per_slot(_is_reduction, bool)
-    reached = canvas.edges.reach([v for v in roots if enter[v]], enter.tobytes(), backward=True)
+    roots = assigned[(enter & view.is_float)[assigned]].tolist()
+    if not roots:
+        return []
+    reached = canvas.edges.reach(roots, enter.tobytes(), backward=True)
     return canvas.where(np.frombuffer(reached, bool) & (canvas.listed != ALLOW))
 
 

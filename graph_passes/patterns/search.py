@@ -133,6 +133,4 @@ class Search:
                     continue
                 if ops[number] in SHAPERS and ops[reader] in SHAPERS:
                     continue
-                raise NoMatchError(
-                    f"{names[reader]!r} outside the unit reads {names[number]!r}"
-                )
+                raise NoMatchError(f"{names[reader]!r} outside the unit reads {names[number]!r}")
