@@ -117,21 +117,15 @@ class GraphView:
         )
 
     @functools.cached_property
-    def op_types(self) -> list[OpType | None]:
-        """For each node its op type, None where this TensorFlow does not know the op."""
-        kinds = self.kinds
-        return [kinds[kind].op_type for kind in self.kind_of]
-
-    @functools.cached_property
-    def layouts(self) -> list[Layout]:
-        """For each node its layout."""
-        kinds = self.kinds
-        return [kinds[kind].layout for kind in self.kind_of]
-
-    @functools.cached_property
     def ops(self) -> frozenset[str]:
         """The ops that nodes have."""
         return frozenset(self.kinds[kind].op for kind in set(self.kind_of))
+
+    @functools.cached_property
+    def op_names(self) -> list[str]:
+        """For each node its op."""
+        of_kind = [kind.op for kind in self.kinds]
+        return [of_kind[kind] for kind in self.kind_of]
 
     @functools.cached_property
     def names(self) -> list[str]:

@@ -16,6 +16,7 @@ from graph_passes.loop_sums import LoopSearch
 from graph_passes.op_lists import load_op_lists
 from graph_passes.patterns.edits import NearMiss
 from graph_passes.patterns.low_products import LowProducts
+from graph_passes.patterns.matching import Matcher
 from graph_passes.patterns.units import Fusion
 from graph_passes.view import Shape
 
@@ -105,7 +106,8 @@ class _Mover:
         fusion = self._fusions[body]
         lists, support = load_op_lists(config), kernel_support(config.device, config.target)
         view = fusion.view
-        low = LowProducts(view, lists, support, find_ineligible(view, (), config))
+        ineligible = find_ineligible(view, (), config)
+        low = LowProducts(Matcher(view), lists, support, ineligible)
         old: function_pb2.FunctionDef = self._bodies[body]  # type: ignore[assignment]
         search = LoopSearch(loop, old, view, self._fusions[cond].view, low)
         sums, misses = search.find()

@@ -190,7 +190,7 @@ class LoopSearch:
         self._require_removable(matcher, number)
         if matcher.readers(number) != [addition]:
             raise NoMatchError(f"more than the sum reads {node.name!r}")
-        attrs = self.body_view.op_types[number]
+        attrs = self.body_view.op_type(number)
         if attrs is None:
             raise NoMatchError(f"{node.op!r} is not known")
         if node.op == BIAS_SUM:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Collection
 
 from graph_passes.kernels import KernelSupport
 from graph_passes.op_lists import OpLists
 from graph_passes.patterns.matching import Matcher
 from graph_passes.patterns.search import SHAPERS
-from graph_passes.view import FLOAT, GraphView
+from graph_passes.view import FLOAT
 
 _MOVES = (*SHAPERS, "Transpose")
 
@@ -20,20 +19,20 @@ class LowProducts:
     """The ops of the allow list in one graph, which take the target dtype whatever feeds them.
 
     Attributes:
-        view: the graph.
+        matcher: reads the graph.
         lists: the op lists in force.
         support: answers whether a node has a kernel in the target dtype.
         ineligible: numbers of the nodes that must stay as they are.
     """
 
-    view: GraphView
+    matcher: Matcher
     lists: OpLists
     support: KernelSupport
     ineligible: Collection[int]
 
     def read(self, tensor: str) -> bool:
         """Whether one of them reads a tensor, directly or behind ops that only move values."""
-        matcher = self._matcher
+        matcher = self.matcher
         pending, seen = [tensor], {tensor}
         while pending:
             last = pending.pop()
@@ -51,12 +50,8 @@ class LowProducts:
         return False
 
     def _goes_low(self, number: int, port: int) -> bool:
-        kind = self.view.kind(number)
+        kind = self.matcher.view.kind(number)
         if kind.op_type is None or self.lists.list_of(kind.op_type.name) != "allow":
             return False
         slot = kind.layout.in_slots[port]
         return kind.dtypes[slot] == FLOAT and self.support.supports(kind, slot)
-
-    @functools.cached_property
-    def _matcher(self) -> Matcher:
-        return Matcher(self.view)

@@ -32,8 +32,7 @@ class Matcher:
 
     def __init__(self, view: GraphView) -> None:
         self.view = view
-        of_kind = [kind.op for kind in view.kinds]
-        self.ops = [of_kind[kind] for kind in view.kind_of]
+        self.ops = view.op_names
         self._starts, self._sources = view.edge_starts, view.maker_nodes
         self._inputs: dict[int, list[str]] = {}
         self._readers: dict[int, list[int]] = {}

@@ -94,7 +94,7 @@ def find_units(
         use_bias_gradients(edits, summed)
     if config.has_rule("ones-product") and ones_products_pay(config, lists):
         ineligible = find_ineligible(view, preserve, config)
-        multiply_by_ones(edits, summed, LowProducts(view, lists, support, ineligible))
+        multiply_by_ones(edits, summed, LowProducts(edits.matcher, lists, support, ineligible))
     lower_bounded_values(edits, kept, config, lists)
     keep_inside(edits, units)  # after all that lists nodes inside, whose lists it replaces
     if not edits.units:
