@@ -82,6 +82,16 @@ def test_stateful_ops_stay() -> None:
     assert set(reads(after)) == {"n", "r", "zero", "out"}
 
 
+def test_ops_that_are_not_known_stay_and_nothing_goes_for_them() -> None:
+    before = graph(TEXT)
+    before.node[1].op = "NoSuchOp"  # a, of which only b is made
+    last = before.node.add()
+    last.CopyFrom(before.node[3])
+    del before.node[3]
+    after = edited(before, {"b": "new"}, (relu("new", "x"),))
+    assert set(reads(after)) == {"x", "a", "c", "new", "out"}
+
+
 def test_inputs_of_a_sum() -> None:
     text = "x = Const(0.5, [4])\ny = Tanh(x)\nz = Sqrt(x)\ns = AddN(x, y, z)\nout = Identity(s)"
     after = edited(graph(text), {}, inputs={"s": ["x", "y"]})
