@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
 
-from graph_passes.constant_folding import convert_tensor, is_large
+from graph_passes.constant_folding import convert_tensors, is_large
 from graph_passes.copying import Proto, copy_graph
 from graph_passes.op_registry import SINGLE
 from graph_passes.planning import Plan
@@ -73,8 +73,10 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
             attr.list.type[slot.index] = target
         if not retyped or retyped[-1] != number:
             retyped.append(number)
-    for number, tensor in stored.items():
-        convert_tensor(tensor, nodes[number - first].attr["value"].tensor, target)
+    convert_tensors(
+        ((old, nodes[number - first].attr["value"].tensor) for number, old in stored.items()),
+        target,
+    )
     casts: dict[tuple[str, int], str] = {}
     made: dict[str, int] = {}
     rewired: list[tuple[int, int, str]] = []

@@ -8,6 +8,7 @@ reads the graph sees the Casts that cost something and no others.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from tensorflow.core.framework import tensor_pb2
@@ -53,27 +54,28 @@ def is_large(tensor: tensor_pb2.TensorProto) -> bool:
     return math.prod(dim.size for dim in tensor.tensor_shape.dim) > _LARGE
 
 
-def convert_tensor(
-    stored: tensor_pb2.TensorProto, low: tensor_pb2.TensorProto, target: int
+def convert_tensors(
+    tensors: Iterable[tuple[tensor_pb2.TensorProto, tensor_pb2.TensorProto]], target: int
 ) -> None:
-    """Fills a tensor with the values of a stored float32 tensor, rounded to another dtype.
+    """Fills tensors with the values of stored float32 tensors, rounded to another dtype.
 
     Values are rounded to the nearest, ties to even, as the Cast kernel does; a tensor of equal
     values that stores only one of them still does.
 
     Args:
-        stored: float32; it is not changed.
-        low: receives shape and values instead of its own.
-        target: the dtype that it gets, float16 or bfloat16.
+        tensors: pairs of a stored tensor, which is not changed, and one that receives shape and
+            values instead of its own.
+        target: the dtype that these get, float16 or bfloat16.
     """
-    low.Clear()
-    low.dtype = target
     dtype = dtypes.as_dtype(target).as_numpy_dtype
-    low.tensor_shape.CopyFrom(stored.tensor_shape)
     with np.errstate(over="ignore"):  # infinity is what the Cast kernel gives, too
-        content = stored.tensor_content  # each time it is asked for, it is copied
-        if content:
-            low.tensor_content = np.frombuffer(content, "<f4").astype(dtype).tobytes()
-        else:
-            listed = np.array(stored.float_val, np.float32).astype(dtype)
-            low.half_val.extend(listed.view(np.uint16).tolist())
+        for stored, low in tensors:
+            low.Clear()
+            low.dtype = target
+            low.tensor_shape.CopyFrom(stored.tensor_shape)
+            content = stored.tensor_content  # each time it is asked for, it is copied
+            if content:
+                low.tensor_content = np.frombuffer(content, "<f4").astype(dtype).tobytes()
+            else:
+                listed = np.array(stored.float_val[:], np.float32).astype(dtype)
+                low.half_val.extend(listed.view(np.uint16).tolist())
