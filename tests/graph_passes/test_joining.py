@@ -1,4 +1,4 @@
-"""A call tree as one graph."""
+"""A call tree as one graph, and apart again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Collection
 import pytest
 import tensorflow as tf
 from call_graphs import SHAPES, build
+from graph_text import graph
+from tensorflow.core.framework import types_pb2
 from view_checks import assert_same
 
 from graph_passes.application import Applied
 from graph_passes.call_graph import Region, build_call_tree, kinds_with
 from graph_passes.indexing import NodeIndex
-from graph_passes.joining import join, take_apart
+from graph_passes.joining import Joined, join, take_apart
 from graph_passes.view import GraphView, view_function, view_graph
 
 SPEC = tf.TensorSpec([4, 8], tf.float32)
@@ -71,3 +73,121 @@ def test_the_view_of_a_joined_graph_is_made_of_those_of_its_bodies(
     assert_view_of(views)
     assert_view_of([tree])
     assert_view_of(list(views)[::2])
+
+
+TEXT = """
+def test(a: float32, w: float32):
+    go = Const(True)
+    return go
+
+def layer(a: float32, w: float32):
+    b = MatMul(a, w)
+    return b, w
+
+def other(a: float32, w: float32):
+    b = MatMul(w, a)
+    return b, a
+
+go = Const(True)
+x = Const(0.5, [8, 8])
+{call}
+out = MatMul(y, y[1], after=[y])
+"""
+LOOP = "y = While(x, x, cond=test, body=layer, after=[go])"
+BRANCHES = "y = If(go, x, x, Tout=[float32, float32], then_branch=layer, else_branch=other)"
+
+
+def joined_text(call: str) -> tuple[Region, Joined]:
+    graph_def = graph(TEXT.format(call=call))
+    library = {function.signature.name: function for function in graph_def.library.function}
+    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    return tree, join(tree)
+
+
+@pytest.mark.parametrize(
+    ("call", "op", "read"),
+    [
+        # What a condition gives is no output of the loop.
+        (LOOP, "While+1", ["x", "x", "layer@2/b:product:0", "layer@2/w", "^go"]),
+        (
+            BRANCHES,
+            "If+2",
+            ["go", "x", "x", "layer@1/b:product:0", "layer@1/w"]
+            + ["other@2/b:product:0", "other@2/a"],
+        ),
+    ],
+)
+def test_a_calling_node_reads_what_its_bodies_give(call: str, op: str, read: list[str]) -> None:
+    _, joined = joined_text(call)
+    (node,) = [node for node in joined.proto.node if node.name == "y"]
+    assert (node.op, list(node.input)) == (op, read)
+
+
+@pytest.mark.parametrize(("call", "leading"), [(LOOP, 0), (BRANCHES, 1)])
+def test_an_argument_is_another_name_for_what_the_calling_node_takes(
+    call: str, leading: int
+) -> None:
+    tree, joined = joined_text(call)
+    nodes = joined.proto.node
+    found = {nodes[n].name: (nodes[c].name, p) for n, (c, p) in joined.aliases.items()}
+    assert found == {
+        joined.prefixes[callee] + name: ("y", leading + port)
+        for callee in tree.calls[0].callees
+        for port, name in enumerate("aw")
+    }
+
+
+def test_what_a_function_takes_and_gives_is_its_boundary() -> None:
+    tree, _ = tree_of("branch", is_function=True)
+    signature = tree.proto.signature
+    taken = [arg.name for arg in signature.input_arg]
+    assert join(tree).boundary == (*taken, *(f"{arg.name}@" for arg in signature.output_arg))
+    tree, _ = tree_of("branch", is_function=False)
+    tree.proto.node.add(name="argument", op="_Arg").attr["T"].type = types_pb2.DT_FLOAT
+    assert join(tree).boundary == ()
+
+
+def test_shapes_are_those_of_the_regions() -> None:
+    tree, joined = joined_text(LOOP)
+    test, layer = tree.calls[0].callees
+    shapes = joined.shapes({tree: lambda node: (node,), test: None, layer: lambda node: (node, 8)})
+    assert [shapes(node) for node in ("x", "a/b", "test@1/go")] == [("x",), ("a/b",), ()]
+    assert [shapes(f"layer@2/{node}") for node in ("b", "c/d")] == [("b", 8), ("c/d", 8)]
+
+
+def test_what_changed_in_the_joined_graph_changes_in_the_bodies() -> None:
+    """The loop's first variable goes low; the second is cast for the product."""
+    tree, joined = joined_text(LOOP)
+    nodes = {node.name: node for node in joined.proto.node}
+    numbers = {name: number for number, name in enumerate(nodes)}
+    half = types_pb2.DT_HALF
+    for name in ("layer@2/b", "out"):
+        nodes[name].attr["T"].type = half
+    nodes["y"].attr["T"].list.type[0] = half
+    casts = {}
+    for name, source in (("x_low", "x"), ("y_low", "y:1"), ("layer@2/w_low", "layer@2/w")):
+        cast = joined.proto.node.add(name=name, op="Cast", input=[source])
+        cast.attr["DstT"].type = half
+        casts[name] = 0
+    nodes["y"].input[0] = "x_low"
+    nodes["out"].input[1] = "y_low"
+    nodes["layer@2/b"].input[1] = "layer@2/w_low"
+    count = len(nodes)
+    proto = type(joined.proto)()
+    proto.CopyFrom(joined.proto)
+    del joined.proto.node[count:]
+    retyped = tuple(numbers[name] for name in ("layer@2/b", "y", "out"))
+    new = take_apart(tree, joined, Applied(proto, retyped, (), casts))
+    assert [node.name for node in new.nodes] == [n.name for n in tree.nodes] + ["x_low", "y_low"]
+    after = {node.name: node for node in new.nodes}
+    assert list(after["y"].input) == ["x_low", "x", "^go"]
+    assert list(after["out"].input) == ["y", "y_low", "^y"]
+    test, layer = new.calls[0].callees
+    for function in (test.proto, layer.proto):
+        assert [arg.type for arg in function.signature.input_arg] == [half, types_pb2.DT_FLOAT]
+    assert [arg.type for arg in test.proto.signature.output_arg] == [types_pb2.DT_BOOL]
+    assert [arg.type for arg in layer.proto.signature.output_arg] == [half, types_pb2.DT_FLOAT]
+    product, cast = layer.nodes
+    assert (cast.name, list(cast.input)) == ("w_low", ["w"])
+    assert list(product.input) == ["a", "w_low:y:0"]
+    assert dict(layer.proto.ret) == {"result_0": "b:product:0", "result_1": "w"}

@@ -156,3 +156,11 @@ def test_parts_that_take_too_long_stay_low(monkeypatch: pytest.MonkeyPatch) -> N
     colours, skipped = min_cut.cheapest_colours(np.array(gains), table_of(links))
     assert colours.tolist() == [0, 1, 1, 0, 1, 1]
     assert skipped == 2
+
+
+def test_only_variables_count_as_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two readers share a Cast, for which the network has nodes that are no variables.
+    monkeypatch.setattr(min_cut, "_WAVES", 0)
+    gains = [0, 0, 3, -5, -5]
+    colours, skipped = min_cut.cheapest_colours(np.array(gains), table_of([Link(2, (3, 4), 9, 9)]))
+    assert (colours.tolist(), skipped) == ([0, 1, 1, 1, 1], 3)
