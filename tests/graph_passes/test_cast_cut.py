@@ -10,7 +10,8 @@ from graph_diff import retyped
 from graph_text import graph, inferred_shapes
 from tensorflow.core.framework import graph_pb2
 
-from graph_passes import PrecisionConfig, Reason, rewrite_graph_def
+from graph_passes import PrecisionConfig, Reason, cast_cut, rewrite_graph_def
+from graph_passes.costs import CostTable, Curve
 from graph_passes.op_lists import FLOAT32
 from graph_passes.stages import paint
 from graph_passes.view import view_graph
@@ -108,6 +109,124 @@ def test_useful_work_is_not_given_up_for_a_cast():
         out = AddV2(d, e)
     """
     assert casts(text) == {"x", "a", "c"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Identity(a)", "Identity(b)"),
+        ("StopGradient(a)", "PreventGradient(b)"),
+        ("ExpandDims(a, 0)", "Squeeze(b)"),
+        ("Reshape(a, [4096, 1024])", "Reshape(b, [2048, 2048])"),
+    ],
+)
+def test_what_moves_nothing_is_worth_no_cast(first: str, second: str):
+    text = f"""
+        x = Placeholder(dtype=float32, shape=[2048, 2048])
+        a = MatMul(x, x)
+        b = {first}
+        c = {second}
+        d = Exp(a)
+        e = Exp(c)
+        out = AddV2(d, e)
+    """
+    assert casts(text) == {"x", "a"}
+
+
+@pytest.mark.parametrize(
+    ("reader", "goes_low"),
+    [
+        # What takes a part of a tensor reads no more than that part.
+        ("Slice(a, [0, 0], [64, 2048])", False),
+        ("StridedSlice(a, [0, 0], [64, 2048], [1, 1])", False),
+        ("GatherV2(a, [1, 2, 3], 0)", False),
+        ("GatherNd(a, [[1], [2]])", False),
+        # What reads all of it is worth a Cast of the little it makes.
+        ("Max(a, [0])", True),
+    ],
+)
+def test_an_op_is_worth_the_bytes_that_it_reads(reader: str, goes_low: bool):
+    text = f"""
+        x = Placeholder(dtype=float32, shape=[2048, 2048])
+        a = MatMul(x, x)
+        b = {reader}
+        c = Exp(a)
+        out = Exp(b)
+    """
+    assert casts(text, OFF) == {"x", "a", "b"}
+    text = text.replace("out = Exp(b)", "d = Exp(b)\n        out = Identity(c, after=[d])")
+    assert casts(text) == {"x", "a", *(["b"] if goes_low else [])}
+
+
+def test_a_call_moves_nothing():
+    text = """
+        def same(p: float32):
+            q = Identity(p)
+            return q
+
+        x = Placeholder(dtype=float32, shape=[2048, 2048])
+        a = MatMul(x, x)
+        b = PartitionedCall(a, Tout=[float32], f=same)
+        d = Exp(a)
+        e = Exp(b)
+        out = AddV2(d, e)
+    """
+    graph_def = graph(text)
+    shapes = inferred_shapes(graph_def)
+    for config, read in ((OFF, {"x", "a", "b"}), (ON, {"x", "a"})):
+        result = rewrite_graph_def(graph_def, config, preserve=("out",), shapes=shapes)
+        assert result.failure is None
+        assert {node.input[0] for node in result.graph_def.node if node.op == "Cast"} == read
+
+
+def test_an_op_that_tensorflow_does_not_know_moves_nothing():
+    graph_def = graph(EXPANDED.format(times=8))
+    graph_def.node.add(name="other", op="OpOfSomeLibrary", input=["b"])
+    result = rewrite_graph_def(graph_def, ON, preserve=("out",))
+    assert result.failure is None
+    assert result.changed
+
+
+TABLE = CostTable(
+    "made up", "GPU", "float16", "nothing", Curve((1,), (1e-6,)), Curve((1,), (1e-6,)), ()
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_force"),
+    [
+        ({}, True),
+        ({"disabled_rules": frozenset(("cast-cut",))}, False),
+        ({"parity": True}, False),
+        ({"level": "UNSAFE_FORCE_ALL"}, False),
+        ({"cost_table": TABLE}, False),
+        ({"cost_table": TABLE, "disabled_rules": frozenset(("cost",))}, True),
+    ],
+)
+def test_bytes_decide_where_no_times_do(changes: dict, in_force: bool):
+    assert cast_cut.is_in_force(PrecisionConfig(**changes)) is in_force
+
+
+@pytest.mark.parametrize("merge", ["Merge(enter, next)", "Merge(enter, next, next)"])
+def test_both_ends_of_a_back_edge_have_one_dtype(merge: str):
+    # The state is cheaper in float32: beside the product, Exp and what is behind the loop read it.
+    text = f"""
+        x = Placeholder(dtype=float32, shape=[2048, 2048])
+        enter = Enter(x, frame_name="loop")
+        merge = {merge}
+        more = Const(False, after=[merge])
+        go = LoopCond(more)
+        switch = Switch(merge, go)
+        a = MatMul(switch[1], switch[1])
+        b = Exp(switch[1])
+        c = Relu(a, after=[b])
+        next = NextIteration(c)
+        exit = Exit(switch[0])
+        out = Exp(exit)
+    """
+    graph_def = graph(text)
+    assert {"merge", "next"} <= low(graph_def, OFF)
+    assert low(graph_def) == {"a", "c"}
 
 
 def test_what_only_costs_casts_stays_float32():

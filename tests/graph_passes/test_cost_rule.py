@@ -184,6 +184,12 @@ def test_broadcasting_has_a_price_of_its_own(shape: list[int], low: bool) -> Non
     assert ("b" in names) is low
 
 
+def test_a_variant_without_a_price_has_that_of_its_op() -> None:
+    graph_def = graph(BROADCASTING.format(shape=[64]))
+    names, _ = converted(graph_def, config(table(AddV2=(50.0, 500.0))), preserve=("out",))
+    assert "b" not in names
+
+
 @pytest.mark.parametrize(("stride", "low"), [(1, True), (2, False)])
 def test_strided_convolutions_have_a_price_of_their_own(stride: int, low: bool) -> None:
     graph_def = graph(f"""
@@ -221,6 +227,40 @@ def test_what_tensorflow_fuses_into_its_producer_follows_it() -> None:
     assert "r" not in names
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # TensorFlow fuses no Relu into a product, no BiasAdd into what stays float32.
+        "a = MatMul(x, x)\nb = Relu(a)",
+        "m = MatMul(x, x)\nv = Reshape(m, [4096])\nkept = MatMul(y, y)\nb = BiasAdd(kept, v)",
+    ],
+)
+def test_what_tensorflow_does_not_fuse_has_its_own_price(text: str) -> None:
+    inputs = (
+        "x = Placeholder(dtype=float32, shape=[64, 64])\n"
+        "y = Placeholder(dtype=float32, shape=[4096, 4096])\n"
+    )
+    graph_def = graph(f"{inputs}{text}\nc = MatMul(b, b)\nout = Identity(c)")
+    preserve = ("kept", "out")
+    assert "b" in converted(graph_def, config(table(cast=0.1)), preserve=preserve)[0]
+    slow = table(cast=0.1, BiasAdd=(10.0, 500.0), Relu=(10.0, 500.0))
+    names, _ = converted(graph_def, config(slow), preserve=preserve)
+    assert "c" in names
+    assert "b" not in names
+
+
+def test_an_op_that_stays_float32_does_not_follow_what_it_is_fused_into() -> None:
+    graph_def = graph("""
+        x = Placeholder(dtype=float32, shape=[64, 64])
+        v = Placeholder(dtype=float32, shape=[64])
+        a = MatMul(x, x)
+        out = BiasAdd(a, v)
+    """)
+    assert converted(graph_def, config(table()), preserve=("out",))[0] == {"a"}
+    slow = table(MatMul=(100.0, 900.0))
+    assert converted(graph_def, config(slow), preserve=("out",))[0] == set()
+
+
 def test_a_cast_of_a_constant_costs_nothing() -> None:
     graph_def = graph("""
         x = Placeholder(dtype=float32, shape=[64, 64])
@@ -254,6 +294,16 @@ def test_without_shapes_only_the_clear_cases_are_judged() -> None:
     mixed = OpCost("flops", Curve((1, 2), (MICRO, MICRO)), Curve((1, 2), (MICRO, 2 * MICRO)))
     costs = dataclasses.replace(base, rows=(("MatMul", mixed),))
     assert {"a", "d"} <= converted(CHAIN, config(costs), known_shapes=False, preserve=("out",))[0]
+
+
+def test_under_xla_sizes_that_are_not_known_are_assumed() -> None:
+    # Small products lose, and those of 2^26 operations, which count for unknown ones, gain.
+    sizes = (1 << 20, 1 << 26)
+    cost = OpCost("flops", Curve(sizes, (1e-4, 1e-2)), Curve(sizes, (1e-3, 1e-3)))
+    costs = dataclasses.replace(table(cast=1.0), rows=(("MatMul", cost),), compiled=True)
+    settings = config(costs, fused=True)
+    for known_shapes, low in ((False, {"a", "b", "c", "d"}), (True, set())):
+        assert converted(CHAIN, settings, known_shapes=known_shapes, preserve=("out",))[0] == low
 
 
 def test_an_allowed_op_without_a_row_is_not_judged() -> None:

@@ -112,8 +112,11 @@ def joined_text(call: str) -> tuple[Region, Joined]:
         (
             BRANCHES,
             "If+2",
-            ["go", "x", "x", "layer@1/b:product:0", "layer@1/w"]
-            + ["other@2/b:product:0", "other@2/a"],
+            [
+                *("go", "x", "x"),
+                *("layer@1/b:product:0", "layer@1/w"),
+                *("other@2/b:product:0", "other@2/a"),
+            ],
         ),
     ],
 )
