@@ -5,10 +5,13 @@ import pytest
 import tensorflow as tf
 from graph_text import graph
 from parity import converted
+from tensorflow.core.framework import tensor_pb2, types_pb2
 from tensorflow.python.framework import tensor_util
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.constants import is_out_of_range
+
+UNWEIGHED = PrecisionConfig(disabled_rules=frozenset(("cast-cut",)))
 
 
 @pytest.mark.parametrize(
@@ -31,10 +34,50 @@ from graph_passes.constants import is_out_of_range
         (np.r_[np.ones(100), 1e9], True),
         ([np.inf, np.nan, 1.0], False),
         (np.full([20], 1e6), True),
+        ([1.0, 65504.0], False),
+        ([0.0, 2.0**-24], False),
+        (np.r_[np.ones(15), 1e-9], True),
+        ([-np.inf, 1.0], False),
+        ([np.inf, 1e9], True),
+        ([np.nan, -1e9], True),
     ],
 )
 def test_what_float16_cannot_hold(value: object, expected: bool) -> None:
     assert is_out_of_range(tf.make_tensor_proto(value, tf.float32)) == expected
+    listed = tensor_pb2.TensorProto(float_val=np.atleast_1d(np.array(value, np.float32)).tolist())
+    assert is_out_of_range(listed) == expected
+
+
+def test_a_constant_that_lists_no_values_is_zero() -> None:
+    assert not is_out_of_range(tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT))
+
+
+@pytest.mark.parametrize(
+    ("reader", "preserve"), [("Cholesky(big)", ()), ("Tanh(big)", ("reader",)), ("Tanh(x)", ())]
+)
+def test_what_stays_float32_in_any_case_denies_nothing_for_reading_it(
+    reader: str, preserve: tuple[str, ...]
+) -> None:
+    before = graph(
+        f"""
+        x = Const(0.5, [8, 8])
+        big = Const(1000000000.0, [8, 8])
+        reader = {reader}
+        allow1 = MatMul(x, x)
+        infer1 = AddV2(allow1, reader)
+        out = Identity(infer1)
+        """
+    )
+    result = rewrite_graph_def(before, UNWEIGHED, preserve=("out", *preserve))
+    assert "infer1" in converted(before, result.proto)
+
+
+def test_a_constant_without_a_value_is_not_looked_at() -> None:
+    before = graph("x = Const(0.5, [8, 8])\nallow1 = MatMul(x, x)\nout = Identity(allow1)")
+    del before.node[0].attr["value"]
+    result = rewrite_graph_def(before, PrecisionConfig(), preserve=("out",))
+    assert result.failure is None
+    assert "allow1" in converted(before, result.proto)
 
 
 @pytest.mark.parametrize("constant", ["-1000000000.0", "0.00000001"])

@@ -60,6 +60,39 @@ def test_only_a_merge_may_read_a_next_iteration() -> None:
     assert "Relu reads the NextIteration node 'next1'; only a Merge may" in result.failure
 
 
+def test_an_unknown_op_may_not_read_a_next_iteration_either() -> None:
+    before = graph(LOOP.format(start="x", turn="Relu(allow1)", behind=""))
+    before.node.add(name="bad", op="OpOfSomeLibrary", input=["next1"])
+    result = rewrite_graph_def(before, PrecisionConfig(), preserve=("out",))
+    assert "an unknown op reads the NextIteration node 'next1'" in result.failure
+
+
+def test_a_preserved_back_edge_keeps_the_loop_variable_float32() -> None:
+    text = LOOP.format(start="x", turn="Relu(allow1)", behind="")
+    assert low(text, "next1").isdisjoint({"merge1", "next1"})
+
+
+def test_a_back_edge_of_integers_is_not_painted() -> None:
+    text = LOOP.format(start="x", turn="Relu(allow1)", behind="n = Const(1)\nm = NextIteration(n)")
+    names = low(text)
+    assert "next1" in names
+    assert "m" not in names
+
+
+def test_what_is_computed_of_a_variable_may_enter_a_loop_low() -> None:
+    names = low(
+        """
+        source = VariableV2(dtype=float32, shape=[8, 8])
+        read = Identity(source)
+        other = Relu(read)
+        entered = Enter(other, frame_name="loop", is_constant=True)
+        allow1 = MatMul(entered, entered)
+        out = Exit(allow1)
+        """
+    )
+    assert {"other", "entered", "allow1"} <= names
+
+
 @pytest.mark.parametrize(
     ("source", "is_low"),
     [("VariableV2(dtype=float32, shape=[8, 8])", False), ("Const(0.5, [8, 8])", True)],
