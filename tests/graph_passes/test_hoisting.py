@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import call_graphs
 import pytest
 from call_graphs import BFLOAT16, FLOAT, build, casts_of_weights, loops, nodes_named
-from tensorflow.core.framework import graph_pb2
+from graph_text import graph
+from tensorflow.core.framework import graph_pb2, types_pb2
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
+from graph_passes.call_graph import build_call_tree
+from graph_passes.hoisting import hoist_casts
+
+HALF = types_pb2.DT_HALF
 
 CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
 ALONE = PrecisionConfig(
@@ -105,3 +112,118 @@ def test_hoisting_is_off_in_parity_mode() -> None:
     result = rewrite_graph_def(graph_def, config, preserve=KEPT)
     names = {function.signature.name for function in result.graph_def.library.function}
     assert names == {function.signature.name for function in graph_def.library.function}
+
+
+LOOP = """
+def size(a: float32):
+    b = Size(a)
+    return b
+
+def test(i: int32, x: float32, w: float32, v: resource):
+    go = Less(i, 3)
+    {test}
+    return go
+
+def body(i: int32, x: float32, w: float32, v: resource):
+    {body}
+    high = Cast(low, DstT=float32)
+    product = MatMul(high, high)
+    i2 = AddV2(i, 1)
+    return i2, product, w, v
+
+i = Const(0)
+x = Const(0.5, [8, 8])
+v = VarHandleOp(dtype=float32, shape=[8, 8])
+y = While(i, x, x, v, cond=test, body=body)
+"""
+READ = "read = ReadVariableOp(v, dtype=float32{after}); low = Cast(read, DstT=float16)"
+
+
+def hoisted(body: str, test: str = "") -> int:
+    """How many Casts leave a loop."""
+    graph_def = graph(LOOP.format(body=body, test=test))
+    library = {function.signature.name: function for function in graph_def.library.function}
+    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    return hoist_casts(tree.with_bodies(lambda region: copy.deepcopy(region.proto)), HALF)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("low = Cast(w, DstT=float16)", 1),
+        ("same = Identity(w); low = Cast(same, DstT=float16)", 1),
+        ("again = Cast(w, DstT=float16); low = Cast(w, DstT=float16)", 2),
+        # Every round changes it.
+        ("low = Cast(x, DstT=float16)", 0),
+        ("more = Relu(w); low = Cast(more, DstT=float16)", 0),
+        # Not between these dtypes, or not before something else.
+        ("low = Cast(w, DstT=bfloat16)", 0),
+        ("low = Cast(i, DstT=float16)", 0),
+        ("low = Cast(w, DstT=float16, after=[x])", 0),
+        # A variable that nothing in the loop may write.
+        (READ.format(after=""), 1),
+        (READ.format(after=", after=[x]"), 0),
+        (READ.format(after="") + "; is_set = VarIsInitializedOp(v)", 1),
+        (READ.format(after="") + "; write = AssignVariableOp(v, x)", 0),
+        (READ.format(after="") + "; same = Identity(v); write = AssignVariableOp(same, x)", 0),
+        (READ.format(after="") + "; n = PartitionedCall(x, Tout=[int32], f=size)", 0),
+        ("low = Cast(w, DstT=float16); write = AssignVariableOp(v, x)", 1),
+    ],
+)
+def test_casts_that_leave_a_loop(body: str, count: int) -> None:
+    assert hoisted(body.replace("; ", "\n    ")) == count
+
+
+def test_a_condition_may_write_a_variable_too() -> None:
+    body = READ.format(after="").replace("; ", "\n    ")
+    assert hoisted(body, "write = AssignVariableOp(v, x)") == 0
+
+
+def test_casts_in_branches_stay() -> None:
+    graph_def = graph("""
+        def layer(a: float32):
+            low = Cast(a, DstT=float16)
+            b = MatMul(low, low)
+            high = Cast(b, DstT=float32)
+            return high
+
+        go = Const(True)
+        x = Const(0.5, [8, 8])
+        work = MatMul(x, x)
+        y = If(go, x, Tout=[float32], then_branch=layer, else_branch=layer)
+    """)
+    library = {function.signature.name: function for function in graph_def.library.function}
+    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    assert tree.calls
+    assert hoist_casts(tree, HALF) == 0
+
+
+def test_tensors_of_a_function_have_the_names_of_a_function() -> None:
+    """In the outer of two loops, what is hoisted out of the inner one."""
+    graph_def = build(call_graphs.nested_loop, gradient=False).graph_def
+    config = PrecisionConfig(target_dtype="bfloat16", device="CPU")
+    new = rewrite(graph_def, config)
+    ((_, outer),) = loops(new)
+    arguments = {arg.name for arg in outer.signature.input_arg}
+    for node in outer.node_def:
+        for name in node.input:
+            assert name in arguments or name[0] == "^" or name.count(":") == 2
+
+
+def test_results_that_were_a_hoisted_cast_are_the_new_argument() -> None:
+    text = LOOP.format(body="low = Cast(w, DstT=float16)", test="")
+    graph_def = graph(text)
+    library = {function.signature.name: function for function in graph_def.library.function}
+    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    tree = tree.with_bodies(lambda region: copy.deepcopy(region.proto))
+    assert hoist_casts(tree, HALF) == 1
+    body = tree.calls[0].callee("body").proto
+    assert "low" not in {node.name for node in body.node_def}
+    new = body.signature.input_arg[-1]
+    assert new.type == HALF
+    assert body.ret[body.signature.output_arg[-1].name] == new.name
+    assert next(node for node in body.node_def if node.name == "high").input == [new.name]
+    (cast,) = nodes_named(tree.nodes, "Cast")
+    assert list(cast.input) == ["x"]
+    loop = next(node for node in tree.nodes if node.name == "y")
+    assert list(loop.input) == ["i", "x", "x", "v", cast.name]

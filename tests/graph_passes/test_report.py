@@ -33,6 +33,8 @@ def test_counts() -> None:
     assert (found.converted_nodes, found.allow_nodes) == (3, 2)
     assert (found.denied_nodes, found.blocked_nodes) == (1, 2)
     assert (found.casts_to_low, found.casts_to_float32, found.weight_casts) == (2, 1, 1)
+    # All but the preserved and the distant node; four of them are on no list.
+    assert (found.eligible_nodes, found.listed_nodes) == (10, 6)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,46 @@ def test_path_leads_from_the_deny_op() -> None:
     (decision,) = [d for d in report().decisions if d.node == "infer1"]
     assert decision.path == ("deny1", "clear1", "infer1")
     assert report().reasons["infer1"] == "behind an op of the deny list: deny1 -> clear1 -> infer1"
+
+
+def test_only_what_a_denied_op_reaches_has_a_path() -> None:
+    with_path = {d.node for d in report().decisions if d.path}
+    assert with_path == {"clear1", "infer1"}
+
+
+@pytest.mark.parametrize(
+    ("source", "is_weight"),
+    [
+        ("ReadVariableOp(v, dtype=float32)", 1),
+        ("VariableV2(dtype=float32, shape=[8, 8])", 1),
+        ("Variable(dtype=float32, shape=[8, 8])", 1),
+        ("Placeholder(dtype=float32, shape=[8, 8])", 0),
+    ],
+)
+def test_casts_of_weights(source: str, is_weight: int) -> None:
+    text = f"""
+        v = VarHandleOp(dtype=float32, shape=[8, 8])
+        x = Placeholder(dtype=float32, shape=[8, 8])
+        w = {source}
+        y = MatMul(x, w)
+    """
+    found = rewrite_graph_def(graph(text), PrecisionConfig()).report
+    assert (found.casts_to_low, found.weight_casts) == (2, is_weight)
+
+
+def test_of_a_graph_that_was_left_alone() -> None:
+    found = rewrite_graph_def(graph("x = Const(0.5, [4])\ny = Sin(x)"), PrecisionConfig()).report
+    assert found.summary().startswith("converted 0/2 nodes to float16 with 0 casts (0 of weights)")
+    assert (found.eligible_nodes, found.listed_nodes) == (2, 0)
+
+
+@pytest.mark.parametrize("op", ["Sin", "MatMul"])
+def test_of_an_invalid_graph(op: str) -> None:
+    graph_def = graph(f"x = Const(0.5, [4])\ny = {op}({'x, x' if op == 'MatMul' else 'x'})")
+    graph_def.node[1].input[0] = "nothing"
+    found = rewrite_graph_def(graph_def, PrecisionConfig()).report
+    assert (found.eligible_nodes, found.listed_nodes, found.decisions) == (0, 0, ())
+    assert json.loads(json.dumps(found.to_dict()))["decisions"] == []
 
 
 def test_summary_is_one_line_with_the_counts() -> None:
