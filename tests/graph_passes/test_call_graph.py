@@ -172,13 +172,15 @@ def test_functions_that_call_themselves_are_left_alone() -> None:
 
 
 def test_copies_of_functions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nine nodes in all: x, work, the calls, and one each in `product` and `plain`."""
+    """Ten nodes in all: x, work, six calls, and one each in `product` and `plain`."""
     calls = "".join(call("product", name=f"call{number}") for number in range(5))
     graph_def = graph(FUNCTIONS + WORK + calls + call("plain", name="last"))
     assert len(planned(graph_def)) == 6
     # Each copy has one node and one argument.
     monkeypatch.setattr(call_graph, "GROWTH", 1)
     assert planned(graph_def) == {"call0", "call1", "call2", "call3", "call4"}
+    monkeypatch.setattr(call_graph, "GROWTH", 0)
+    assert planned(graph_def) == set()
 
 
 def test_callees_bear_the_attrs_that_name_them() -> None:

@@ -14,9 +14,13 @@ import tensorflow as tf
 import tf_keras
 
 sys.path.append(str(Path(__file__).with_name("patterns")))
+from graph_text import graph, inferred_shapes
 from traced_graphs import Traced, of_op, trace
 
-from graph_passes import PrecisionConfig
+from graph_passes import PrecisionConfig, Reason
+from graph_passes.config import ListEdit
+from graph_passes.stages import paint
+from graph_passes.view import view_graph
 
 FLOAT = tf.float32.as_datatype_enum
 CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
@@ -240,3 +244,56 @@ def test_only_scalars_are_losses():
 
     traced = trace(network, tf.TensorSpec((8, 8)), tf.TensorSpec((8, 8)))
     assert _low(traced, CPU) == _low(traced, _without(CPU))
+
+
+DIFFERENCES = """
+x = Placeholder(dtype=float32, shape=[8, 8])
+z = Tanh(x)
+y = Cholesky(z)
+a = MatMul(x, x)
+d = Sub(a, y)
+s = Abs(d)
+v = Mean(s, [0, 1])
+"""
+
+
+def kept(text: str, config: PrecisionConfig = GPU) -> set[str]:
+    """What belongs to a loss, or is made again of what it reads."""
+    graph_def = graph(DIFFERENCES + text)
+    view = view_graph(graph_def, inferred_shapes(graph_def))
+    canvas = paint(view, config, (), {})
+    inside = (v for v in range(1, len(view.dtypes)) if canvas.why[v] == Reason.INSIDE_UNIT)
+    return {view.node_of(vertex).name for vertex in inside}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {"d", "s"}),
+        ("w = Sqrt(v)\nt = Neg(w)", {"d", "s"}),
+        # A scalar of which more than scalars are made is no loss.
+        ("t = Mul(x, v)", set()),
+        ("w = Sqrt(v)\nu = Neg(w)\nt = Mul(x, u)", set()),
+        ("v1 = Neg(v)\n" + "".join(f"v{n + 1} = Neg(v{n})\n" for n in range(1, 70)), set()),
+        # What products read is the model's, behind clear ops too.
+        ("m = MatMul(d, d)", {"s"}),
+        ("r = Reshape(d, [8, 8])\nn = Neg(r)\nm = MatMul(n, n)", {"s"}),
+        # The gradient makes the difference once more, or something of it and the predictions.
+        ("g = Sub(y, a)\nt = Mul(g, 2.0)\nm = MatMul(t, t)", {"d", "s", "g"}),
+        ("g = Mul(a, d)\nm = MatMul(g, g)", {"d", "s", "g"}),
+        # What is made of the predictions alone is rounded as they are; labels are not the model's.
+        ("g = Tanh(a)\nm = MatMul(g, g)", {"d", "s"}),
+        ("g = Tanh(y)\nm = MatMul(g, g)", {"d", "s"}),
+        ("g = Mul(a, x)\nm = MatMul(g, g)", {"d", "s"}),
+    ],
+)
+def test_what_belongs_to_a_loss(text: str, expected: set[str]) -> None:
+    assert kept(text) == expected
+
+
+def test_a_reduction_that_is_not_denied_is_no_loss() -> None:
+    edits = tuple(
+        ListEdit(list_name=name, action=action, op="Mean")
+        for name, action in (("deny", "remove"), ("infer", "add"))
+    )
+    assert kept("", dataclasses.replace(GPU, list_edits=edits)) == set()
