@@ -158,6 +158,13 @@ def test_shapes_are_those_of_the_regions() -> None:
     assert [shapes(f"layer@2/{node}") for node in ("b", "c/d")] == [("b", 8), ("c/d", 8)]
 
 
+def test_results_of_a_main_function_have_its_shapes() -> None:
+    tree, _ = tree_of("branch", is_function=True)
+    joined = join(tree)
+    shapes = joined.shapes(dict.fromkeys(tree.walk()) | {tree: lambda node: (node,)})
+    assert [shapes(name) for name in joined.boundary] == [(name,) for name in joined.boundary]
+
+
 def test_what_changed_in_the_joined_graph_changes_in_the_bodies() -> None:
     """The loop's first variable goes low; the second is cast for the product."""
     tree, joined = joined_text(LOOP)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from graph_text import graph, inferred_shapes
 
-from graph_passes.costs import BROADCAST, STRIDED, TRANSPOSED, Curve, OpCost
+from graph_passes.call_graph import build_call_tree, kinds_with
+from graph_passes.costs import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, Curve, OpCost
+from graph_passes.joining import join
 from graph_passes.view import view_graph
 from graph_passes.work_sizes import UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
 from tf_amp.hosts.function_shapes import static_shapes
@@ -89,6 +92,9 @@ def test_an_einsum_multiplies_for_every_combination_of_labels(equation, counted)
 
     sizes, index = sizes_of(function, (3, 4, 5), (5, 6))
     assert sizes.size(index["z"], FLOPS) == counted
+    sizes, index = sizes_of(function, (None, 4, 5), (5, 6))
+    unknown = None if counted is None else counted // 3 * UNKNOWN_DIMENSION
+    assert sizes.size(index["z"], FLOPS) == unknown
 
 
 def test_a_convolution_of_volumes_and_its_gradients_have_equal_work():
@@ -107,3 +113,82 @@ def test_a_convolution_of_volumes_and_its_gradients_have_equal_work():
     for name in ("forward", "to_input", "to_filter"):
         assert sizes.size(index[name], FLOPS) == 2 * (2 * 2 * 2 * 2 * 5) * 3 * 3 * 3 * 3
         assert sizes.variant(index[name]) == STRIDED
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "attrs", "counted"),
+    [
+        ((3, 5), (5, 7), {}, 2 * 3 * 7 * 5),
+        ((5, 3), (5, 7), {"transpose_a": True}, 2 * 3 * 7 * 5),
+        ((2, 3, 5), (2, 5, 7), {}, 2 * 2 * 3 * 7 * 5),
+        ((2, 5, 3), (2, 5, 7), {"transpose_a": True}, 2 * 2 * 3 * 7 * 5),
+        ((None, None), (5, 7), {}, 2 * UNKNOWN_DIMENSION * 7 * UNKNOWN_DIMENSION),
+        (None, (5, 7), {}, None),
+    ],
+)
+def test_a_product_sums_over_one_axis_of_its_first_factor(left, right, attrs, counted):
+    function = lambda x, y: tf.matmul(x, y, name="z", **attrs)  # noqa: E731
+    sizes, index = sizes_of(function, left, right)
+    assert sizes.size(index["z"], FLOPS) == counted
+
+
+@pytest.mark.parametrize(
+    ("weights", "variant", "counted"),
+    [
+        ((3, 3, 5, 7), "", 3 * 3 * 5),
+        ((1, 1, 5, 7), POINTWISE, 5),
+        ((1, 3, 5, 7), "", 3 * 5),
+        ((None, 3, 5, 7), "", UNKNOWN_DIMENSION * 3 * 5),
+        (None, "", None),
+    ],
+)
+def test_a_convolution_sums_over_a_window(weights, variant, counted):
+    def function(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        strides = [1, 1, 1, 1]
+        return tf.raw_ops.Conv2D(input=x, filter=w, strides=strides, padding="SAME", name="y")
+
+    sizes, index = sizes_of(function, (2, 8, 8, 5), weights)
+    assert sizes.variant(index["y"]) == variant
+    made = 2 * 8 * 8 * 7
+    assert sizes.size(index["y"], FLOPS) == (None if counted is None else 2 * made * counted)
+
+
+def test_a_depthwise_convolution_sums_over_one_channel():
+    def function(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.DepthwiseConv2dNative(
+            input=x, filter=w, strides=[1, 1, 1, 1], padding="SAME", name="y"
+        )
+
+    sizes, index = sizes_of(function, (2, 8, 8, 5), (3, 3, 5, 2))
+    assert sizes.size(index["y"], FLOPS) == 2 * (2 * 8 * 8 * 10) * 3 * 3
+
+
+def test_what_makes_a_tensor_of_unknown_rank_has_no_variant():
+    sizes, index = sizes_of(lambda x, y: tf.add(x, y, name="z"), None, (8,))
+    assert sizes.variant(index["z"]) == ""
+
+
+def test_outputs_that_no_shape_is_given_for_have_no_size():
+    view = view_graph(graph("x = Placeholder(dtype=float32, shape=[8])"), lambda _: ())
+    assert WorkSizes(view).elements(0) is None
+
+
+def test_an_argument_has_the_size_of_what_the_calling_node_takes():
+    graph_def = graph("""
+        def layer(a: float32):
+            b = MatMul(a, a)
+            return b
+
+        x = Placeholder(dtype=float32, shape=[8, 8])
+        y = MatMul(x, x)
+        call = PartitionedCall(y, Tout=[float32], f=layer)
+    """)
+    library = {function.signature.name: function for function in graph_def.library.function}
+    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    joined = join(tree)
+    views = {tree: view_graph(graph_def, kinds=kinds_with(library.get))}
+    (layer,) = tree.calls[0].callees
+    view = joined.view(views, {tree: inferred_shapes(graph_def), layer: None})
+    sizes = WorkSizes(view)
+    assert sizes.elements(view.index["layer@1/a"]) == 64
+    assert sizes.elements(view.index["layer@1/b"]) is None
