@@ -107,7 +107,6 @@ def join(root: Region) -> Joined:
     joined = Joined(graph_pb2.GraphDef(), {}, (), _prefixes(root))
     _Joiner(joined).add_main(root)
     if isinstance(root.proto, graph_pb2.GraphDef):
-        joined.proto.versions.CopyFrom(root.proto.versions)
         return joined
     ends = (_ARGUMENT, _RESULT)
     return dataclasses.replace(
