@@ -11,7 +11,7 @@ from graph_text import graph
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
-from graph_passes.call_graph import build_call_tree
+from graph_passes.call_graph import Region, build_call_tree
 from graph_passes.hoisting import hoist_casts
 
 HALF = types_pb2.DT_HALF
@@ -139,12 +139,16 @@ y = While(i, x, x, v, cond=test, body=body)
 READ = "read = ReadVariableOp(v, dtype=float32{after}); low = Cast(read, DstT=float16)"
 
 
-def hoisted(body: str, test: str = "") -> int:
-    """How many Casts leave a loop."""
-    graph_def = graph(LOOP.format(body=body, test=test))
+def tree_of(graph_def: graph_pb2.GraphDef) -> Region:
+    """A call tree whose bodies are private copies."""
     library = {function.signature.name: function for function in graph_def.library.function}
     tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
-    return hoist_casts(tree.with_bodies(lambda region: copy.deepcopy(region.proto)), HALF)
+    return tree.with_bodies(lambda region: copy.deepcopy(region.proto))
+
+
+def hoisted(body: str, test: str = "") -> int:
+    """How many Casts leave a loop."""
+    return hoist_casts(tree_of(graph(LOOP.format(body=body, test=test))), HALF)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +170,7 @@ def hoisted(body: str, test: str = "") -> int:
         (READ.format(after="") + "; is_set = VarIsInitializedOp(v)", 1),
         (READ.format(after="") + "; write = AssignVariableOp(v, x)", 0),
         (READ.format(after="") + "; same = Identity(v); write = AssignVariableOp(same, x)", 0),
+        (READ.format(after="") + "; same = Identity(x); other = Relu(same)", 1),
         (READ.format(after="") + "; n = PartitionedCall(x, Tout=[int32], f=size)", 0),
         ("low = Cast(w, DstT=float16); write = AssignVariableOp(v, x)", 1),
     ],
@@ -192,30 +197,40 @@ def test_casts_in_branches_stay() -> None:
         work = MatMul(x, x)
         y = If(go, x, Tout=[float32], then_branch=layer, else_branch=layer)
     """)
-    library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    tree = tree_of(graph_def)
     assert tree.calls
     assert hoist_casts(tree, HALF) == 0
 
 
-def test_tensors_of_a_function_have_the_names_of_a_function() -> None:
-    """In the outer of two loops, what is hoisted out of the inner one."""
-    graph_def = build(call_graphs.nested_loop, gradient=False).graph_def
-    config = PrecisionConfig(target_dtype="bfloat16", device="CPU")
-    new = rewrite(graph_def, config)
-    ((_, outer),) = loops(new)
-    arguments = {arg.name for arg in outer.signature.input_arg}
-    for node in outer.node_def:
-        for name in node.input:
-            assert name in arguments or name[0] == "^" or name.count(":") == 2
-
-
-def test_results_that_were_a_hoisted_cast_are_the_new_argument() -> None:
-    text = LOOP.format(body="low = Cast(w, DstT=float16)", test="")
-    graph_def = graph(text)
-    library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+def test_a_loop_in_a_function_reads_tensors_by_the_names_of_a_function() -> None:
+    body = READ.format(after="").replace("; ", "\n    ")
+    functions, _, main = LOOP.format(body=body, test="").partition("\ni = ")
+    main = f"i = {main.rstrip()}".replace("\n", "\n    ")
+    text = f"{functions}\ndef main(a: float32):\n    {main}\n    return y[1]"
+    *library, function = graph(text).library.function
+    named = {function.signature.name: function for function in library}
+    tree = build_call_tree(function, named.get, lambda op: op == "MatMul")
     tree = tree.with_bodies(lambda region: copy.deepcopy(region.proto))
+    assert hoist_casts(tree, HALF) == 1
+    nodes = {node.name: node for node in tree.nodes}
+    assert list(nodes["y/hoisted/read_0"].input) == ["v:resource:0"]
+    assert list(nodes["y/hoisted/Cast_0"].input) == ["y/hoisted/read_0:value:0"]
+    assert nodes["y"].input[-1] == "y/hoisted/Cast_0:y:0"
+
+
+def test_a_result_that_was_a_hoisted_cast_is_the_new_argument() -> None:
+    text = LOOP.format(body="low = Cast(w, DstT=float16)", test="")
+    text = text.replace("x: float32", "x: float16").replace("product, w, v", "low, w, v")
+    text = text.replace("While(i, x, x, v", "While(i, z, x, v")
+    text = text.replace("y = While", "z = Cast(x, DstT=float16)\ny = While")
+    tree = tree_of(graph(text))
+    assert hoist_casts(tree, HALF) == 1
+    body = tree.calls[0].callee("body").proto
+    assert body.ret[body.signature.output_arg[1].name] == body.signature.input_arg[-1].name
+
+
+def test_readers_of_a_hoisted_cast_read_the_new_argument() -> None:
+    tree = tree_of(graph(LOOP.format(body="low = Cast(w, DstT=float16)", test="")))
     assert hoist_casts(tree, HALF) == 1
     body = tree.calls[0].callee("body").proto
     assert "low" not in {node.name for node in body.node_def}
