@@ -186,7 +186,8 @@ def test_broadcasting_has_a_price_of_its_own(shape: list[int], low: bool) -> Non
 
 def test_a_variant_without_a_price_has_that_of_its_op() -> None:
     graph_def = graph(BROADCASTING.format(shape=[64]))
-    names, _ = converted(graph_def, config(table(AddV2=(50.0, 500.0))), preserve=("out",))
+    costs = table(AddV2=(50.0, 500.0), **{f"AddV2__{STRIDED}": (50.0, 40.0)})
+    names, _ = converted(graph_def, config(costs), preserve=("out",))
     assert "b" not in names
 
 
