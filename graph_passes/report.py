@@ -84,7 +84,6 @@ class Report:
         self.fused_units = fusion.units if fusion else ()
         self.near_misses = fusion.misses if fusion else ()
         self._given_plan = plan
-        self._applied = applied
         self.converted_nodes = self.allow_nodes = self.denied_nodes = self.blocked_nodes = 0
         self.casts_to_low = self.casts_to_float32 = self.weight_casts = 0
         if isinstance(plan, Plan):
