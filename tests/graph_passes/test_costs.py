@@ -150,6 +150,24 @@ def test_a_table_for_xla_is_shipped_where_it_has_no_low_products(release: str) -
         assert cost.gain_beyond(cost.float32.sizes[-1], 1.1) <= 0
 
 
+def test_the_xla_of_tensorflow_2_17_has_low_matrix_products_but_no_convolutions() -> None:
+    shipped = shipped_table(compiled_class("cpu-avx512_bf16", "2.17"), "bfloat16")
+    assert shipped is not None
+    assert shipped.compiled
+    gains = {
+        op: cost.gain_beyond(cost.float32.sizes[-1], 1.1) > 0
+        for op, cost in shipped.rows
+        if op in ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv2DBackpropInput")
+    }
+    assert gains == {
+        "MatMul": True,
+        "BatchMatMulV2": True,
+        "Einsum": True,
+        "Conv2D": False,
+        "Conv2DBackpropInput": False,
+    }
+
+
 def test_a_table_survives_being_written_and_read() -> None:
     again = parse_table(format_table(SMALL), "again")
     assert format_table(again) == format_table(SMALL)
