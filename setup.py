@@ -56,7 +56,7 @@ class WheelForAnyPython(bdist_wheel):
 
 setup(
     ext_modules=[
-        # Without a compiler the package installs all the same and registers itself another way.
+        # Without a compiler the package installs all the same; v1 sessions then stay in float32.
         Extension("tf_amp.hosts.libtf_amp", sources=[PLUGIN_SOURCE], optional=True)
     ]
     if os.path.exists(PLUGIN_SOURCE)

@@ -1,7 +1,7 @@
 """What the loss-scale manager costs per training step, beside Keras 3's LossScaleOptimizer.
 
 One command, for example `python benchmarks/loss_scale_cost.py --json cost.json`. For two models and
-with XLA on and off, four kinds of step are compiled in one process: without a loss scale, with
+with XLA on and off, four node_types of step are compiled in one process: without a loss scale, with
 Keras 3's optimizer, with tf_amp's, and with tf_amp's at a static scale that checks no gradient.
 They are run in turn, round after round, so that a change in the machine's load meets all of them.
 The table gives the median time of a step and, for each scale, the ratio to the step without one:
@@ -106,7 +106,7 @@ def time_of(step: Callable[[], Any], steps: int, clock: Callable[[], float]) -> 
 
 
 def measure(model: str, *, xla: bool, rounds: int, steps: int, clock: str) -> dict[str, Any]:
-    """Times all kinds of step in turn."""
+    """Times all node_types of step in turn."""
     made = {kind: make_step(kind, model, xla=xla) for kind in KINDS}
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for round_ in range(rounds):

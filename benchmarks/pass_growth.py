@@ -2,6 +2,7 @@
 
     python benchmarks/pass_growth.py                      synthetic graphs up to a million nodes
     python benchmarks/pass_growth.py --corpus DIRECTORY   the graphs NAME.pb of a corpus
+    python benchmarks/pass_growth.py --shapes             chains, lists, calls and the like
     python benchmarks/pass_growth.py --profile            where the time goes
 
 Each graph has a process of its own, in which the two passes take turns, after one run each that is
@@ -9,12 +10,16 @@ not counted. Both start from a graph in memory and give one back. The time of th
 TensorFlow's log says it took, without what surrounds it in a call from Python ("whole call").
 Peak memory is what a run adds to a process that holds the input, as a multiple of the graph's
 serialized size; the result is part of it, and with the C++ pass the call from Python.
+
+Of a graph of one shape the seconds of the processor are told, for each size, and the exponent with
+which they grow from the last size but one to the last: 1 where twice the graph takes twice as long.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import math
 import pstats
 import subprocess
 import sys
@@ -30,6 +35,9 @@ from variants import environment
 from worker_channel import Message, Worker, WorkerError, serve
 
 _SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+_SHAPE_SIZES = (250, 500, 1_000, 2_000)
+_LONGEST = 10.0
+"""Seconds after which a shape is not tried in a larger size."""
 _PROFILED_FUNCTIONS = 25
 _WARM_UP_NODES = 500
 
@@ -87,6 +95,77 @@ def measure(request: Message, dtype: str) -> Message:
             answer["oracle_s"].append(oracle.timed_oracle(meta_graph, dtype))
             answer["oracle_call_s"].append(time.perf_counter() - started)
     return answer
+
+
+def measure_shape(request: Message, dtype: str) -> Message:
+    """Measures graphs of one shape, in a worker.
+
+    Args:
+        request: `shape`, a name in `growth_shapes.SHAPES`; `sizes`, in order; and `parity`.
+        dtype: the target dtype.
+
+    Returns:
+        "seconds": for each size the processor's, the least of two runs; fewer than sizes where
+        one took too long.
+    """
+    import growth_shapes
+    import oracle
+
+    from graph_passes import PrecisionConfig, rewrite_graph_def
+
+    device = oracle.DEVICES[dtype]
+    config = PrecisionConfig(target_dtype=dtype, device=device, parity=request["parity"])
+    rewrite_graph_def(_graph({"nodes": _WARM_UP_NODES}).graph_def, config)
+    seconds: list[float] = []
+    for size in request["sizes"]:
+        if seconds and seconds[-1] > _LONGEST:
+            break
+        graph, preserve = growth_shapes.build(request["shape"], size)
+        runs = []
+        while len(runs) < 2 and sum(runs) < _LONGEST:
+            started = time.process_time()
+            result = rewrite_graph_def(graph, config, preserve=preserve)
+            runs.append(time.process_time() - started)
+        if result.failure is not None:
+            raise RuntimeError(f"The pass gave the graph up: {result.failure}")
+        seconds.append(min(runs))
+    return {"seconds": seconds}
+
+
+def _print_shapes(dtype: str, parity: bool) -> Message:
+    """Measures all shapes and prints how their times grow."""
+    from growth_shapes import SHAPES
+
+    worker = Worker([__file__, "--worker", dtype], oracle_environment(dtype))
+    found: Message = {}
+    rows: list[list[object]] = []
+    for shape in SHAPES:
+        print(f"\r\033[K{dtype}: {shape}", end="", file=sys.stderr, flush=True)
+        try:
+            seconds = worker.ask(shape=shape, sizes=_SHAPE_SIZES, parity=parity)["seconds"]
+        except WorkerError as error:
+            print(f"\r\033[K{shape}: {error}", file=sys.stderr)
+            rows.append([shape, *[None] * len(_SHAPE_SIZES), "failed"])
+            continue
+        exponent = None
+        if len(seconds) > 1:
+            last, before = len(seconds) - 1, len(seconds) - 2
+            exponent = math.log(seconds[last] / seconds[before]) / math.log(
+                _SHAPE_SIZES[last] / _SHAPE_SIZES[before]
+            )
+        found[shape] = {"seconds": seconds, "exponent": exponent}
+        cells = [f"{value:.3f}" for value in seconds]
+        rest = [None] * (len(_SHAPE_SIZES) - len(cells))
+        rows.append([shape, *cells, *rest, None if exponent is None else f"{exponent:.2f}"])
+    worker.close()
+    print("\r\033[K", end="", file=sys.stderr, flush=True)
+    print(f"\n{dtype}, {'parity' if parity else 'default'} mode: seconds by size, and the exponent")
+    print_table(["shape", *map(str, _SHAPE_SIZES), "exponent"], rows)
+    return found
+
+
+def _measure_any(request: Message, dtype: str) -> Message:
+    return (measure_shape if "shape" in request else measure)(request, dtype)
 
 
 def profile(nodes: int, dtype: str) -> None:
@@ -217,6 +296,7 @@ def main() -> None:
     )
     parser.add_argument("--sizes", nargs="+", type=int, default=_SIZES, metavar="NODES")
     parser.add_argument("--corpus", type=Path, help="measure the graphs of this directory instead")
+    parser.add_argument("--shapes", action="store_true", help="graphs of one shape each instead")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=("float16",))
     parser.add_argument("--repeats", type=int, default=7, help="counted runs (7)")
     parser.add_argument(
@@ -227,8 +307,9 @@ def main() -> None:
     parser.add_argument("--profile-here", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=DTYPES, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    payload: dict[str, Any]
     if options.worker:
-        serve(lambda request: measure(request, options.worker))
+        serve(lambda request: _measure_any(request, options.worker))
         return
     if options.repeats < 1:
         parser.error(f"--repeats must be at least 1; received {options.repeats}")
@@ -240,6 +321,14 @@ def main() -> None:
     if options.profile_here:
         profile(options.profile_here, options.dtypes[0])
         return
+    if options.shapes:
+        payload = {
+            f"{dtype} {'parity' if parity else 'default'}": _print_shapes(dtype, parity)
+            for dtype in options.dtypes
+            for parity in (False, True)
+        }
+        write_json(options.json, {"shapes": payload})
+        return
     if options.corpus:
         files = sorted(options.corpus.glob("*.pb"))
         requests: dict[str, Message] = {path.stem: {"file": str(path.resolve())} for path in files}
@@ -250,7 +339,7 @@ def main() -> None:
 
     headers = ["graph", "nodes", "median s", "min", "max", "us per node", "C++ s", "ratio"]
     headers += ["whole call", "peak MB (of serialized)", "C++ peak"]
-    payload: dict[str, Any] = {}
+    payload = {}
     for dtype in options.dtypes:
         found = _measure_all(requests, dtype, options)
         print(f"\n{dtype}")

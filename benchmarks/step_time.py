@@ -157,8 +157,8 @@ def _summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     means: dict[str, Any] = {}
     for mode in dict.fromkeys(result["mode"] for result in results):
         for jit in (False, True):
-            of_kind = [r for r in results if r["mode"] == mode and r["jit_compile"] == jit]
-            chosen = [result["variants"] for result in of_kind]
+            of_node_type = [r for r in results if r["mode"] == mode and r["jit_compile"] == jit]
+            chosen = [result["variants"] for result in of_node_type]
             if not chosen:
                 continue
             entry: dict[str, Any] = {

@@ -159,10 +159,10 @@ def residual_net(*, batch: int = 32, image: int = 32, classes: int = 10) -> V1Wo
 
     def pictures(number: int) -> Batch:
         rng = np.random.RandomState(number + 1)
-        kinds = rng.randint(0, classes, batch)
-        shifted = [np.roll(patterns[k], rng.randint(0, 3, 2), (0, 1)) for k in kinds]
+        node_types = rng.randint(0, classes, batch)
+        shifted = [np.roll(patterns[k], rng.randint(0, 3, 2), (0, 1)) for k in node_types]
         noisy = np.stack(shifted) + rng.randn(batch, image, image, 3)
-        return {images: noisy.astype(np.float32), labels: kinds}
+        return {images: noisy.astype(np.float32), labels: node_types}
 
     return V1Workload(train_op, loss, evaluation, pictures, pictures(1_000_000))
 

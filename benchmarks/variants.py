@@ -91,4 +91,4 @@ def amp_status() -> dict[str, Any]:
     """Returns what `tf_amp.status()` says in this process."""
     import tf_amp
 
-    return tf_amp.status()
+    return tf_amp.status().as_dict()

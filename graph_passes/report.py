@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graph_passes.application import Applied
-from graph_passes.canvas import ALLOW, CLEAR, DENY, INFER
-from graph_passes.patterns.units import Fusion
-from graph_passes.planning import Plan
-from graph_passes.reasons import Reason
-from graph_passes.view import FLOAT
+from graph_passes.coloring.plan import Plan
+from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER
+from graph_passes.emit.apply import Applied
+from graph_passes.ir.view import FLOAT
+from graph_passes.ops.reasons import Reason
+from graph_passes.units.fusion import Fusion
 
 SCHEMA_VERSION = 1
 """Version of the mapping that `Report.to_dict` returns."""
@@ -105,12 +105,14 @@ class Report:
     def listed_nodes(self) -> int:
         """How many eligible nodes have an op that is on one of the lists."""
         plan = self._plan
-        return 0 if plan is None else _nodes(plan, _candidates(plan) & (plan.canvas.listed > 0))
+        return (
+            0 if plan is None else _nodes(plan, _candidates(plan) & (plan.coloring.list_codes > 0))
+        )
 
     def _count_nodes(self, plan: Plan) -> None:
-        canvas = plan.canvas
-        listed = canvas.listed
-        low, why = np.frombuffer(canvas.low, bool), np.frombuffer(canvas.why, np.uint8)
+        coloring = plan.coloring
+        listed = coloring.list_codes
+        low, why = np.frombuffer(coloring.low, bool), np.frombuffer(coloring.why, np.uint8)
         self.converted_nodes = _nodes(plan, low)
         self.allow_nodes = _nodes(plan, low & (listed == ALLOW))
         self.denied_nodes = _nodes(plan, listed == DENY)
@@ -118,14 +120,14 @@ class Report:
         self.blocked_nodes = _nodes(plan, blocked)
 
     def _count_casts(self, plan: Plan, applied: Applied) -> None:
-        view = plan.canvas.view
-        up = sum(plan.canvas.low[source] for source in applied.casts.values())
+        view = plan.coloring.view
+        up = sum(plan.coloring.low[source] for source in applied.casts.values())
         self.casts_to_float32 = up
         self.casts_to_low = len(applied.casts) - up
         self.weight_casts = sum(
             view.op_of(source) in _SOURCES_OF_WEIGHTS
             for source in applied.casts.values()
-            if not plan.canvas.low[source]
+            if not plan.coloring.low[source]
         )
 
     @functools.cached_property
@@ -133,7 +135,7 @@ class Report:
         """One entry for each float32 type attribute of the graph, in node order."""
         if self._plan is None:
             return ()
-        plan, view = self._plan, self._plan.canvas.view
+        plan, view = self._plan, self._plan.coloring.view
         found = []
         for vertex, dtype in enumerate(view.dtypes):
             if dtype != FLOAT or view.vertex_nodes[vertex] < 0:
@@ -143,6 +145,21 @@ class Report:
             slot = str(view.slot_of(vertex))
             found.append(Decision(node.name, node.op, slot, reason.converts, reason, path))
         return tuple(found)
+
+    @functools.cached_property
+    def products(self) -> Counter[tuple[str, Reason]]:
+        """How many nodes of the allow list there are, by op type and reason.
+
+        These are the matrix products and convolutions: what a rewrite is made for.
+        """
+        found: Counter[tuple[str, Reason]] = Counter()
+        if isinstance(self._given_plan, Plan):  # else the graph has nothing to convert
+            plan, view = self._given_plan, self._given_plan.coloring.view
+            allowed = np.flatnonzero((plan.coloring.list_codes == ALLOW) & view.is_float)
+            first_of_node = {view.vertex_nodes[v]: v for v in reversed(allowed.tolist())}
+            for vertex in first_of_node.values():
+                found[view.op_of(vertex), plan.reason(vertex)] += 1
+        return found
 
     @functools.cached_property
     def reasons(self) -> Mapping[str, str]:
@@ -181,7 +198,7 @@ class Report:
         return "".join(f"{op} x{count}" for op, count in counts.most_common(1))
 
     def _is_allowed(self, op: str) -> bool:
-        return self._plan is not None and self._plan.canvas.lists.list_of(op) == "allow"
+        return self._plan is not None and self._plan.coloring.lists.list_of(op) == "allow"
 
     def summary(self) -> str:
         """One line: how much was converted, with how many Casts, and what was in the way."""
@@ -221,10 +238,10 @@ class Report:
 
 def _candidates(plan: Plan) -> np.ndarray:
     """For each vertex whether it is float32 and its node might be converted."""
-    return plan.canvas.eligible & plan.canvas.view.is_float
+    return plan.coloring.eligible & plan.coloring.view.is_float
 
 
 def _nodes(plan: Plan, mask: np.ndarray) -> int:
     """How many nodes have a vertex of the mask."""
-    owners = np.asarray(plan.canvas.view.vertex_nodes)[mask]  # in the order of the nodes
+    owners = np.asarray(plan.coloring.view.vertex_nodes)[mask]  # in the order of the nodes
     return min(len(owners), 1) + int(np.count_nonzero(owners[1:] != owners[:-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+PLUGIN = REPOSITORY / "tf_amp" / "hosts" / "graph_plugin.c"
 AMP_PREFIXES = ("TF_ENABLE_AUTO_MIXED_PRECISION", "TF_AUTO_MIXED_PRECISION")
+
+
+def pytest_configure() -> None:
+    """Builds the shared object where the sources run without having been installed since."""
+    library, compiler = PLUGIN.with_name("libtf_amp.so"), shutil.which("cc")
+    stale = not library.exists() or library.stat().st_mtime < PLUGIN.stat().st_mtime
+    if stale and compiler and os.access(PLUGIN.parent, os.W_OK):
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, PLUGIN], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         StaticLossScale,
     )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "enable_mixed_precision_graph_rewrite",
     "disable_mixed_precision_graph_rewrite",

@@ -53,12 +53,19 @@ class AfterImport(importlib.abc.MetaPathFinder):
             self._checks[name]()
 
     def act(self, name: str) -> None:
-        """Runs the action of a module that was imported, once."""
-        action = self._actions.pop(name, None)
+        """Runs the action of a module that was imported, once; one that raises may be tried again.
+
+        The import then fails, and the next one must not go by without the action.
+        """
+        if name in self._actions and name in sys.modules:
+            action = self._actions.pop(name)
+            try:
+                action(sys.modules[name])
+            except BaseException:
+                self._actions[name] = action
+                raise
         if not self._actions:
             self.stop()
-        if action is not None and name in sys.modules:
-            action(sys.modules[name])
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -72,9 +79,26 @@ class AfterImport(importlib.abc.MetaPathFinder):
                 continue
             spec = find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _ActingLoader(spec.loader, self)
+                self._act_behind(spec.loader, fullname)
                 return spec
         return None
+
+    def _act_behind(self, loader: importlib.abc.Loader, name: str) -> None:
+        """Has one run of a loader followed by the action, and preceded by the check.
+
+        The loader stays what it is: whoever asks it for source or data meets the real one.
+        """
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            if module.__name__ != name:  # a loader may serve several modules
+                return execute(module)
+            self.check(name)
+            loader.__dict__.pop("exec_module", None)
+            execute(module)
+            self.act(name)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
 class _WatchedSpec(importlib.machinery.ModuleSpec):
@@ -102,23 +126,3 @@ class _WatchedSpec(importlib.machinery.ModuleSpec):
         if not value:
             self.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
             self.__dict__.pop("_on_end")()
-
-
-class _ActingLoader(importlib.abc.Loader):
-    """Runs the real loader, with the check before it and the action behind it."""
-
-    def __init__(self, loader: importlib.abc.Loader, waiting: AfterImport) -> None:
-        self._loader = loader
-        self._waiting = waiting
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._waiting.check(module.__name__)
-        # Whoever asks the module for its source or data files must meet the real loader.
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._waiting.act(module.__name__)

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tf_amp.env_variables import ENABLING_VARIABLES
+from tf_amp.env_variables import ENABLING_VARIABLES, is_on
+from tf_amp.keras_policy import mixed_policy
+from tf_amp.state import Status
 
 if TYPE_CHECKING:
+    import tensorflow as tf
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
     from graph_passes import PrecisionConfig, RewriteResult
-    from graph_passes.config import Device, TargetDtype
+    from graph_passes.policy.config import Device, TargetDtype
     from tf_amp.installation import Installation
 
 # The modules that need TensorFlow are imported by the functions that use them: `status` answers
@@ -46,7 +49,8 @@ def enable_mixed_precision_graph_rewrite(
             for one: bfloat16 has the range of float32.
 
     Returns:
-        The wrapped optimizer, to be used in place of `opt`; None for None.
+        The wrapped optimizer, to be used in place of `opt`; None for None. Where this TensorFlow is
+        not supported, which a warning says, `opt` as it is.
 
     Raises:
         ValueError: `opt` has a loss scale already or was wrapped before, a Keras mixed-precision
@@ -55,19 +59,22 @@ def enable_mixed_precision_graph_rewrite(
         tf_amp.env_config.EnvConfigError: an environment variable has an illegal value.
     """
     from tf_amp import installation
+    from tf_amp.loss_scale.rule import resolve
 
     _refuse_keras_policy()
     if opt is not None:
         _refuse_optimizer(opt)
+        resolve(loss_scale)
     before = installation.current()
     installed = _switch_on(before)
+    if opt is None or installed is None:
+        return opt
     try:
-        if opt is None:
-            return opt
         return _wrap(opt, loss_scale, installed)
     except Exception:
-        if before is None:
-            installation.uninstall()
+        installation.uninstall()
+        if before is not None:
+            installation.install(before.settings, source=before.plan.source)
         raise
 
 
@@ -86,60 +93,27 @@ def disable_mixed_precision_graph_rewrite() -> None:
         _log.warning("disable_mixed_precision_graph_rewrite() did nothing: AMP is not on.")
 
 
-def status() -> dict[str, Any]:
+def status() -> Status:
     """Tells what AMP is doing in this process.
 
     Returns:
-        A new dict of plain values, with the same keys whether AMP is on or off:
-
-        - enabled: whether AMP is on; why: who switched it on, or why it is off.
-        - decided_by: setting -> the variable or call that decided it; defaults are not in it.
-        - graph_rewrite: whether graphs are rewritten; target_dtype, device, reason: for what,
-          and why that was chosen, or what the hardware lacks; level, list_edits, log_path;
-          cost_table: which measured costs count, or why none do; cost_table_xla: the same for
-          functions that XLA compiles, which count by cost_table if they have no table.
-        - hosts: host -> "hooked", or why it could not hook this TensorFlow.
-        - graphs_seen, graphs_rewritten, graphs_failed: functions and session graphs.
-        - nodes_total, nodes_converted, casts: over all rewritten graphs.
-        - loss_scaling, loss_scaling_reason: whether optimizers are wrapped by themselves, and why.
-        - loss_scale: counters of the loss scales in use.
+        A frozen record of plain values, which can be read like a dict too (`status()["enabled"]`);
+        `Status` says what each one is.
     """
     # Without this module nothing was ever installed, and importing it would import TensorFlow.
     module = sys.modules.get("tf_amp.installation")
     installed: Installation | None = module.current() if module else None
     if installed is not None:
         return installed.status()
-    return {
-        "enabled": False,
-        "why": _why_off(),
-        "decided_by": {},
-        "graph_rewrite": False,
-        "target_dtype": None,
-        "device": None,
-        "reason": "AMP is off",
-        "level": "",
-        "cost_table": "AMP is off",
-        "cost_table_xla": "AMP is off",
-        "list_edits": [],
-        "loss_scaling": False,
-        "loss_scaling_reason": "AMP is off",
-        "log_path": None,
-        "hosts": {},
-        "graphs_seen": 0,
-        "graphs_rewritten": 0,
-        "graphs_failed": 0,
-        "nodes_total": 0,
-        "nodes_converted": 0,
-        "casts": 0,
-        "loss_scale": {},
-    }
+    refusal: str | None = module.refusal() if module else None
+    return Status(why=refusal or _why_off())
 
 
 def rewrite_graph_def(
     graph_def: GraphDef,
     *,
     preserve: Collection[str] = (),
-    target_dtype: TargetDtype = "float16",
+    target_dtype: TargetDtype | tf.DType = "float16",
     device: Device = "GPU",
     parity: bool = False,
     config: PrecisionConfig | None = None,
@@ -149,7 +123,7 @@ def rewrite_graph_def(
     Args:
         graph_def: the graph; it is not changed.
         preserve: names of nodes or tensors that are fed, fetched or otherwise to be left alone.
-        target_dtype: "float16" (the default) or "bfloat16".
+        target_dtype: "float16" (the default) or "bfloat16", as a name or a dtype of TensorFlow.
         device: "GPU" (the default) or "CPU": whose kernels must exist. No GPU is needed for a GPU
             plan.
         parity: plan as TensorFlow's own pass does, instead of with this project's rules.
@@ -167,7 +141,7 @@ def rewrite_graph_def(
     from tensorflow.core.framework import graph_pb2
 
     import graph_passes
-    from graph_passes.view import no_shapes
+    from graph_passes.ir.view import no_shapes
     from tf_amp.hosts import offline
 
     if not isinstance(graph_def, graph_pb2.GraphDef):
@@ -180,6 +154,7 @@ def rewrite_graph_def(
             f"`preserve` must be a collection of names. Received the string {preserve!r}; "
             f"write [{preserve!r}]."
         )
+    target_dtype = getattr(target_dtype, "name", target_dtype)
     if config is None:
         config = graph_passes.PrecisionConfig(
             target_dtype=target_dtype, device=device, parity=parity
@@ -193,7 +168,7 @@ def rewrite_graph_def(
     for name in preserve:
         if name.removeprefix("^").partition(":")[0] not in known:
             _log.warning("`preserve` names %r, which is no node of the graph.", name)
-    shapes = None if config.parity else offline.infer_shapes(graph_def)
+    shapes = None if config.parity else offline.InferredShapes(graph_def)
     result = graph_passes.rewrite_graph_def(
         graph_def,
         config,
@@ -206,8 +181,8 @@ def rewrite_graph_def(
     return result
 
 
-def _switch_on(before: Installation | None) -> Installation:
-    """Installs the rewrite, unless it is on already; either way returns what is on."""
+def _switch_on(before: Installation | None) -> Installation | None:
+    """Installs the rewrite, unless it is on already; either way returns what is on, if anything."""
     from tf_amp import installation
     from tf_amp.env_config import read_settings
     from tf_amp.hosts import function
@@ -222,9 +197,7 @@ def _switch_on(before: Installation | None) -> Installation:
     )
     traced = function.traced_function_names()
     installed = installation.install(settings, source=_ENABLE)
-    if installed is None:
-        raise RuntimeError(f"{_ENABLE} was undone by another thread while it ran.")
-    if traced and installed.config is not None:
+    if traced and installed is not None and installed.config is not None:
         shown = ", ".join(traced[:_NAMES_SHOWN]) + (", ..." if len(traced) > _NAMES_SHOWN else "")
         _log.warning(
             "AMP was switched on after functions had been traced: %s. They stay in float32 until "
@@ -239,7 +212,7 @@ def _wrap(opt: _Optimizer, loss_scale: Any, installed: Installation) -> _Optimiz
     from tf_amp.loss_scale import NoLossScale, wrap_optimizer
 
     if isinstance(loss_scale, str) and not installed.settings.loss_scaling_asked:
-        dtype = installed.target.target_dtype
+        dtype = installed.plan.target.target_dtype
         if loss_scale == "dynamic" and dtype != "float16":
             why = f"{dtype} has the range of float32" if dtype else "no graph is rewritten"
             _log.info("Loss scaling is off by itself: %s.", why)
@@ -257,31 +230,17 @@ def _refuse_optimizer(opt: object) -> None:
 
 def _refuse_keras_policy() -> None:
     """Raises if Keras computes layers in low precision by itself."""
-    for module, remedy in (
-        ("keras", "keras.config.set_dtype_policy('float32')"),
-        ("tf_keras", "tf_keras.mixed_precision.set_global_policy('float32')"),
-    ):
-        policy = _keras_policy(module)
-        if policy.startswith("mixed_"):
-            raise ValueError(
-                f"The {module} dtype policy is {policy!r}, which makes layers cast by themselves. "
-                f"It and the graph rewrite exclude each other: call {remedy} before the model is "
-                f"built, or do without {_ENABLE}."
-            )
-
-
-def _keras_policy(module: str) -> str:
-    keras = sys.modules.get(module)
-    precision = getattr(keras, "mixed_precision", None)
-    for getter in ("dtype_policy", "global_policy"):
-        if hasattr(precision, getter):
-            return str(getattr(precision, getter)().name)
-    return ""
+    policy = mixed_policy()
+    if policy is not None:
+        raise ValueError(
+            f"The {policy.library} dtype policy is {policy.name!r}, which makes layers cast by "
+            f"themselves. It and the graph rewrite exclude each other: call {policy.remedy} before "
+            f"the model is built, or do without {_ENABLE}."
+        )
 
 
 def _why_off() -> str:
-    off = ("", "0", "false")
-    on = [n for n in ENABLING_VARIABLES if os.environ.get(n, "").strip().lower() not in off]
+    on = [name for name in ENABLING_VARIABLES if is_on(os.environ.get(name, ""))]
     if not on:
         return f"none of {', '.join(ENABLING_VARIABLES)} is set, and {_ENABLE} was not called"
     if "tensorflow" not in sys.modules:

@@ -1,10 +1,11 @@
 """Puts a plain ``import tensorflow`` into mixed precision when an environment variable asks for it.
 
 The mechanism is a ``.pth`` file at the top of site-packages (``tf_amp_autoload.pth``). Python's
-``site`` module runs its one line at every start. The line compares three variables with nothing
-and stops there; only if one is set does it import this module and call `activate`, which puts a
-finder in front of `sys.meta_path`. The finder lets the real import of ``tensorflow`` run, installs
-the hosts right after it, and is gone from then on. Other mechanisms that were weighed:
+``site`` module runs its one line at every start. The line places a finder in front of
+`sys.meta_path`, which imports nothing and only waits for the name ``tensorflow``; so a variable
+counts that the script itself sets before the import. Then `find_tensorflow` takes its place: it
+lets the real import run, looks at the variables, and installs the hosts. Other mechanisms that
+were weighed:
 
 - The ``tensorflow-plugins`` directory: ``import tensorflow`` loads any shared object in it, but
   whether it is wanted or not; the loader lists the devices again, which resets the visible devices
@@ -25,36 +26,50 @@ import logging
 import os
 import site
 import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from tf_amp.after_import import AfterImport
-from tf_amp.env_variables import ENABLING_VARIABLES, EnvConfigError
+from tf_amp.env_variables import ENABLING_VARIABLES, EnvConfigError, is_on
+from tf_amp.patches import Patches
 from tf_amp.visible_log import ensure_visible
 
 _log = logging.getLogger("tf_amp")
 _TRIGGER = "tensorflow"
+_PTH_FINDER = "tf_amp_autoload"
 
 
 def activate() -> None:
     """Installs the hosts now if TensorFlow is imported, otherwise as soon as it is.
 
-    Does nothing if no enabling variable is set, or if it was called before.
+    The variables count as they are at that moment. Does nothing if it was called before.
 
     Raises:
         EnvConfigError: TensorFlow is imported already and a variable holds an illegal value.
             Otherwise the import of TensorFlow raises it.
     """
-    if not any(os.environ.get(name) for name in ENABLING_VARIABLES):
-        return
     if not any(isinstance(finder, _TensorFlowAwaited) for finder in sys.meta_path):
+        deactivate()
         _TensorFlowAwaited().start()
 
 
 def deactivate() -> None:
-    """Takes back `activate`, as long as TensorFlow has not been imported."""
+    """Takes back `activate` and the finder of the .pth file, until TensorFlow is imported."""
     for finder in list(sys.meta_path):
         if isinstance(finder, _TensorFlowAwaited):
             finder.stop()
+        elif type(finder).__module__ == _PTH_FINDER:
+            sys.meta_path.remove(finder)
+
+
+def find_tensorflow(path: Sequence[str] | None) -> ModuleSpec | None:
+    """Takes the place of the finder of the .pth file, and finds TensorFlow for it."""
+    deactivate()
+    awaited = _TensorFlowAwaited()
+    awaited.start()
+    return awaited.find_spec(_TRIGGER, path)
 
 
 def pth_path() -> str | None:
@@ -65,8 +80,14 @@ def pth_path() -> str | None:
 
 
 def _install() -> None:
-    from tf_amp.env_config import read_settings
+    from tf_amp.env_config import misspelt, read_settings
 
+    if not any(os.environ.get(name) for name in ENABLING_VARIABLES):
+        for note in misspelt(os.environ):
+            ensure_visible()
+            _log.warning("%s", note)
+        _watch_variables()
+        return
     settings = read_settings()
     if not (settings.graph_rewrite or settings.loss_scaling):
         return
@@ -87,6 +108,35 @@ def _install() -> None:
         _log.debug("The fault in full:", exc_info=True)
 
 
+def _watch_variables() -> None:
+    """Says, when the first function is traced, that a variable was set too late to count."""
+    try:
+        from tensorflow.python.eager.polymorphic_function import atomic_function
+
+        patches = Patches()
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def from_func_graph(*args: Any, **kwargs: Any) -> Any:
+                patches.undo()
+                late = [name for name in ENABLING_VARIABLES if is_on(os.environ.get(name, ""))]
+                module = sys.modules.get("tf_amp.installation")
+                if late and (module is None or module.current() is None):
+                    ensure_visible()
+                    _log.warning(
+                        "%s was set after TensorFlow had been imported and does nothing. Set it "
+                        "before `import tensorflow`, or call "
+                        "tf_amp.enable_mixed_precision_graph_rewrite().",
+                        late[0],
+                    )
+                return original(*args, **kwargs)
+
+            return from_func_graph
+
+        patches.replace(atomic_function, "from_func_graph", make)
+    except (ImportError, AttributeError) as error:
+        _log.debug("Nothing is said of variables that are set too late: %s", error)
+
+
 class _TensorFlowAwaited(AfterImport):
     """Installs the hosts after ``import tensorflow``, which an illegal value stops."""
 
@@ -98,7 +148,8 @@ def _check() -> None:
     from tf_amp.env_config import check_environment
 
     # An illegal value must stop the import before it has run half-way.
-    check_environment()
+    if any(os.environ.get(name) for name in ENABLING_VARIABLES):
+        check_environment()
 
 
 def _after_tensorflow(_: ModuleType) -> None:

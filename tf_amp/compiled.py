@@ -15,17 +15,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from graph_passes import PrecisionConfig
-from graph_passes.reasons import Reason
-from tf_amp.cost_tables import choose_table
-from tf_amp.env_config import Settings
+from graph_passes.ops.reasons import Reason
+from tf_amp.cost_tables import TableChoice
 from tf_amp.env_variables import COST_TABLE
-from tf_amp.hardware import Target
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import function_pb2
 
     from graph_passes import RewriteResult
-    from graph_passes.costs import CostTable
+    from graph_passes.policy.cost_table import CostTable
 
 _log = logging.getLogger("tf_amp")
 
@@ -48,8 +46,8 @@ class CompiledFunctions:
         config: what they are rewritten with.
     """
 
-    def __init__(self, settings: Settings, target: Target, config: PrecisionConfig) -> None:
-        self.costs = choose_table(settings, target, compiled=True)
+    def __init__(self, costs: TableChoice, config: PrecisionConfig) -> None:
+        self.costs = costs
         self._without_xla = config.cost_table
         self.config = dataclasses.replace(
             config, fused=True, cost_table=self.costs.table or config.cost_table

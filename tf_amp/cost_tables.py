@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tf_amp.env_config import EnvConfigError, Settings
-from tf_amp.env_variables import COST_TABLE
+from tf_amp.env_variables import COST_TABLE, IGNORE_PERFORMANCE
 from tf_amp.hardware import CPU_FLAGS, Target, probe_cpu_flags, probe_gpu_capabilities
 
 if TYPE_CHECKING:
-    from graph_passes.costs import CostTable
+    from graph_passes.policy.cost_table import CostTable
 
 _log = logging.getLogger("tf_amp")
 
@@ -66,7 +66,7 @@ def table_class(target: Target, *, compiled: bool) -> str:
         target: The device type and dtype.
         compiled: Whether it is for functions that XLA compiles.
     """
-    from graph_passes.costs import compiled_class
+    from graph_passes.policy.cost_table import compiled_class
 
     name = device_class(target)
     return compiled_class(name, tensorflow_release()) if compiled else name
@@ -91,12 +91,19 @@ def cached_table_path(
 
     Returns:
         A file below ``$XDG_CACHE_HOME/tf-amp`` or ``~/.cache/tf-amp``; it need not exist.
-    """
-    from graph_passes.costs import table_name
 
-    home = environ.get("XDG_CACHE_HOME", "").strip()
-    base = Path(home) if home else Path(environ.get("HOME") or Path.home()) / ".cache"
-    return base / "tf-amp" / "cost_tables" / table_name(name, target_dtype)
+    Raises:
+        OSError: The user has no home directory.
+    """
+    from graph_passes.policy.cost_table import table_name
+
+    base = environ.get("XDG_CACHE_HOME", "").strip()
+    if not base:
+        home = environ.get("HOME") or os.path.expanduser("~")
+        if home == "~":
+            raise OSError("this user has no home directory, and XDG_CACHE_HOME is not set")
+        base = os.path.join(home, ".cache")
+    return Path(base) / "tf-amp" / "cost_tables" / table_name(name, target_dtype)
 
 
 def choose_table(
@@ -120,14 +127,16 @@ def choose_table(
     Raises:
         EnvConfigError: The settings name a file that cannot be read or is no cost table.
     """
-    from graph_passes.costs import CostTableError, load_table, shipped_table
+    from graph_passes.policy.cost_table import CostTableError, load_table, shipped_table
 
     if target.target_dtype is None:
         return TableChoice(None, "nothing is rewritten")
     if settings.cost_table == "off":
         return TableChoice(None, "switched off")
+    if settings.cost_table == "auto" and settings.ignore_performance:
+        return TableChoice(None, f"{IGNORE_PERFORMANCE} asks not to weigh costs")
     if settings.cost_table != "auto":
-        path = Path(settings.cost_table).expanduser()
+        path = Path(os.path.expanduser(settings.cost_table))
         try:
             table = load_table(path)
         except CostTableError as error:
@@ -140,12 +149,14 @@ def choose_table(
     if compiled and target.device != "CPU":
         return TableChoice(None, "XLA has a table for CPUs only")
     name = table_class(target, compiled=compiled)
-    cached = cached_table_path(name, target.target_dtype, environ)
-    if cached.is_file():
-        try:
+    try:
+        cached = cached_table_path(name, target.target_dtype, environ)
+        if cached.exists():
             return TableChoice(load_table(cached), f"measured by `tf-amp tune`: {cached}")
-        except CostTableError as error:
-            _log.warning("%s Until then the shipped table holds, if there is one.", error)
+    except OSError as error:  # containers have users without a home, or one that is not theirs
+        _log.debug("The user's cache cannot be looked at: %s", error)
+    except CostTableError as error:
+        _log.warning("%s Until then the shipped table holds, if there is one.", error)
     shipped = shipped_table(name, target.target_dtype)
     if shipped is None:
         return TableChoice(None, f"none is shipped for {name}; `tf-amp tune` measures one")

@@ -39,6 +39,7 @@ __all__ = [
     "Variable",
     "check_environment",
     "markdown",
+    "misspelt",
     "read_settings",
 ]
 
@@ -74,6 +75,10 @@ class Settings:
     cost_table: str = "auto"
     decided_by: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+# TensorFlow has variables of its own that share much of a name, such as TF_ENABLE_ONEDNN_OPTS.
+_NEARLY_THE_SAME = 0.85
 
 
 class _Edit(NamedTuple):
@@ -138,13 +143,18 @@ def _refuse_unknown_rules(names: Sequence[str], rules: Mapping[str, str]) -> Non
             )
 
 
-def _misspelt(environ: Mapping[str, str]) -> tuple[str, ...]:
+def misspelt(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Names variables that look like a misspelt name of the table, one sentence each."""
     known = [name for v in VARIABLES for name in (v.name, *v.legacy)] + list(FOREIGN_VARIABLES)
     notes = []
     for name in sorted(environ):
-        if name.startswith((ENABLE, "TF_AUTO_MIXED_PRECISION")) and name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            notes.append(f"The variable {name} is read by nobody; did you mean {nearest}?")
+        if not name.startswith("TF_") or name in known:
+            continue
+        ours = name.startswith((ENABLE, "TF_AUTO_MIXED_PRECISION"))
+        cutoff = 0.0 if ours else _NEARLY_THE_SAME
+        nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=cutoff)
+        if nearest:
+            notes.append(f"The variable {name} is read by nobody; did you mean {nearest[0]}?")
     return tuple(notes)
 
 
@@ -187,7 +197,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     disabled_rules = choose("disabled_rules", (), RULES_DISABLE)
     if edits or disabled_rules:
         # graph_passes needs TensorFlow's protos; checking or documenting variables must not.
-        from graph_passes.config import RULES, ListEdit
+        from graph_passes.policy.config import RULES, ListEdit
 
         _refuse_unknown_rules(disabled_rules, RULES)
     return Settings(
@@ -202,7 +212,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         disabled_rules=frozenset(disabled_rules),
         cost_table=choose("cost_table", "auto", COST_TABLE),
         decided_by=decided_by,
-        notes=_misspelt(environ),
+        notes=misspelt(environ),
     )
 
 

@@ -33,6 +33,11 @@ _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.>-]*")
 
 
+def is_on(value: str) -> bool:
+    """Whether a value of an enabling variable is meant to switch something on, legal or not."""
+    return _BOOLEANS.get(value.strip().lower(), bool(value.strip()))
+
+
 class EnvConfigError(ValueError):
     """A variable holds something illegal, or two variables contradict each other."""
 
@@ -182,14 +187,15 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         IGNORE_PERFORMANCE,
         "boolean",
-        "Rewrite even where the hardware has no fast units for the target dtype.",
+        "Rewrite even where the hardware has no fast units for the target dtype, and whatever it "
+        f"costs: `{COST_TABLE}=auto` then means off.",
         default="0",
     ),
     Variable(
         LOG_PATH,
         "path",
-        "Where the graphs before and after the rewrite are written. If it cannot be written to, a "
-        "warning says so and the program goes on without dumps.",
+        "Where the graphs before and after the rewrite are written, in a folder for each process. "
+        "If it cannot be written to, a warning says so and the program goes on without dumps.",
         default="no dumps",
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from tf_amp.tally import NodeCounts
 
@@ -25,29 +25,26 @@ class GraphLog:
         self._said: dict[str, list[str]] = {}
         self._thread = threading.local()
 
-    def say(
-        self, name: str, counts: NodeCounts, parts: Iterable[NodeCounts] = (), *, announce: bool
-    ) -> None:
+    def say(self, name: str, counts: NodeCounts, *, announce: bool) -> None:
         """Logs one graph.
 
         Args:
             name: the graph's name, for people.
-            counts: its own counts.
-            parts: counts of the functions that it calls; the line adds them up.
-            announce: whether this is a top-level graph. INFO is for those in which something was
-                converted, and not for the same line twice.
+            counts: its counts and those of the functions that it calls.
+            announce: whether this is a top-level graph. INFO is for those that have matrix products
+                or convolutions, or in which something was converted, and not for the same line
+                twice.
         """
         group: list[NodeCounts] | None = getattr(self._thread, "group", None)
         if group is not None:
             group.append(counts)
             announce = False
-        total = sum(parts, counts)
-        line = total.line(name, self._target_dtype)
+        line = counts.line(name, self._target_dtype)
         with self._lock:
             said = self._said.setdefault(name, [])
             announce = (
                 announce
-                and total.converted > 0
+                and bool(counts.converted or counts.products)
                 and len(said) < _LINES_PER_NAME
                 and line not in said
             )

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from graph_passes import PrecisionConfig, list_notes
+import tensorflow
+
+from tf_amp.compatibility import unsupported
 from tf_amp.compiled import CompiledFunctions
-from tf_amp.cost_tables import TableChoice, choose_table
-from tf_amp.env_config import EnvConfigError, Settings
+from tf_amp.env_config import Settings
 from tf_amp.graph_log import GraphLog
-from tf_amp.hardware import Target, choose_target
 from tf_amp.hosts import function, session
 from tf_amp.hosts.dumps import Dumps, Proto
+from tf_amp.keras_policy import mixed_policy
 from tf_amp.loss_scale import auto_wrap, counters
+from tf_amp.plan import ENVIRONMENT, Plan, make_plan
+from tf_amp.state import Status
 from tf_amp.tally import NodeCounts, Tally
 from tf_amp.visible_log import ensure_visible
 
 if TYPE_CHECKING:
     from graph_passes import RewriteResult
-    from graph_passes.config import Level
+
+__all__ = ["ENVIRONMENT", "Installation", "current", "install", "refusal", "uninstall"]
 
 _log = logging.getLogger("tf_amp")
-
-ENVIRONMENT = "environment"
-"""The `source` of an installation that environment variables asked for."""
 
 # What fails once tends to fail for every graph; `status` counts them all.
 _FAILURES_SAID = 3
@@ -37,39 +39,55 @@ class Installation:
     """AMP as it is switched on. Hosts read the configuration from it and report to it.
 
     Attributes:
+        plan: what is on, and why.
         settings: what was asked for.
-        source: who asked: `ENVIRONMENT`, or the name of the function that was called.
-        target: the dtype and device chosen, and why.
-        costs: the cost table in force, and where it comes from.
         config: what graphs are rewritten with; None if nothing is rewritten.
         compiled: how functions that XLA compiles are rewritten; None if nothing is rewritten.
-        loss_scaling: whether optimizers are wrapped without being asked to one by one.
-        loss_scaling_reason: why it is on or off.
         graph_log: says what was done to single graphs.
         refusals: host name -> why it could not hook this TensorFlow.
     """
 
-    def __init__(self, settings: Settings, source: str) -> None:
-        self.settings = settings
-        self.source = source
-        self.target = choose_target(settings) if settings.graph_rewrite else _NO_REWRITE
-        self.costs = choose_table(settings, self.target)
-        self.config = _precision_config(settings, self.target, self.costs)
-        self.compiled = (
-            CompiledFunctions(settings, self.target, self.config) if self.config else None
-        )
-        self.loss_scaling, self.loss_scaling_reason = _decide_loss_scaling(
-            settings, self.target, source
-        )
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.settings = plan.settings
+        self.config = plan.config
+        self.compiled = CompiledFunctions(plan.compiled_costs, plan.config) if plan.config else None
         self.refusals: dict[str, str] = {}
+        self._said_policy = False
         self._tally = Tally()
-        self._dumps = Dumps(settings.log_path, self.config) if self.config else None
-        self.graph_log = GraphLog(str(self.target.target_dtype))
+        self._dumps = Dumps(plan.settings.log_path, plan.config) if plan.config else None
+        self.graph_log = GraphLog(str(plan.target.target_dtype))
+
+    @property
+    def loss_scaling(self) -> bool:
+        """Whether optimizers are wrapped without being asked to one by one."""
+        return self.plan.loss_scaling
 
     @property
     def rewritten(self) -> int:
         """How many graphs were changed so far."""
         return self._tally.rewritten
+
+    def start(self) -> None:
+        """Hooks TensorFlow and the optimizers, completely or, on an exception, not at all."""
+        hooks: dict[str, Callable[[Installation], str | None]] = {"loss scaling": auto_wrap.install}
+        if self.config is not None:
+            hooks |= {"function": function.install, "session": session.install}
+        try:
+            for name, hook in hooks.items():
+                if (why := hook(self)) is not None:
+                    self.refusals[name] = why
+            self._announce()
+        except BaseException:
+            self.stop()
+            raise
+        atexit.register(self.say_if_nothing_happened)
+
+    def stop(self) -> None:
+        """Takes all hooks off."""
+        atexit.unregister(self.say_if_nothing_happened)
+        for host in (session, function, auto_wrap):
+            host.uninstall()
 
     def record(
         self,
@@ -79,6 +97,7 @@ class Installation:
         *,
         original: Proto | None = None,
         parts: Iterable[NodeCounts] = (),
+        covered: Iterable[NodeCounts] = (),
         announce: bool = True,
     ) -> NodeCounts:
         """Counts what was done to a graph, dumps it where asked, and says it.
@@ -91,13 +110,14 @@ class Installation:
             result: what the pass returned.
             original: the graph before the rewrite, for the dumps.
             parts: counts of the functions that the graph calls; its line adds them up.
+            covered: counts that were returned before, of graphs that are part of this one.
             announce: whether this is a top-level graph. False for a function inside another.
 
         Returns:
             The counts of this graph and its parts.
         """
-        counts = self._tally.add(name, result)
-        parts = tuple(parts)
+        counts = sum(parts, NodeCounts.of(result.report))
+        self._tally.add(name, result, counts, covered)
         directory = self._dumps.write(name, result, original) if self._dumps else None
         if result.failure is not None:
             _log.log(
@@ -109,8 +129,22 @@ class Installation:
                 f"Both graphs are in {directory}." if directory else "No graph could be written.",
             )
         else:
-            self.graph_log.say(name, counts, parts, announce=announce)
-        return sum(parts, counts)
+            self.graph_log.say(name, counts, announce=announce)
+            self._say_policy()
+        return counts
+
+    def _say_policy(self) -> None:
+        """Warns, once, of a Keras policy by which layers cast before the rewrite sees them."""
+        policy = None if self._said_policy else mixed_policy()
+        if policy is not None:
+            self._said_policy = True
+            _log.warning(
+                "The %s dtype policy is %r: layers cast by themselves, and the rewrite finds "
+                "little left to do. One of the two is enough; %s takes the policy back.",
+                policy.library,
+                policy.name,
+                policy.remedy,
+            )
 
     def record_fault(self, host: str, name: str, error: Exception) -> None:
         """Counts a graph that stays in float32 because the host failed, and says so once.
@@ -130,56 +164,24 @@ class Installation:
             exc_info=error,
         )
 
-    def status(self) -> dict[str, Any]:
-        """Returns the state as plain values; `tf_amp.status` documents the keys."""
-        settings = self.settings
+    def status(self) -> Status:
+        """Returns the state; `tf_amp.status` documents it."""
         hosts = dict.fromkeys(("function", "session") if self.config else (), "hooked")
-        return {
-            "enabled": True,
-            "why": f"switched on by {self.source}",
-            "decided_by": dict(settings.decided_by),
-            "graph_rewrite": self.config is not None,
-            "target_dtype": self.target.target_dtype,
-            "device": self.target.device,
-            "reason": self.target.reason,
-            "level": settings.level,
-            "cost_table": self.costs.reason,
-            "cost_table_xla": self.compiled.costs.reason if self.compiled else self.costs.reason,
-            "list_edits": [
-                f"{edit.list_name} {edit.action} {edit.op}" for edit in settings.list_edits
-            ],
-            "loss_scaling": self.loss_scaling,
-            "loss_scaling_reason": self.loss_scaling_reason,
-            "log_path": settings.log_path,
-            "hosts": hosts | self.refusals,
+        return dataclasses.replace(
+            self.plan.status(),
+            hosts=hosts | self.refusals,
+            loss_scale=counters(),
             **self._tally.as_dict(),
-            "loss_scale": counters(),
-        }
-
-    def announce(self) -> None:
-        """Says once what is on and who decided it."""
-        settings = self.settings
-        if not settings.graph_rewrite:
-            what = "graph rewrite off"
-        elif self.config is None:
-            what = "no graph is rewritten"
-        else:
-            what = self.target.reason
-        deciding = sorted(set(settings.decided_by.values())) or [self.source]
-        _log.info(
-            "AMP on: %s; level %s; %d list edits; loss scaling %s (%s); decided by %s.",
-            what,
-            settings.level or "default",
-            len(settings.list_edits),
-            "on" if self.loss_scaling else "off",
-            self.loss_scaling_reason,
-            ", ".join(deciding),
         )
-        if settings.graph_rewrite and self.config is None:
+
+    def _announce(self) -> None:
+        """Says once what is on and who decided it."""
+        _log.info("AMP on: %s.", self.plan.summary)
+        if self.settings.graph_rewrite and self.config is None:
             _log.warning(
-                "AMP was asked for, but every graph stays in float32: %s", self.target.reason
+                "AMP was asked for, but every graph stays in float32: %s", self.plan.target.reason
             )
-        for note in (*settings.notes, *(list_notes(self.config) if self.config else ())):
+        for note in self.plan.notes:
             _log.warning("%s", note)
 
     def say_if_nothing_happened(self) -> None:
@@ -191,19 +193,19 @@ class Installation:
             )
 
 
-_HOST_NAMES = {
-    "loss scaling": "loss scaling of optimizers that are not passed in",
-    "function": "the functions of TensorFlow 2 (tf.function, Keras, XLA)",
-    "session": "the graphs of tf.compat.v1.Session",
-}
-_NO_REWRITE = Target(None, "CPU", "the graph rewrite was not asked for")
 _lock = threading.RLock()
 _installed: Installation | None = None
+_refusal: str | None = None
 
 
 def current() -> Installation | None:
     """Returns what is installed, None if AMP is off."""
     return _installed
+
+
+def refusal() -> str | None:
+    """Returns why AMP is off although it was asked for, None if it was not or is on."""
+    return _refusal
 
 
 def install(settings: Settings, *, source: str) -> Installation | None:
@@ -216,12 +218,13 @@ def install(settings: Settings, *, source: str) -> Installation | None:
         source: who asks, for messages: `ENVIRONMENT` or the name of the called function.
 
     Returns:
-        The installation; None if the settings ask for neither rewrite nor loss scaling.
+        The installation; None if the settings ask for neither rewrite nor loss scaling, or if
+        this TensorFlow is not supported, which a warning says.
 
     Raises:
         tf_amp.env_config.EnvConfigError: settings that are legal one by one do not go together.
     """
-    global _installed
+    global _installed, _refusal
     with _lock:
         if _installed is not None and _installed.settings == settings:
             return _installed
@@ -229,20 +232,15 @@ def install(settings: Settings, *, source: str) -> Installation | None:
             uninstall()
             return None
         ensure_visible()
-        installation = Installation(settings, source)
+        _refusal = unsupported(tensorflow.__version__)
+        if _refusal is not None:
+            uninstall()
+            _log.warning("AMP stays off, and everything runs in float32: %s", _refusal)
+            return None
+        installation = Installation(make_plan(settings, source))
         uninstall()
+        installation.start()
         _installed = installation
-        hooks: list[tuple[str, Any]] = [("loss scaling", auto_wrap)]
-        if installation.config is not None:
-            hooks += [("function", function), ("session", session)]
-        for name, host in hooks:
-            refusal = host.install(installation)
-            if refusal is not None:
-                installation.refusals[name] = refusal
-        installation.announce()
-        for name, refusal in installation.refusals.items():
-            _log.warning("AMP is on without %s: %s", _HOST_NAMES[name], refusal)
-        atexit.register(installation.say_if_nothing_happened)
         return installation
 
 
@@ -256,43 +254,6 @@ def uninstall() -> bool:
     with _lock:
         if _installed is None:
             return False
-        atexit.unregister(_installed.say_if_nothing_happened)
-        for host in (session, function, auto_wrap):
-            host.uninstall()
-        _installed = None
+        installation, _installed = _installed, None
+        installation.stop()
         return True
-
-
-def _precision_config(
-    settings: Settings, target: Target, costs: TableChoice
-) -> PrecisionConfig | None:
-    if target.target_dtype is None:
-        return None
-    try:
-        return PrecisionConfig(
-            target_dtype=target.target_dtype,
-            device=target.device,
-            level=cast("Level", settings.level),
-            list_edits=settings.list_edits,
-            disabled_rules=settings.disabled_rules,
-            cost_table=costs.table,
-        )
-    except ValueError as error:
-        variables = ", ".join(sorted(set(settings.decided_by.values())))
-        raise EnvConfigError(
-            f"The settings do not go together: {error} Settings came from: {variables}."
-        ) from error
-
-
-def _decide_loss_scaling(settings: Settings, target: Target, source: str) -> tuple[bool, str]:
-    """Decides whether optimizers are wrapped without being passed in, and says why."""
-    if not settings.loss_scaling:
-        by_call = source != ENVIRONMENT
-        return False, "but for optimizers that are passed in" if by_call else "not asked for"
-    if settings.loss_scaling_asked or not settings.graph_rewrite:
-        return True, "asked for"
-    if target.target_dtype is None:
-        return False, "no graph is rewritten"
-    if target.target_dtype == "bfloat16":
-        return False, "bfloat16 has the range of float32 and needs none"
-    return True, "float16 needs it"

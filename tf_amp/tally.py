@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from graph_passes.ops.reasons import Reason
 
 if TYPE_CHECKING:
     from graph_passes import Report, RewriteResult
+
+_SHORT = {Reason.SLOWER_HERE: "slower here"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,26 +24,21 @@ class NodeCounts:
         total: nodes of the original graph.
         converted: nodes that now work in the target dtype.
         casts: casts inserted, in both directions.
-        allow: converted nodes whose op is on the allow list.
-        deny: float32 nodes whose op is on the deny list.
-        blocked: nodes on a list that stay in float32 because a denied node reaches them.
+        products: matrix products and convolutions, by op type and by the reason why they were
+            converted or not.
     """
 
     total: int = 0
     converted: int = 0
     casts: int = 0
-    allow: int = 0
-    deny: int = 0
-    blocked: int = 0
+    products: Counter[tuple[str, Reason]] = dataclasses.field(default_factory=Counter)
 
     def __add__(self, other: NodeCounts) -> NodeCounts:
         return NodeCounts(
             total=self.total + other.total,
             converted=self.converted + other.converted,
             casts=self.casts + other.casts,
-            allow=self.allow + other.allow,
-            deny=self.deny + other.deny,
-            blocked=self.blocked + other.blocked,
+            products=self.products + other.products,
         )
 
     @classmethod
@@ -47,22 +48,29 @@ class NodeCounts:
             total=report.total_nodes,
             converted=report.converted_nodes,
             casts=report.casts_to_low + report.casts_to_float32,
-            allow=report.allow_nodes,
-            deny=report.denied_nodes,
-            blocked=report.blocked_nodes,
+            products=report.products,
         )
 
     def converted_alone(self) -> NodeCounts:
         """Returns what was converted, without the nodes that were looked at."""
-        return NodeCounts(converted=self.converted, casts=self.casts, allow=self.allow)
+        return NodeCounts(converted=self.converted, casts=self.casts)
 
     def line(self, name: str, target_dtype: str) -> str:
-        """Says in one line what was done to the graph `name`."""
-        return (
-            f"Converted {self.converted}/{self.total} nodes of {name!r} to {target_dtype} using "
-            f"{self.casts} casts ({self.allow} allow, {self.deny} deny, "
-            f"{self.blocked} blocked by denied nodes)"
-        )
+        """Says in one line what was done to the graph `name`, the products first."""
+        all_of: Counter[str] = Counter()
+        low: Counter[str] = Counter()
+        kept: Counter[str] = Counter()
+        for (op, reason), count in self.products.items():
+            all_of[op] += count
+            if reason.converts:
+                low[op] += count
+            else:
+                kept[f"{op} {{}} float32: {_SHORT.get(reason, reason.text)}"] += count
+        what = ", ".join(f"{op} {low[op]} of {count}" for op, count in all_of.most_common())
+        line = f"{name}: {what or f'{self.converted} nodes'} in {target_dtype}, {self.casts} casts"
+        for text, count in kept.most_common():
+            line += f"; {count} {text.format('stays' if count == 1 else 'stay')}"
+        return line
 
 
 class Tally:
@@ -74,28 +82,48 @@ class Tally:
         self._rewritten = 0
         self._failed = 0
         self._faults = 0
-        self._sum = NodeCounts()
+        self._nodes = self._converted = self._casts = 0
         self._unchanged_nodes = -1
         self._unchanged_reason: str | None = None
 
-    def add(self, name: str, result: RewriteResult) -> NodeCounts:
-        """Counts one graph and returns its own counts."""
-        counts = NodeCounts.of(result.report)
+    def add(
+        self,
+        name: str,
+        result: RewriteResult,
+        counts: NodeCounts,
+        covered: Iterable[NodeCounts] = (),
+    ) -> None:
+        """Counts one graph.
+
+        Args:
+            name: the graph's name, for people.
+            result: what the pass returned.
+            counts: the counts of the graph and of what it calls.
+            covered: what was added before and is part of `counts` now.
+        """
         with self._lock:
             self._seen += 1
             if result.failure is not None:
                 self._failed += 1
             elif result.changed:
                 self._rewritten += 1
-                self._sum += counts
+            if counts.converted:
+                self._count(counts, 1)
+                for part in covered:
+                    self._count(part, -1)
             # The largest graph left alone tells more than the first one, which is often a
             # function of a single op.
-            if not result.changed and counts.total > self._unchanged_nodes:
-                self._unchanged_nodes = counts.total
+            if not result.changed and result.report.total_nodes > self._unchanged_nodes:
+                self._unchanged_nodes = result.report.total_nodes
                 self._unchanged_reason = (
                     f"{name!r}: {result.failure or result.report.first_reason()}"
                 )
-        return counts
+
+    def _count(self, counts: NodeCounts, sign: int) -> None:
+        if counts.converted:  # else they were not counted either
+            self._nodes += sign * counts.total
+            self._converted += sign * counts.converted
+            self._casts += sign * counts.casts
 
     def add_fault(self, name: str, fault: str) -> bool:
         """Counts a graph on which a host failed; returns whether it is the first one."""
@@ -124,14 +152,14 @@ class Tally:
                 return "no function was traced and no session ran a graph while it was on."
             return f"the largest graph looked at was {self._unchanged_reason}"
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, Any]:
         """Returns the counters under the names that `status()` gives them."""
         with self._lock:
             return {
                 "graphs_seen": self._seen,
                 "graphs_rewritten": self._rewritten,
                 "graphs_failed": self._failed,
-                "nodes_total": self._sum.total,
-                "nodes_converted": self._sum.converted,
-                "casts": self._sum.casts,
+                "nodes_total": self._nodes,
+                "nodes_converted": self._converted,
+                "casts": self._casts,
             }

@@ -1,4 +1,4 @@
-"""Measures what kernels and Casts cost on this machine, for `graph_passes.costs`.
+"""Measures what kernels and Casts cost on this machine, for `graph_passes.policy.cost_table`.
 
 Each op runs several times within one function, one run after the other, in float32 and in the
 target dtype in turns. The least time of a few rounds counts: whatever else the machine does can
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_passes.config import Device, TargetDtype
-from graph_passes.costs import CostTable, Curve, OpCost
+from graph_passes.policy.config import Device, TargetDtype
+from graph_passes.policy.cost_table import CostTable, Curve, OpCost
 from tf_amp import installation
 from tf_amp.tuning_probes import ELEMENTS, Case, Full, Low, Probe, compiled_probes, probes
 

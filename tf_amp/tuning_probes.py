@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from graph_passes.costs import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, Measure
+from graph_passes.policy.cost_table import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, Measure
 
 
 class Low(NamedTuple):

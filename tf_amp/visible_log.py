@@ -1,33 +1,50 @@
-"""Makes the messages of the "tf_amp" loggers visible in a program that configured no logging."""
+"""Makes the messages of this project visible in a program that configured no logging."""
 
 from __future__ import annotations
 
 import logging
 import sys
 
+_LOGGERS = ("tf_amp", "graph_passes")
+# Just below INFO, so that the level that is set here can be told from one that the user sets.
+_OWN_LEVEL = logging.INFO - 1
 
-class _StderrHandler(logging.Handler):
-    """Writes to the current `sys.stderr`, as long as the root logger has no handler.
+
+class _VisibleHandler(logging.Handler):
+    """Writes to the current `sys.stderr`, or hands over to the root logger once that has handlers.
 
     The root logger is looked at for every message: a program that configures logging later than
-    TensorFlow is imported then gets each message once, in its own format.
+    TensorFlow is imported then gets each message once, in its own format and from its level on.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        if logging.getLogger().handlers:
+        root = logging.getLogger()
+        name = record.name.partition(".")[0]
+        own_level = logging.getLogger(name).level == _OWN_LEVEL
+        # Without a configuration its level is WARNING, which says nothing about what is wanted.
+        configured = bool(root.handlers) or root.level != logging.WARNING
+        if own_level and configured and record.levelno < root.level:
             return
-        try:
-            level = "" if record.levelno == logging.INFO else f"{record.levelname}: "
-            sys.stderr.write(f"{record.name}: {level}{self.format(record)}\n")
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            self.handleError(record)
+        if root.handlers:
+            root.callHandlers(record)
+        elif sys.stderr is not None:  # None where it was closed before the start
+            try:
+                sys.stderr.write(self._text(record))
+                sys.stderr.flush()
+            except (OSError, ValueError):
+                self.handleError(record)
+
+    def _text(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno == logging.INFO else f"{record.levelname}: "
+        lines = f"{level}{self.format(record)}".splitlines()
+        return "".join(f"tf_amp: {line}\n" for line in lines)
 
 
 def ensure_visible() -> None:
-    """Gives the "tf_amp" logger a handler and the level INFO, unless it has its own already."""
-    logger = logging.getLogger("tf_amp")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    if not logger.handlers:
-        logger.addHandler(_StderrHandler())
+    """Gives the loggers of this project a handler and a level, unless they have their own."""
+    for logger in map(logging.getLogger, _LOGGERS):
+        if logger.level == logging.NOTSET:
+            logger.setLevel(_OWN_LEVEL)
+        if not logger.handlers:
+            logger.addHandler(_VisibleHandler())
+            logger.propagate = False  # the handler does that

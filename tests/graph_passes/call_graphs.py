@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -198,3 +199,44 @@ def casts_of_weights(function: function_pb2.FunctionDef) -> list[str]:
 def dtypes_of(nodes: object, op: str) -> Counter[int]:
     """How many nodes of an op type have each dtype `T`."""
     return Counter(node.attr["T"].type for node in nodes_named(nodes, op))
+
+
+def nested_calls(depth: int, top: str = "MatMul", body: str = "MatMul") -> graph_pb2.GraphDef:
+    """A graph that calls a function that calls another, and so on; the last is a product.
+
+    Args:
+        depth: how many functions there are, "f0" to f"{depth - 1}".
+        top: the op beside the call in the main graph, one of `_OUTPUTS`.
+        body: the same in all functions but the last.
+    """
+    graph_def = graph_pb2.GraphDef()
+    graph_def.node.add(name="x", op="Placeholder").attr["dtype"].type = FLOAT
+    _add_op(graph_def.node, top, "x")
+    _add_call(graph_def.node, "op", "f0")
+    for number in range(depth):
+        function = graph_def.library.function.add()
+        function.signature.name = f"f{number}"
+        function.signature.input_arg.add(name="x", type=FLOAT)
+        function.signature.output_arg.add(name="y", type=FLOAT)
+        op = body if number < depth - 1 else "MatMul"
+        _add_op(function.node_def, op, "x")
+        function.ret["y"] = f"op:{_OUTPUTS[op]}:0"
+        if number < depth - 1:
+            _add_call(function.node_def, function.ret["y"], f"f{number + 1}")
+            function.ret["y"] = "call:output:0"
+    return graph_def
+
+
+_OUTPUTS = {"MatMul": "product", "Tanh": "y", "Exp": "y"}
+
+
+def _add_op(nodes: Any, op: str, tensor: str) -> None:
+    node = nodes.add(name="op", op=op, input=[tensor] * (2 if op == "MatMul" else 1))
+    node.attr["T"].type = FLOAT
+
+
+def _add_call(nodes: Any, tensor: str, function: str) -> None:
+    call = nodes.add(name="call", op="PartitionedCall", input=[tensor])
+    call.attr["Tin"].list.type.append(FLOAT)
+    call.attr["Tout"].list.type.append(FLOAT)
+    call.attr["f"].func.name = function

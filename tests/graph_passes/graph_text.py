@@ -37,7 +37,7 @@ from tensorflow.core.framework import (
 )
 from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
 
-from graph_passes.view import Shape, Shapes
+from graph_passes.ir.view import Shape, Shapes
 
 REFERENCE = 100
 """A reference to a variable has the variable's dtype plus this."""
@@ -159,9 +159,9 @@ class _Reader:
             node.input.extend([self.tensor(arg, name) for arg in value.args])
         given = {k.arg: k.value for k in value.keywords}
         controls = given.pop("after", ast.List(elts=[])).elts
-        kinds = {attr.name: attr.type for attr in op_def.attr}
+        node_types = {attr.name: attr.type for attr in op_def.attr}
         for attr, literal in given.items():
-            node.attr[attr].CopyFrom(_attr(kinds[attr], literal))
+            node.attr[attr].CopyFrom(_attr(node_types[attr], literal))
         self._infer(node, op_def)
         for attr in op_def.attr:
             if attr.name not in node.attr:

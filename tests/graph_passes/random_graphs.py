@@ -245,15 +245,15 @@ def random_graphs(
     draw: st.DrawFn,
     *,
     max_steps: int = 14,
-    kinds: tuple[str, ...] = tuple(STEPS),
+    node_types: tuple[str, ...] = tuple(STEPS),
     devices: tuple[str, ...] = DEVICES,
     free_casts: bool = False,
 ) -> RandomGraph:
-    """Graphs of steps of the given kinds.
+    """Graphs of steps of the given node_types.
 
     With `free_casts` no Cast is preserved or on a device of its own.
     """
-    steps = [step for kind in kinds for step in STEPS[kind]]
+    steps = [step for kind in node_types for step in STEPS[kind]]
     # Without products nothing is converted, so they are as likely as all the rest of a kind.
     steps += list(STEPS["allow"]) * 2
     floats, lists, names, may_preserve = ["x"], ["items"], ["x"], ["x"]

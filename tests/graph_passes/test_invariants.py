@@ -112,7 +112,7 @@ def test_chain_of_infer_ops_goes_low_in_any_order(seed: int) -> None:
 
 
 @on_graphs(40)
-@given(random_graphs(kinds=("allow", "infer", "clear", "deny", "source", "list")))
+@given(random_graphs(node_types=("allow", "infer", "clear", "deny", "source", "list")))
 def test_graph_without_cycles_stays_one(example: RandomGraph) -> None:
     result = rewrite(example, CONFIGS[0])
     waiting = {
@@ -134,7 +134,7 @@ def test_every_set_of_disabled_rules(example: RandomGraph, disabled: set[str]) -
 
 
 @on_graphs(40)
-@given(random_graphs(kinds=("infer", "clear", "deny", "unlisted", "variable")))
+@given(random_graphs(node_types=("infer", "clear", "deny", "unlisted", "variable")))
 def test_preserving_every_node_gives_the_graph_back(example: RandomGraph) -> None:
     graph_def = example.graph_def
     names = [node.name for node in graph_def.node]
@@ -144,7 +144,7 @@ def test_preserving_every_node_gives_the_graph_back(example: RandomGraph) -> Non
 
 
 @on_graphs(60)
-@given(random_graphs(kinds=("allow", "infer", "clear", "variable")))
+@given(random_graphs(node_types=("allow", "infer", "clear", "variable")))
 def test_what_is_assigned_is_computed_in_float32(example: RandomGraph) -> None:
     """Each assigned value comes from a float32 node or from a Cast of an op of the network."""
     for config in CONFIGS[:2]:

@@ -10,7 +10,7 @@ import pytest
 from graph_checks import assert_calls_agree, check, has_kernel
 from graph_diff import added, retyped
 from graph_text import graph
-from oracle import MODES, Oracle, OracleError, meta_graph
+from oracle import Oracle, OracleError, meta_graph
 from parity import converted, parity_config
 from tensorflow.core.framework import graph_pb2
 
@@ -31,12 +31,12 @@ def shows(row: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 @pytest.fixture
-def edited_oracle() -> Iterator[Callable[..., Oracle]]:
+def edited_oracle(start_oracle: Callable[[str], Oracle]) -> Iterator[Callable[..., Oracle]]:
     """Starts an oracle with more variables in its environment."""
     started = []
 
     def start(dtype: str, **variables: str) -> Oracle:
-        mode = MODES[dtype]
+        mode = start_oracle(dtype).mode
         env = tuple((PREFIX + name, value) for name, value in variables.items())
         started.append(Oracle(dataclasses.replace(mode, env=mode.env + env)))
         return started[-1]

@@ -37,6 +37,17 @@ def test_counts() -> None:
     assert (found.eligible_nodes, found.listed_nodes) == (10, 6)
 
 
+def test_products_are_counted_by_op_and_reason() -> None:
+    assert report().products == {("MatMul", Reason.ALLOW_LIST): 2}
+    preserved = rewrite_graph_def(graph(TEXT), PrecisionConfig(), preserve=("allow1",)).report
+    assert preserved.products == {
+        ("MatMul", Reason.ALLOW_LIST): 1,
+        ("MatMul", Reason.PRESERVED): 1,
+    }
+    idle = rewrite_graph_def(graph("x = Const(0.5, [8])\ny = Relu(x)"), PrecisionConfig()).report
+    assert not idle.products
+
+
 @pytest.mark.parametrize(
     ("node", "reason"),
     [

@@ -12,11 +12,11 @@ from tensorflow.core.framework import function_pb2, node_def_pb2
 from tensorflow.python.eager import context, execute
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def
-from graph_passes.call_graph import build_call_tree, kinds_with
-from graph_passes.loop_sum_moves import prepare_tree
-from graph_passes.op_lists import load_op_lists
-from graph_passes.signatures import name_functions
-from graph_passes.stages import prepare
+from graph_passes.functions.call_tree import build_call_tree, node_types_with
+from graph_passes.functions.loop_sum_moves import prepare_tree
+from graph_passes.functions.specialization import name_functions
+from graph_passes.pipeline import prepare
+from graph_passes.policy.op_lists import load_op_lists
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 
 _NUMBERS = itertools.count()
@@ -87,7 +87,7 @@ class Step:
             tree,
             config,
             (),
-            lambda _, body, __: prepare(body, config, (), kinds_with(library), None)[1],
+            lambda _, body, __: prepare(body, config, (), node_types_with(library), None)[1],
         )
         return Rewritten(new.proto, name_functions(new, library))  # type: ignore[arg-type]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph_passes.view import GraphView
+from graph_passes.ir.view import GraphView
 
 
 def assert_same(found: GraphView, expected: GraphView) -> None:
-    """Two views of the same nodes say the same of them, whatever their kinds' numbers are."""
+    """Two views of the same nodes say the same of them, whatever their node_types' numbers are."""
     assert found.index == expected.index
     for attribute in ("base", "dtypes", "vertex_nodes", "edge_starts", "sources", "targets"):
         np.testing.assert_array_equal(
@@ -16,6 +16,6 @@ def assert_same(found: GraphView, expected: GraphView) -> None:
         )
     assert found.control_readers == expected.control_readers
     assert {device: n for device, n in found.devices.items() if n} == expected.devices
-    assert [found.kind(n).dtypes for n in range(len(found.nodes))] == [
-        expected.kind(n).dtypes for n in range(len(expected.nodes))
+    assert [found.node_type(n).dtypes for n in range(len(found.nodes))] == [
+        expected.node_type(n).dtypes for n in range(len(expected.nodes))
     ]

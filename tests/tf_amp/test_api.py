@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 import tf_amp
@@ -68,13 +69,15 @@ def test_importing_and_asking_imports_no_tensorflow(run_python: RunPython) -> No
         print(status["enabled"], status["why"])
         for name in tf_amp.__all__:
             getattr(tf_amp, name)
-        import tf_amp.installation
         keys = set(status)
-        status = tf_amp.installation.Installation(
-            tf_amp.installation.Settings(graph_rewrite=True), "test").status()
+        assert status["why"] == status.why
+        tf_amp.enable_mixed_precision_graph_rewrite()
+        status = tf_amp.status()
+        assert status["enabled"] and dict(status) == status.as_dict()
         print(sorted(keys ^ set(status)))
     """
-    lines = run_python(script, env={"TF_ENABLE_AUTO_MIXED_PRECISION": "0"}).stdout.splitlines()
+    env = {"TF_ENABLE_AUTO_MIXED_PRECISION": "0"}
+    lines = run_python(script, env=env).stdout.splitlines()
     assert lines[0] == "module 'tf_amp' has no attribute 'no_such_name'"
     assert lines[1].startswith("False none of TF_ENABLE_AUTO_MIXED_PRECISION, ")
     assert lines[2] == "[]"  # status has the same keys on and off
@@ -137,7 +140,7 @@ def test_dynamic_loss_scale(run_python: RunPython, env: dict[str, str], expected
     script = """
         import keras
         wrapped = tf_amp.enable_mixed_precision_graph_rewrite(keras.optimizers.SGD())
-        print(json.dumps([rule(wrapped), tf_amp.status()]))
+        print(json.dumps([rule(wrapped), tf_amp.status().as_dict()]))
     """
     (found, status), _ = run(run_python, script, env)
     assert found == expected
@@ -179,6 +182,21 @@ def test_refusals_leave_everything_off(run_python: RunPython) -> None:
     assert "tf_keras.mixed_precision.set_global_policy('float32')" in out["tf_keras"]
 
 
+def test_a_refused_call_leaves_what_was_on(run_python: RunPython) -> None:
+    script = """
+        import keras
+        from tf_amp.env_config import Settings
+        installation.install(Settings(loss_scaling=True), source="test")
+        before = tf_amp.status().as_dict()
+        text = message(lambda: tf_amp.enable_mixed_precision_graph_rewrite(
+            keras.optimizers.SGD(), -1.0))
+        print(json.dumps([text, tf_amp.status().as_dict() == before, low()]))
+    """
+    (text, same, converted), _ = run(run_python, script, FAST)
+    assert text.startswith("ValueError")
+    assert (same, converted) == (True, False)
+
+
 def test_enabling_late_warns_and_disabling_is_complete(run_python: RunPython) -> None:
     script = """
         @tf.function
@@ -192,7 +210,7 @@ def test_enabling_late_warns_and_disabling_is_complete(run_python: RunPython) ->
         status = tf_amp.status()
         tf_amp.disable_mixed_precision_graph_rewrite()
         tf_amp.disable_mixed_precision_graph_rewrite()
-        print(json.dumps([before, during, low(), status, tf_amp.status()["enabled"]]))
+        print(json.dumps([before, during, low(), status.as_dict(), tf_amp.status()["enabled"]]))
     """
     (before, during, after, status, enabled), lines = run(run_python, script, FAST)
     assert (before, during, after, enabled) == (False, True, False, False)
@@ -242,7 +260,7 @@ def types_of(graph: graph_pb2.GraphDef) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("target_dtype", "device", "low"),
-    [("float16", "GPU", 19), ("bfloat16", "GPU", 14), ("bfloat16", "CPU", 14)],
+    [("float16", "GPU", 19), ("bfloat16", "GPU", 14), (tf.bfloat16, "CPU", 14)],
 )
 @pytest.mark.parametrize("parity", [False, True])
 def test_rewrite_graph_def(target_dtype: Any, device: Any, low: int, parity: bool) -> None:
@@ -252,7 +270,8 @@ def test_rewrite_graph_def(target_dtype: Any, device: Any, low: int, parity: boo
         graph, preserve=["relu:0"], target_dtype=target_dtype, device=device, parity=parity
     )
     assert types_of(result.graph_def) == {"product": low, "relu": 1}
-    assert (result.report.converted_nodes, result.report.target_dtype) == (1, target_dtype)
+    assert result.report.converted_nodes == 1
+    assert result.report.target_dtype == tf.as_dtype(target_dtype).name
     assert graph.SerializeToString(deterministic=True) == before
 
 

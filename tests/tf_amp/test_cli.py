@@ -96,6 +96,52 @@ def test_run_starts_a_module(run_python: RunPython, tmp_path: Path) -> None:
     assert told["argv"] == [str(tmp_path / "package" / "train.py"), "7"]
 
 
+def test_a_safe_path_stays_safe(run_python: RunPython, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print(sys.path)")
+    env = {"PYTHONSAFEPATH": "1"}
+    safe = _tf_amp(run_python, "run", str(script), env=env, check=True).stdout
+    assert safe == run_python("import sys; print(sys.path)", env).stdout
+    assert str(tmp_path) not in safe
+
+
+@pytest.mark.parametrize("arguments", [("env",), ("tune",)])
+def test_commands_without_tensorflow_say_what_to_install(
+    run_python: RunPython, arguments: tuple[str, ...]
+) -> None:
+    code = f"import sys; sys.modules['tensorflow'] = None\n{MAIN}"
+    code = (
+        "import importlib.util; find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name: None if name == 'tensorflow' else find(name)\n"
+    ) + code
+    done = run_python(code, args=arguments, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "pip install tensorflow" in done.stderr
+
+
+def test_env_writes_nothing(run_python: RunPython, tmp_path: Path) -> None:
+    env = {
+        AMP: "1",
+        f"{REWRITE}_LOG_PATH": str(tmp_path / "graphs"),
+        f"{REWRITE}_DTYPE": "bfloat16",
+    }
+    env[f"{REWRITE}_IGNORE_PERFORMANCE"] = "1"
+    assert str(tmp_path) in _tf_amp(run_python, "env", env=env, check=True).stdout
+    assert not (tmp_path / "graphs").exists()
+
+
+def test_version_and_progress_bars_cost_nothing(run_python: RunPython) -> None:
+    code = (
+        "import sys, tf_amp.cli.main, tf_amp.loss_scale.rule\n"
+        "assert 'tqdm' not in sys.modules\n"
+        "tf_amp.cli.main.main(['--version'])"
+    )
+    import tf_amp
+
+    assert run_python(code).stdout == f"tf-amp {tf_amp.__version__}\n"
+
+
 def test_the_exit_status_of_the_script_comes_through(run_python: RunPython, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys; sys.exit(7)")

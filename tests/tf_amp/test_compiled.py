@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def
-from graph_passes.costs import Curve, OpCost, shipped_table
+from graph_passes.policy.cost_table import Curve, OpCost, shipped_table
 from tf_amp import cost_tables
 from tf_amp.compiled import CompiledFunctions, is_compiled
 from tf_amp.env_config import read_settings
@@ -35,7 +35,8 @@ def functions(
     plain = shipped_table(CLASS, "bfloat16")
     config = PrecisionConfig(target_dtype="bfloat16", device="CPU", cost_table=plain)
     config = dataclasses.replace(config, **changes)
-    return CompiledFunctions(read_settings({}), CPU, config)
+    costs = cost_tables.choose_table(read_settings({}), CPU, compiled=True)
+    return CompiledFunctions(costs, config)
 
 
 def rewritten(found: CompiledFunctions) -> RewriteResult:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from graph_passes.costs import format_table, shipped_table
+from graph_passes.policy.cost_table import format_table, shipped_table
 from tf_amp import cost_tables
 from tf_amp.cost_tables import cached_table_path, choose_table, device_class
 from tf_amp.env_config import EnvConfigError, read_settings
-from tf_amp.env_variables import COST_TABLE
+from tf_amp.env_variables import COST_TABLE, IGNORE_PERFORMANCE
 from tf_amp.hardware import Target
 
 CPU = Target("bfloat16", "CPU", "")
@@ -109,6 +109,7 @@ def test_no_table_where_none_was_measured_or_wanted(monkeypatch: pytest.MonkeyPa
     for settings, target, said in (
         (read_settings({}), gpu, "none is shipped for gpu-9.0; `tf-amp tune`"),
         (read_settings({COST_TABLE: "OFF"}), CPU, "switched off"),
+        (read_settings({IGNORE_PERFORMANCE: "1"}), CPU, f"{IGNORE_PERFORMANCE} asks not to weigh"),
         (read_settings({}), Target(None, "CPU", ""), "nothing is rewritten"),
     ):
         choice = choose_table(settings, target, environ)
@@ -126,3 +127,15 @@ def test_a_file_that_is_no_table_is_an_error_that_names_variable_and_file(tmp_pa
         assert COST_TABLE in str(caught.value)
         assert str(path) in str(caught.value)
         assert "auto or off" in str(caught.value)
+
+
+def test_a_table_that_is_named_counts_though_performance_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-avx512_bf16")
+    table = choose_table(read_settings({}), CPU, {"XDG_CACHE_HOME": "/nowhere"}).table
+    assert table is not None
+    path = tmp_path / "costs.toml"
+    path.write_text(format_table(table))
+    settings = read_settings({COST_TABLE: str(path), IGNORE_PERFORMANCE: "1"})
+    assert choose_table(settings, CPU).table == table

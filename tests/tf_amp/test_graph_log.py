@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 import pytest
 
+from graph_passes import Reason
 from tf_amp.graph_log import GraphLog
 from tf_amp.tally import NodeCounts
 
-COUNTS = NodeCounts(total=10, converted=4, casts=2, allow=1)
+MATMUL = Counter({("MatMul", Reason.ALLOW_LIST): 1})
+COUNTS = NodeCounts(total=10, converted=4, casts=2, products=MATMUL)
 
 
 @pytest.fixture(autouse=True)
@@ -21,18 +24,30 @@ def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == level]
 
 
-def test_top_level_graph_is_one_info_line_with_its_parts(caplog: pytest.LogCaptureFixture) -> None:
+def test_top_level_graph_is_one_info_line(caplog: pytest.LogCaptureFixture) -> None:
     log = GraphLog("bfloat16")
     log.say("body", COUNTS, announce=False)
-    log.say("step", COUNTS, [COUNTS, COUNTS], announce=True)
-    (line,) = lines(caplog, logging.INFO)
-    assert line.startswith("Converted 12/30 nodes of 'step' to bfloat16 using 6 casts")
+    log.say("step", COUNTS, announce=True)
+    assert lines(caplog, logging.INFO) == ["step: MatMul 1 of 1 in bfloat16, 2 casts"]
     assert len(lines(caplog, logging.DEBUG)) == 1
 
 
-def test_graph_without_conversion_is_debug(caplog: pytest.LogCaptureFixture) -> None:
+def test_graph_without_products_is_debug(caplog: pytest.LogCaptureFixture) -> None:
     GraphLog("bfloat16").say("step", NodeCounts(total=10), announce=True)
     assert not lines(caplog, logging.INFO)
+
+
+def test_products_that_stay_float32_are_said_whatever_was_converted_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = GraphLog("bfloat16")
+    log.say("step", COUNTS, announce=True)
+    log.say(
+        "other", NodeCounts(products=Counter({("MatMul", Reason.SLOWER_HERE): 2})), announce=True
+    )
+    assert lines(caplog, logging.INFO)[1:] == [
+        "other: MatMul 0 of 2 in bfloat16, 0 casts; 2 MatMul stay float32: slower here"
+    ]
 
 
 def test_the_same_line_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -45,12 +60,12 @@ def test_the_same_line_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_function_traced_over_and_over_is_capped(caplog: pytest.LogCaptureFixture) -> None:
     log = GraphLog("bfloat16")
     for total in range(100):
-        log.say("step", NodeCounts(total=total, converted=1), announce=True)
+        log.say("step", NodeCounts(converted=total + 1), announce=True)
     said = lines(caplog, logging.INFO)
     assert len(said) == 11
     assert "DEBUG" in said[-1]
     log.say("other", COUNTS, announce=True)
-    assert "'other'" in lines(caplog, logging.INFO)[-1]
+    assert lines(caplog, logging.INFO)[-1].startswith("other: ")
 
 
 def test_a_group_shares_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -59,7 +74,7 @@ def test_a_group_shares_one_line(caplog: pytest.LogCaptureFixture) -> None:
         log.say("a", COUNTS, announce=True)
         log.say("b", COUNTS, announce=True)
     (line,) = lines(caplog, logging.INFO)
-    assert "8/20 nodes of 'loaded SavedModel (2 functions)' to float16" in line
+    assert line == "loaded SavedModel (2 functions): MatMul 2 of 2 in float16, 4 casts"
 
 
 def test_an_empty_group_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -67,4 +82,4 @@ def test_an_empty_group_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(RuntimeError), log.one_line("loaded SavedModel"):
         raise RuntimeError
     log.say("after", COUNTS, announce=True)
-    assert ["'after'" in line for line in lines(caplog, logging.INFO)] == [True]
+    assert ["after" in line for line in lines(caplog, logging.INFO)] == [True]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tf_amp import installation
+from tf_amp import plan
 from tf_amp.env_config import Settings
 from tf_amp.hardware import Target
 
@@ -70,7 +70,7 @@ def test_loss_scaling_follows_from_the_target(
     target: Target, settings: dict[str, bool], on: bool, why: str
 ) -> None:
     chosen = Settings(**{"graph_rewrite": True, **settings})
-    decided, reason = installation._decide_loss_scaling(chosen, target, installation.ENVIRONMENT)
+    decided, reason = plan._decide_loss_scaling(chosen, target, plan.ENVIRONMENT)
     assert decided is on
     assert why in reason
 
@@ -83,7 +83,7 @@ def test_one_line_when_switched_on_and_one_for_the_graph(run_python: RunPython) 
         assert installation.install(settings, source="environment") is first
         assert installation.current() is first
         product(), product()
-        print(json.dumps(first.status()))
+        print(json.dumps(first.status().as_dict()))
     """
     env = {
         "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
@@ -100,7 +100,7 @@ def test_one_line_when_switched_on_and_one_for_the_graph(run_python: RunPython) 
     assert "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRIT is read by nobody" in notes[0]
     assert any("moved 'Relu' from the clear list to the allow list" in note for note in notes)
     assert any("'MatMull'" in note and "Did you mean 'MatMul'?" in note for note in notes)
-    assert graph.startswith("tf_amp: Converted 2/2 nodes of 'product' to bfloat16 using 2 casts")
+    assert graph == "tf_amp: product: MatMul 1 of 1 in bfloat16, 2 casts"
 
     status = json.loads(done.stdout)
     assert status["enabled"]
@@ -123,7 +123,7 @@ def test_hardware_without_units_hooks_nothing(run_python: RunPython) -> None:
                                          source="environment")
         assert atomic_function.from_func_graph is NOT_HOOKED
         assert product().dtype == tf.float32
-        print(json.dumps(installed.status()))
+        print(json.dumps(installed.status().as_dict()))
     """
     done = run(run_python, script)
     on, warning = ours(done)
@@ -164,19 +164,106 @@ def test_warning_at_exit_where_nothing_was_converted(
 
 def test_unsupported_tensorflow_is_not_hooked(run_python: RunPython) -> None:
     script = """
+        import tf_amp
         tf.__version__ = "2.22.0"
-        installed = on()
+        assert on() is None
         assert atomic_function.from_func_graph is NOT_HOOKED
         product()
-        print(json.dumps(installed.status()["hosts"]))
-        installation.uninstall()
+        print(json.dumps(tf_amp.status().as_dict()))
+        optimizer = object()
+        from unittest import mock
+        with mock.patch("tf_amp.api._refuse_optimizer"):
+            assert tf_amp.enable_mixed_precision_graph_rewrite(optimizer) is optimizer
     """
     done = run(run_python, script)
-    warnings = [line for line in ours(done) if "WARNING" in line]
-    assert any(
-        "TensorFlow 2.22.0 is not supported (supported: 2.17 to 2.21)" in w for w in warnings
-    )
-    assert "2.22.0" in json.loads(done.stdout)["function"]
+    assert not any("AMP on" in line for line in ours(done))
+    assert "AMP stays off" in ours(done)[0]
+    status = json.loads(done.stdout)
+    assert not status["enabled"]
+    assert "TensorFlow 2.22.0 is not supported (supported: 2.17 to 2.21)" in status["why"]
+
+
+MEMBERS = """
+    from tf_amp import compatibility
+    from tf_amp.patches import Patches
+    def members():
+        rows = compatibility.FUNCTION_HOST + compatibility.SESSION_HOST
+        return {(row.module, row.path): row.find() for row in rows}
+"""
+
+
+def test_everything_that_is_replaced_is_a_row_and_comes_off(run_python: RunPython) -> None:
+    script = f"""
+        {MEMBERS}
+        before = members()
+        on()
+        replaced = {{row for row, member in members().items() if member is not before[row]}}
+        installation.uninstall()
+        assert members() == before
+        rows = []
+        class Noting(Patches):
+            def replace(self, owner, name, make):
+                rows.append((owner, name))
+                super().replace(owner, name, make)
+        from tf_amp.hosts import function, function_originals, session, session_plugin
+        for module in function, function_originals, session, session_plugin:
+            module.Patches = Noting
+        on()
+        for owner, name in rows:
+            module = getattr(owner, "__module__", owner.__name__)
+            path = f"{{owner.__name__}}.{{name}}" if isinstance(owner, type) else name
+            assert (module, path) in replaced, (module, path)
+        assert len(rows) == len(replaced) == 14, rows
+    """
+    run(run_python, script)
+
+
+def test_an_installation_that_fails_leaves_nothing_behind(run_python: RunPython) -> None:
+    script = f"""
+        {MEMBERS}
+        import tf_amp
+        before, real, handlers = members(), Patches.replace, 0
+        for failing in range(30):
+            calls = iter(range(100))
+            def replace(self, *arguments):
+                if next(calls) == failing:
+                    raise RuntimeError("planted")
+                real(self, *arguments)
+            Patches.replace = replace
+            try:
+                on()
+            except RuntimeError:
+                handlers += 1
+                assert members() == before, failing
+                assert installation.current() is None and not tf_amp.status().enabled
+            else:
+                break
+        assert handlers == 14, handlers
+        assert product().dtype == tf.float32 and tf_amp.status().graphs_rewritten == 1
+    """
+    run(run_python, script)
+
+
+def test_patches_that_others_made_since_are_left_alone(run_python: RunPython) -> None:
+    script = """
+        import functools
+        on()
+        ours = atomic_function.from_func_graph
+        called = []
+        @functools.wraps(ours)
+        def theirs(*args, **kwargs):
+            called.append(args)
+            return ours(*args, **kwargs)
+        atomic_function.from_func_graph = theirs
+        installation.uninstall()
+        assert atomic_function.from_func_graph is theirs
+        product()
+        assert called
+        again = on()
+        product()
+        assert again.status().graphs_rewritten == 1
+    """
+    run(run_python, script)
 
 
 def test_settings_replace_each_other_and_contradictions_name_variables(
@@ -218,7 +305,7 @@ def test_failed_rewrites_are_said_with_the_place_of_both_graphs(
         installed = on(log_path={str(tmp_path / "made")!r})
         for _ in range(5):
             assert product().dtype == tf.float32
-        print(json.dumps(installed.status()))
+        print(json.dumps(installed.status().as_dict()))
     """
     done = run(run_python, script)
     errors = [line for line in ours(done) if "ERROR" in line]
@@ -228,7 +315,7 @@ def test_failed_rewrites_are_said_with_the_place_of_both_graphs(
     assert str(tmp_path / "made") in errors[0]
     assert json.loads(done.stdout)["graphs_failed"] == 5
     assert "'product': a planted failure" in ours(done)[-1]
-    names = sorted(path.name for path in (tmp_path / "made").iterdir())
+    names = sorted(path.name for path in (tmp_path / "made").glob("*/*"))
     assert names[0] == "graphdef_AutoMixedPrecision_product_0000.pb"
     assert len(names) == 5 * 6
 
@@ -246,7 +333,53 @@ def test_log_path_that_cannot_be_written_is_one_warning(
     assert len(warnings) == 1
     assert "cannot be written" in warnings[0]
     assert str(tmp_path / "file" / "below") in warnings[0]
-    assert any("Converted 2/2" in line for line in ours(done))
+    assert any("product: MatMul 1 of 1" in line for line in ours(done))
+
+
+def test_a_function_and_its_caller_are_counted_once(run_python: RunPython) -> None:
+    script = """
+        installed = on()
+        @tf.function
+        def inner(x):
+            return tf.matmul(x, x)
+        @tf.function
+        def outer(x):
+            return inner(x) * tf.matmul(inner(x), x)
+        x = tf.ones((8, 8))
+        inner(x)
+        alone = installed.status()
+        outer(x)
+        both = installed.status()
+        from tensorflow.python.eager import context
+        definition = context.context().get_function_def(outer.get_concrete_function(x).name)
+        print(alone.nodes_converted, both.nodes_converted - alone.nodes_converted,
+              both.nodes_total, both.casts, both.graphs_rewritten)
+    """
+    printed = list(map(int, run(run_python, script).stdout.split()))
+    # The caller alone: its two calls with a product each, a product and a multiplication.
+    assert printed[0] == 2
+    assert printed[2] <= 10
+    assert printed[4] == 2
+
+
+def test_steps_of_keras_and_a_policy_are_named(run_python: RunPython) -> None:
+    script = """
+        import keras, numpy as np
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        on()
+        model = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(8, dtype="float32")])
+        model.compile("sgd", "mse")
+        x = np.ones((8, 8), np.float32)
+        model.fit(x, x, verbose=0)
+        model.evaluate(x, x, verbose=0)
+        model.predict(x, verbose=0)
+    """
+    lines = ours(run(run_python, script))
+    for step in ("fit", "evaluate", "predict"):
+        assert sum(f"({step}): MatMul" in line for line in lines) == 1
+    (policy,) = [line for line in lines if "policy" in line]
+    assert "'mixed_bfloat16'" in policy
+    assert "keras.config.set_dtype_policy('float32')" in policy
 
 
 def test_the_pass_may_be_what_imports_tensorflow(run_python: RunPython) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SOURCES = ("tf_amp", "graph_passes", "pyproject.toml", "setup.py", "README.md")
+SOURCES = ("tf_amp", "graph_passes", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 AUTOLOAD = "tf_amp_autoload.pth"
 AMP = "TF_ENABLE_AUTO_MIXED_PRECISION"
 REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
@@ -119,11 +119,11 @@ def test_the_pth_file_is_on_top_of_site_packages_and_recorded(environment: Path)
     assert any(line.startswith(AUTOLOAD + ",") for line in record.read_text().splitlines())
 
 
-def test_unset_imports_nothing_and_hooks_nothing(environment: Path) -> None:
+def test_the_start_of_python_imports_nothing(environment: Path) -> None:
     code = "import sys; print([m for m in sys.modules if m.startswith(('tf_amp', 'graph_passes'))])"
-    code += "; print([f for f in sys.meta_path if type(f).__module__.startswith('tf_amp')])"
-    done = _must(environment / "bin/python", "-c", code, cwd=environment.parent, **{AMP: ""})
-    assert done.stdout == "[]\n[]\n"
+    for value in ("", "0", "1"):
+        done = _must(environment / "bin/python", "-c", code, cwd=environment.parent, **{AMP: value})
+        assert done.stdout == "[]\n"
 
 
 def test_unset_leaves_the_script_in_float32(environment: Path) -> None:
@@ -138,6 +138,13 @@ def test_the_variable_alone_puts_a_plain_script_into_mixed_precision(environment
     assert "AMP on" in done.stderr
 
 
+def test_a_script_may_set_the_variable_itself(environment: Path) -> None:
+    (environment.parent / "sets.py").write_text(f"import os; os.environ['{AMP}'] = '1'\n{SCRIPT}")
+    env = {f"{REWRITE}_DTYPE": "bfloat16", f"{REWRITE}_IGNORE_PERFORMANCE": "1"}
+    done = _must(environment / "bin/python", "sets.py", cwd=environment.parent, **env)
+    assert done.stdout == "['bfloat16'] float32\n"
+
+
 def test_an_illegal_value_ends_the_script(environment: Path) -> None:
     env = {AMP: "1", f"{REWRITE}_LEVEL": "BOGUS"}
     done = _run(environment / "bin/python", "script.py", cwd=environment.parent, **env)
@@ -149,6 +156,10 @@ def test_an_illegal_value_ends_the_script(environment: Path) -> None:
 def test_the_command_is_installed(environment: Path) -> None:
     done = _must(environment / "bin/tf-amp", "--help", cwd=environment.parent)
     assert "demo" in done.stdout
+    version = _must(environment / "bin/tf-amp", "--version", cwd=environment.parent).stdout
+    (info,) = _site_packages(environment).glob("tf_amp-*.dist-info")
+    assert f"tf_amp-{version.split()[1]}.dist-info" == info.name
+    assert "Apache License" in (info / "licenses" / "LICENSE").read_text()
 
 
 def test_the_op_lists_are_installed(environment: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from typing import Any
 
+import pytest
 from tensorflow.core.framework import graph_pb2, types_pb2
 
-from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def
+from graph_passes import PrecisionConfig, Reason, RewriteResult, rewrite_graph_def
 from tf_amp.tally import NodeCounts, Tally
 
 CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
@@ -41,46 +44,81 @@ def failed() -> RewriteResult:
     )
 
 
+MATMUL, KEPT = ("MatMul", Reason.ALLOW_LIST), ("MatMul", Reason.SLOWER_HERE)
+
+
 def test_counts_of_a_report() -> None:
     counts = NodeCounts.of(converted(2).report)
-    assert (counts.total, counts.converted, counts.allow, counts.deny) == (3, 2, 2, 0)
-    assert counts.casts == 1
+    assert (counts.total, counts.converted, counts.casts) == (3, 2, 1)
+    assert counts.products == {MATMUL: 2}
+    assert NodeCounts.of(unchanged().report).products == {}
 
 
-def test_line_names_every_count() -> None:
-    line = NodeCounts(1130, 475, 38, 12, 4, 7).line("one_step_on_data", "bfloat16")
-    assert line == (
-        "Converted 475/1130 nodes of 'one_step_on_data' to bfloat16 using 38 casts "
-        "(12 allow, 4 deny, 7 blocked by denied nodes)"
-    )
+@pytest.mark.parametrize(
+    ("products", "said"),
+    [
+        (
+            {MATMUL: 9, ("Conv2D", Reason.ALLOW_LIST): 4, KEPT: 2},
+            "MatMul 9 of 11, Conv2D 4 of 4 in low, 3 casts; 2 MatMul stay float32: slower here",
+        ),
+        (
+            {MATMUL: 1, ("Add", Reason.QUANTIZED): 1},
+            "MatMul 1 of 1, Add 0 of 1 in low, 3 casts; 1 Add stays float32: a quantized op",
+        ),
+        ({KEPT: 3}, "MatMul 0 of 3 in low, 3 casts; 3 MatMul stay float32: slower here"),
+        ({}, "475 nodes in low, 3 casts"),
+    ],
+)
+def test_line_names_products_first_and_what_keeps_them(products: Any, said: str) -> None:
+    line = NodeCounts(1130, 475, 3, Counter(products)).line("train_step", "low")
+    assert line == f"train_step: {said}"
 
 
 def test_counts_add_up() -> None:
-    total = NodeCounts(1, 2, 3, 4, 5, 6) + NodeCounts(10, 20, 30, 40, 50, 60)
-    assert total == NodeCounts(11, 22, 33, 44, 55, 66)
+    one, other = (
+        NodeCounts(1, 2, 3, Counter({MATMUL: 1})),
+        NodeCounts(10, 20, 30, Counter({KEPT: 2})),
+    )
+    assert one + other == NodeCounts(11, 22, 33, Counter({MATMUL: 1, KEPT: 2}))
+
+
+def add(tally: Tally, name: str, result: RewriteResult, **options: Any) -> NodeCounts:
+    counts = NodeCounts.of(result.report)
+    tally.add(name, result, counts, **options)
+    return counts
 
 
 def test_tally_of_all_outcomes() -> None:
     tally = Tally()
-    tally.add("a", converted())
-    tally.add("b", unchanged())
-    tally.add("c", failed())
+    add(tally, "a", converted())
+    add(tally, "b", unchanged())
+    add(tally, "c", failed())
     assert tally.add_fault("d", "RuntimeError: planted")
     assert not tally.add_fault("e", "RuntimeError: planted again")
     found = tally.as_dict()
     assert (found["graphs_seen"], found["graphs_rewritten"], found["graphs_failed"]) == (5, 1, 3)
-    assert (found["nodes_total"], found["nodes_converted"]) == (2, 1)
     assert (tally.rewritten, tally.failed) == (1, 3)
+
+
+def test_what_is_part_of_a_later_graph_counts_once() -> None:
+    tally = Tally()
+    callee = add(tally, "callee", converted(1))
+    idle = add(tally, "idle", unchanged())
+    add(tally, "caller", converted(3), covered=[callee, idle])
+    found = tally.as_dict()
+    assert (found["nodes_total"], found["nodes_converted"], found["casts"]) == (4, 3, 1)
+    assert found["graphs_rewritten"] == 2
 
 
 def test_reason_for_nothing_is_that_of_the_largest_graph() -> None:
     tally = Tally()
     assert "no function was traced" in tally.why_nothing()
-    tally.add("small", unchanged())
-    tally.add("large", failed())
-    tally.add("small again", unchanged())
+    add(tally, "small", unchanged())
+    add(tally, "large", failed())
+    add(tally, "small again", unchanged())
     assert "'large': planted" in tally.why_nothing()
 
 
 def test_what_was_converted_alone_has_no_nodes_looked_at() -> None:
-    assert NodeCounts(1, 2, 3, 4, 5, 6).converted_alone() == NodeCounts(0, 2, 3, 4, 0, 0)
+    counts = NodeCounts(1, 2, 3, Counter({MATMUL: 1}))
+    assert counts.converted_alone() == NodeCounts(0, 2, 3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from subprocess import CompletedProcess
 
+import pytest
+
 SAY = """
     import logging
     from tf_amp.visible_log import ensure_visible
@@ -15,17 +17,20 @@ SAY = """
     log = logging.getLogger("tf_amp")
     log.debug("debugged")
     log.info("informed")
-    logging.getLogger("tf_amp.loss_scale").warning("warned")
+    logging.getLogger("{child}").warning("warned")
 """
 RunPython = Callable[..., "CompletedProcess[str]"]
 
 
-def _stderr(run_python: RunPython, before: str = "", after: str = "") -> str:
-    return run_python(SAY.format(before=before, after=after)).stderr
+def _stderr(
+    run_python: RunPython, before: str = "", after: str = "", child: str = "tf_amp.loss_scale"
+) -> str:
+    return run_python(SAY.format(before=before, after=after, child=child)).stderr
 
 
-def test_visible_without_configuration(run_python: RunPython) -> None:
-    assert _stderr(run_python) == "tf_amp: informed\ntf_amp.loss_scale: WARNING: warned\n"
+@pytest.mark.parametrize("child", ["tf_amp.loss_scale", "graph_passes.driver"])
+def test_visible_without_configuration(run_python: RunPython, child: str) -> None:
+    assert _stderr(run_python, child=child) == "tf_amp: informed\ntf_amp: WARNING: warned\n"
 
 
 def test_a_later_configuration_takes_over(run_python: RunPython) -> None:
@@ -36,7 +41,7 @@ def test_a_later_configuration_takes_over(run_python: RunPython) -> None:
 
 def test_own_level_and_handler_are_kept(run_python: RunPython) -> None:
     level = "logging.getLogger('tf_amp').setLevel(logging.WARNING)"
-    assert _stderr(run_python, before=level) == "tf_amp.loss_scale: WARNING: warned\n"
+    assert _stderr(run_python, before=level) == "tf_amp: WARNING: warned\n"
     handler = "logging.getLogger('tf_amp').addHandler(logging.NullHandler())"
     assert _stderr(run_python, before=handler) == ""
 
@@ -52,5 +57,19 @@ def test_traceback_is_written(run_python: RunPython) -> None:
             logging.getLogger("tf_amp").error("failed", exc_info=error)
     """
     stderr = run_python(script).stderr
-    assert stderr.startswith("tf_amp: ERROR: failed\nTraceback")
-    assert stderr.rstrip().endswith("ZeroDivisionError: division by zero")
+    assert stderr.startswith("tf_amp: ERROR: failed\ntf_amp: Traceback")
+    assert stderr.rstrip().endswith("tf_amp: ZeroDivisionError: division by zero")
+    assert all(line.startswith("tf_amp: ") for line in stderr.splitlines())
+
+
+def test_the_level_of_the_root_logger_counts(run_python: RunPython) -> None:
+    configure = "logging.basicConfig(format='own %(message)s', level=logging.{})"
+    assert _stderr(run_python, after=configure.format("WARNING")) == "own warned\n"
+    assert _stderr(run_python, before=configure.format("ERROR")) == ""
+    assert _stderr(run_python, before="logging.getLogger().setLevel(logging.ERROR)") == ""
+    both = configure.format("WARNING") + "; logging.getLogger('tf_amp').setLevel(logging.INFO)"
+    assert _stderr(run_python, after=both) == "own informed\nown warned\n"
+
+
+def test_a_closed_stderr_is_no_error(run_python: RunPython) -> None:
+    assert _stderr(run_python, before="import sys; sys.stderr = None") == ""

@@ -12,14 +12,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from tf_amp import autoload
 from tf_amp.cli.options import add_options, chosen_variables
 from tf_amp.env_config import check_environment
 from tf_amp.env_variables import ENABLING_VARIABLES, IGNORE_PERFORMANCE
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _TRAINING = "tf_amp.cli.demo_training"
 _REQUIREMENTS = {"tensorflow": "tensorflow", "keras": "keras", "sklearn": "scikit-learn"}
@@ -117,6 +118,8 @@ def _demonstrate(arguments: argparse.Namespace) -> int:
     if autoload.pth_path() is None:
         print("No .pth file is installed, so the launcher `tf-amp run` switches AMP on.")
         low_training = ("-m", "tf_amp.cli.main", "run", *training)
+    from tqdm import tqdm
+
     baseline, mixed = [], []
     with tqdm(total=2 * arguments.rounds * arguments.epochs, unit="epoch") as bar:
         for seed in range(arguments.rounds):

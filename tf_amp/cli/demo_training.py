@@ -108,7 +108,7 @@ def train(seed: int, epochs: int, width: int) -> None:
     result = {
         "accuracy": float(accuracy),
         "step_seconds": float(np.median(progress.step_seconds)),
-        "status": tf_amp.status(),
+        "status": tf_amp.status().as_dict(),
     }
     print(json.dumps(result, default=str), flush=True)
 

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
         description="Prints what the environment asks for and what this machine makes of it.",
     )
     parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, needs_tensorflow=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,12 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
-    from graph_passes import RULES, list_notes
-    from tf_amp.installation import Installation
+    from graph_passes import RULES
+    from tf_amp.plan import make_plan
 
-    plan = Installation(settings, "the environment")
+    plan = make_plan(settings, "the environment")
     status = plan.status()
-    notes = [*settings.notes, *(list_notes(plan.config) if plan.config else ())]
     result = {
         "tensorflow": tf.__version__,
         "autoload": autoload.pth_path() or "no .pth file found: only `tf-amp run` switches AMP on",
@@ -78,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             for name, meaning in RULES.items()
         ],
         "decided_by": dict(settings.decided_by),
-        "notes": notes,
+        "notes": list(plan.notes),
     }
     if arguments.json:
         json.dump(result, sys.stdout, indent=2)
@@ -92,6 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
         value = [f"{key}={item}" for key, item in value.items()]
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return ("\n" + " " * 21).join(map(str, value)) or "-"
     return "-" if value in (None, "") else str(value)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
 
+from tf_amp import __version__
 from tf_amp.cli import demo, env, run, tune
 from tf_amp.env_variables import EnvConfigError
 
@@ -22,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Everything can be had without this command too: set "
         "TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the script as usual.",
     )
+    top.add_argument("--version", action="version", version=f"tf-amp {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)
@@ -38,6 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 for a failed command, 2 for a wrong call or setting.
     """
     arguments = parser().parse_args(argv)
+    if "needs_tensorflow" in arguments and importlib.util.find_spec("tensorflow") is None:
+        print(
+            "tf-amp: error: this Python cannot import TensorFlow. "
+            f"Remedy: {sys.executable} -m pip install tensorflow",
+            file=sys.stderr,
+        )
+        return 1
     try:
         return int(arguments.run(arguments))
     except EnvConfigError as error:

@@ -55,8 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_environment()
     autoload.activate()
     sys.argv = [script, *arguments.arguments]
-    # Where Python itself looks first: beside a script, or here for a module.
-    sys.path[0] = os.getcwd() if arguments.is_module else os.path.dirname(os.path.abspath(script))
+    # Where Python itself looks first: beside a script, or here for a module; nowhere if it is safe.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = (
+            os.getcwd() if arguments.is_module else os.path.dirname(os.path.abspath(script))
+        )
     if arguments.is_module:
         runpy.run_module(script, run_name="__main__", alter_sys=True)
     else:

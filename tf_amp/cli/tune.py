@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from tf_amp import autoload
 from tf_amp.cost_tables import cached_table_path, table_class
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import COST_TABLE
 
 if TYPE_CHECKING:
-    from graph_passes.config import Device, TargetDtype
-    from graph_passes.costs import CostTable
+    from graph_passes.policy.config import Device, TargetDtype
+    from graph_passes.policy.cost_table import CostTable
 
 
 def add_parser(commands: Any) -> None:
@@ -45,7 +43,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="ROW", help='rows to measure, such as "Relu" (default: all)'
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, needs_tensorflow=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    from graph_passes.costs import format_table
+    from graph_passes.policy.cost_table import format_table
 
     both = target.device == "CPU" and arguments.output is None
     try:
@@ -111,6 +109,8 @@ def _measure(
     Raises:
         ValueError: a row is unknown.
     """
+    from tqdm import tqdm
+
     from tf_amp.tuning import chosen_probes, measure_table
 
     # The Casts are one more thing to measure.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from google.protobuf import text_format
 from tensorflow.core.framework import function_pb2, graph_pb2
 
-from graph_passes.op_lists import LIST_NAMES, load_op_lists
+from graph_passes.policy.op_lists import LIST_NAMES, load_op_lists
 
 if TYPE_CHECKING:
     from graph_passes import PrecisionConfig, RewriteResult
@@ -31,8 +33,9 @@ class Dumps:
     """The dump files of one installation. Every method may be called from any thread.
 
     Args:
-        directory: where everything is written, made if it does not exist. None writes failed
-            rewrites alone, to a new temporary directory.
+        directory: where everything is written, made if it does not exist. Each process writes to
+            a new folder in it, named by time and process number, so that nothing is overwritten.
+            None writes failed rewrites alone, to a new temporary directory.
         config: what graphs are rewritten with.
     """
 
@@ -41,8 +44,8 @@ class Dumps:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._gave_up = False
-        self._for_all = self._usable(directory) if directory else None
-        self._for_failures = self._for_all
+        self._parent = self._usable(directory) if directory else None
+        self._folder: tuple[int, Path] | None = None
 
     def write(self, name: str, result: RewriteResult, original: Proto | None) -> Path | None:
         """Writes one rewrite, if dumps are asked for or the rewrite failed.
@@ -63,9 +66,7 @@ class Dumps:
         """
         failed = result.failure is not None
         with self._lock:
-            if failed and self._for_failures is None and not self._gave_up:
-                self._for_failures = self._temporary()
-            directory = self._for_failures if failed else self._for_all
+            directory = self._folder_of_process() if self._parent or failed else None
             number = next(self._numbers)
         if directory is None:
             return None
@@ -88,7 +89,7 @@ class Dumps:
         return directory
 
     def _usable(self, directory: str) -> Path | None:
-        path = Path(directory).expanduser()
+        path = Path(os.path.expanduser(directory))
         try:
             path.mkdir(parents=True, exist_ok=True)
             # Creating a file is the only test that holds for every file system and user.
@@ -99,12 +100,24 @@ class Dumps:
             return None
         return path
 
-    def _temporary(self) -> Path | None:
-        try:
-            return Path(tempfile.mkdtemp(prefix="tf_amp_"))
-        except OSError as error:
-            self._give_up(Path(tempfile.gettempdir()), error)
+    def _folder_of_process(self) -> Path | None:
+        """The folder of this process; one that was forked off gets its own."""
+        if self._gave_up:
             return None
+        process = os.getpid()
+        if self._folder is None or self._folder[0] != process:
+            parent = self._parent or Path(tempfile.gettempdir())
+            stem = time.strftime("%Y%m%d-%H%M%S") if self._parent else "tf_amp"
+            try:
+                # Process numbers repeat, in containers above all: the name ends at random.
+                folder = Path(tempfile.mkdtemp(prefix=f"{stem}_{process}_", dir=parent))
+                if self._parent:
+                    folder.chmod(0o755)
+            except OSError as error:
+                self._give_up(parent, error)
+                return None
+            self._folder = process, folder
+        return self._folder[1]
 
     def _give_up(self, directory: Path, error: OSError) -> None:
         if not self._gave_up:
@@ -115,7 +128,6 @@ class Dumps:
                 error.strerror or error,
             )
         self._gave_up = True
-        self._for_all = self._for_failures = None
 
     def _lists_in_force(self) -> str:
         lists = load_op_lists(self._config)

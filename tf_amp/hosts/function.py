@@ -11,13 +11,13 @@ the low-precision graph.
 from __future__ import annotations
 
 import functools
-import inspect
+import logging
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import tensorflow
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import atomic_function, attributes
@@ -27,48 +27,60 @@ from tensorflow.python.saved_model import function_deserialization
 
 from graph_passes import rewrite_function_def
 from graph_passes.collector import collector_paused
+from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
-from tf_amp.hosts.function_upstream import UpstreamOptions
+from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
+from tf_amp.patches import Patches
 from tf_amp.tally import NodeCounts
 
 if TYPE_CHECKING:
     from graph_passes import RewriteResult
     from tf_amp.installation import Installation
 
-_OLDEST, _NEWEST = (2, 17), (2, 21)
-_PARAMETERS = ("name", "graph", "attrs", "function_type", "overwrite")
+_log = logging.getLogger("tf_amp")
+
 # Checkpoint reading and writing: moves variables to and from files, computes nothing.
 _SKIPPED = ("_traced_save", "_traced_restore")
 # What an export traces of a model: it is written as float32, so a line about it would mislead.
 _EXPORTED = re.compile("signature_wrapper|_wrapped_model|_layer_call_(fn|and_return_)")
 
 
-class FunctionHost:
-    """The hook of one installation.
+_KERAS_STEPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
-    Attributes:
-        from_func_graph: TensorFlow's own function, which the hook calls and which `uninstall`
-            puts back.
-    """
+
+class FunctionHost:
+    """The hook of one installation."""
 
     def __init__(self, installation: Installation) -> None:
-        self.from_func_graph: Callable[..., Any] = atomic_function.from_func_graph
-        self._load_library = function_deserialization.load_function_def_library
         self._installation = installation
+        self._patches = Patches()
         self._originals = function_originals.installed()
         self._pipelines = PipelineMark()
-        self._upstream = UpstreamOptions()
         self._counts: weakref.WeakKeyDictionary[Any, NodeCounts] = weakref.WeakKeyDictionary()
+        # Those whose counts are in no other function's.
+        self._uncovered: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self) -> None:
         """Hooks TensorFlow."""
+        self._patches.replace(atomic_function, "from_func_graph", self._make_from_func_graph)
+        self._patches.replace(
+            function_deserialization, "load_function_def_library", self._make_load_library
+        )
+        self._pipelines.install(self._patches)
+        hold_off(self._patches)
 
-        @functools.wraps(self.from_func_graph)
+    def uninstall(self) -> None:
+        """Takes the hooks off and makes the runtime run the originals."""
+        self._patches.undo()
+        self._originals.restore_all(context_lib.context())
+        self._originals.unhook_unless_needed()
+
+    def _make_from_func_graph(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def from_func_graph(
             name: str | bytes,
             graph: Any,
@@ -76,7 +88,7 @@ class FunctionHost:
             function_type: Any = None,
             overwrite: bool = False,
         ) -> Any:
-            function = self.from_func_graph(name, graph, attrs, function_type, overwrite)
+            function = original(name, graph, attrs, function_type, overwrite)
             try:
                 with collector_paused():
                     self._after_tracing(function, graph)
@@ -84,30 +96,17 @@ class FunctionHost:
                 self._installation.record_fault("function", function.name.decode(), error)
             return function
 
-        from_func_graph.tf_amp_host = self  # type: ignore[attr-defined]
-        atomic_function.from_func_graph = from_func_graph
-        self._hook_loading()
-        self._pipelines.install()
-        self._upstream.install()
+        return from_func_graph
 
-    def uninstall(self) -> None:
-        """Puts TensorFlow's own functions back and makes the runtime run the originals."""
-        atomic_function.from_func_graph = self.from_func_graph
-        function_deserialization.load_function_def_library = self._load_library
-        self._pipelines.uninstall()
-        self._upstream.uninstall()
-        self._originals.restore_all(context_lib.context())
-
-    def _hook_loading(self) -> None:
+    def _make_load_library(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the many functions of a SavedModel share one line of the log."""
-        load_library, log = self._load_library, self._installation.graph_log
+        log = self._installation.graph_log
 
-        @functools.wraps(load_library)
         def load_function_def_library(*args: Any, **kwargs: Any) -> Any:
             with log.one_line("loaded SavedModel"):
-                return load_library(*args, **kwargs)
+                return original(*args, **kwargs)
 
-        function_deserialization.load_function_def_library = load_function_def_library
+        return load_function_def_library
 
     def _after_tracing(self, function: Any, graph: Any) -> None:
         # What is traced inside a v1 graph runs in a session, which copies the original.
@@ -159,14 +158,19 @@ class FunctionHost:
             # Python code reads this copy to build graphs from (the gradient of a loaded `While`).
             function._cached_definition = definition
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
-        self._counts[function] = self._installation.record(
+        called = [callee for callee in graph._functions.values() if callee in self._uncovered]
+        counts = self._counts[function] = self._installation.record(
             "function",
-            name,
+            f"{name} ({step})" if top_level and (step := _keras_step()) else name,
             result,
             original=definition,
             parts=self._counts_of_callees(graph, definition, result, callees),
+            covered=[self._counts[callee] for callee in called],
             announce=top_level and not _EXPORTED.search(name),
         )
+        if counts.converted:
+            self._uncovered.difference_update(called)
+            self._uncovered.add(function)
 
     def _keep_float32(
         self, function: Any, definition: function_pb2.FunctionDef, context: context_lib.Context
@@ -212,6 +216,9 @@ class FunctionHost:
                 yield counts.converted_alone() if planned_together else counts
 
 
+_installed: FunctionHost | None = None
+
+
 def install(installation: Installation) -> str | None:
     """Hooks the tracing of functions.
 
@@ -219,22 +226,28 @@ def install(installation: Installation) -> str | None:
         installation: gives the configuration and is told of every function.
 
     Returns:
-        None, or why this TensorFlow was not hooked; nothing is changed then.
+        None, or why this TensorFlow was not hooked, which a warning says; nothing is changed then.
     """
-    refusal = _refusal(tensorflow.__version__, atomic_function.from_func_graph)
-    if refusal is None:
-        uninstall()
-        FunctionHost(installation).install()
-    return refusal
+    global _installed
+    found = obstacle(FUNCTION_HOST)
+    if found is not None:
+        refusal = f"{found}. Functions stay as they are"
+        _log.warning("AMP is on without the functions of TensorFlow 2: %s.", refusal)
+        return refusal
+    uninstall()
+    _installed = FunctionHost(installation)
+    _installed.install()
+    return None
 
 
 def uninstall() -> None:
-    """Undoes `install`; without one it does nothing.
+    """Undoes `install`, also one that ended in an exception; without one it does nothing.
 
     Functions that are not compiled by XLA run their float32 originals from then on, and so does
     whatever a function traced later calls.
     """
-    host = getattr(atomic_function.from_func_graph, "tf_amp_host", None)
+    global _installed
+    host, _installed = _installed, None
     if host is not None:
         host.uninstall()
 
@@ -256,6 +269,17 @@ def traced_function_names() -> list[str]:
     return sorted(names)
 
 
+def _keras_step() -> str:
+    """Which method of a Keras model is tracing, "" if none is: its functions share one name."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _KERAS_STEPS and "keras" in code.co_filename:
+            return code.co_name
+        frame = frame.f_back
+    return ""
+
+
 def readable_name(name: str) -> str:
     """Returns the name the user gave to a function.
 
@@ -268,21 +292,3 @@ def readable_name(name: str) -> str:
     inner = re.sub(r"_\d+$", "", re.sub("^__(inference|forward)_", "", name))
     backward = re.sub(r"^__backward_(.+?)(_\d+)?$", r"backward of \1", inner)
     return backward or name
-
-
-def _refusal(version: str, from_func_graph: Callable[..., Any]) -> str | None:
-    release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    supported = f"{'.'.join(map(str, _OLDEST))} to {'.'.join(map(str, _NEWEST))}"
-    if not _OLDEST <= release <= _NEWEST:
-        return (
-            f"TensorFlow {version} is not supported (supported: {supported}); functions stay as "
-            "they are. Install a supported version, or a newer tf-amp."
-        )
-    parameters = tuple(inspect.signature(from_func_graph).parameters)
-    if parameters != _PARAMETERS:
-        return (
-            f"TensorFlow {version} makes functions by a call with the parameters {parameters}, and "
-            f"{_PARAMETERS} were expected: another package may have replaced it. Functions stay "
-            "as they are."
-        )
-    return None

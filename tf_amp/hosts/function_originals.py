@@ -9,7 +9,6 @@ gradient would be built from a graph that was already rewritten.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +21,9 @@ from tensorflow.python.eager.polymorphic_function import atomic_function, concre
 from tensorflow.python.framework import c_api_util, errors
 
 from tf_amp.hosts import function_debug_info
+from tf_amp.patches import Patches
+
+_ORIGINALS = "tf_amp_originals"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Originals:
     def __init__(self) -> None:
         # The garbage collector may remove a function, and so call `forget`, at any point.
         self._lock = threading.RLock()
+        self._patches = Patches()
         self._add = context_lib.Context.add_function_def
         self._remove = context_lib.Context.remove_function
         self._by_key: dict[tuple[int, bytes], Original] = {}
@@ -125,6 +128,60 @@ class Originals:
             if original is not None:
                 self._drop_extra(context, original.extra_functions)
 
+    def hook(self) -> None:
+        """Makes TensorFlow's members see the originals."""
+        context, function = context_lib.Context, atomic_function.AtomicFunction
+        self._patches.replace(context, "add_function_def", self._make_add)
+        self._patches.replace(context, "remove_function", self._make_remove)
+        self._patches.replace(function, "_c_func", self._make_c_func)
+        self._patches.replace(function, "graph_debug_info", self._make_debug_info)
+        self._patches.replace(
+            concrete_function.ConcreteFunction,
+            "function_def",
+            lambda _: lambda function: function._inference_function.definition,
+        )
+        self._patches.replace(
+            atomic_function.InterpolateRuntimeError, "__exit__", _make_leave_with_traced_names
+        )
+
+    def unhook_unless_needed(self) -> None:
+        """Takes the hooks off if no function was rewritten."""
+        if not self._by_key:
+            self._patches.undo()
+
+    def _make_add(self, add: Callable[..., None]) -> Callable[..., None]:
+        def add_function_def(context: context_lib.Context, fdef: function_pb2.FunctionDef) -> None:
+            # `wrap_function` adds what its graph calls again. The runtime takes a repeated
+            # definition for granted, but not one that differs from what the rewrite left there.
+            original = self.find(context, fdef.signature.name)
+            if original is None or original.definition() != fdef:
+                add(context, fdef)
+
+        return add_function_def
+
+    def _make_remove(self, remove: Callable[..., None]) -> Callable[..., None]:
+        def remove_function(context: context_lib.Context, name: str | bytes) -> None:
+            remove(context, name)
+            self.forget(context, name)
+
+        return remove_function
+
+    def _make_c_func(self, c_func: Callable[..., Any]) -> Callable[..., Any]:
+        def original_c_func(function: Any) -> Any:
+            original = self.find(function._bound_context, function.name)
+            return c_func(function) if original is None else original.c_function
+
+        return original_c_func
+
+    def _make_debug_info(self, debug_info: Callable[..., Any]) -> Callable[..., Any]:
+        def original_debug_info(function: Any) -> Any:
+            # The runtime drops the stack traces of a definition that was added as a proto.
+            if self.find(function._bound_context, function.name) is None:
+                return debug_info(function)
+            return function_debug_info.rebuild(function, fallback=debug_info)
+
+        return original_debug_info
+
     def _in_scope(self, context: context_lib.Context) -> Iterator[tuple[bytes, Original]]:
         if not self._by_key:
             return
@@ -157,79 +214,29 @@ class Originals:
 def installed() -> Originals:
     """Returns the originals of this process, hooking TensorFlow's members on the first call.
 
-    The hooks stay for good: a function rewritten before `disable` must still be exported as
-    float32 after it. Without any rewritten function they change nothing.
+    The hooks stay as long as a rewritten function is known: it must be exported as float32 after
+    `disable` too.
     """
-    found = getattr(context_lib.Context.remove_function, "tf_amp_originals", None)
+    found = getattr(context_lib.Context.remove_function, _ORIGINALS, None)
     if found is not None:
         return found
     originals = Originals()
-    _hook_context(originals)
-    _hook_copies(originals)
-    _hook_messages()
+    try:
+        originals.hook()
+    except BaseException:
+        originals.unhook_unless_needed()
+        raise
+    setattr(context_lib.Context.remove_function, _ORIGINALS, originals)
     return originals
 
 
-def _hook_context(originals: Originals) -> None:
-    add = context_lib.Context.add_function_def
-    remove = context_lib.Context.remove_function
+def _make_leave_with_traced_names(leave: Callable[..., Any]) -> Callable[..., Any]:
+    def leave_with_traced_names(self: Any, typ: Any, exc: Any, tb: Any) -> Any:
+        if isinstance(exc, errors.OpError):
+            exc._message = function_debug_info.name_originals(exc.message, self._func)
+        return leave(self, typ, exc, tb)
 
-    @functools.wraps(add)
-    def add_function_def(self: context_lib.Context, fdef: function_pb2.FunctionDef) -> None:
-        # `wrap_function` adds what its graph calls again. The runtime takes a repeated definition
-        # for granted, but not one that differs from what the rewrite left there.
-        original = originals.find(self, fdef.signature.name)
-        if original is None or original.definition() != fdef:
-            add(self, fdef)
-
-    @functools.wraps(remove)
-    def remove_function(self: context_lib.Context, name: str | bytes) -> None:
-        remove(self, name)
-        originals.forget(self, name)
-
-    remove_function.tf_amp_originals = originals  # type: ignore[attr-defined]
-    context_lib.Context.add_function_def = add_function_def
-    context_lib.Context.remove_function = remove_function
-
-
-def _hook_copies(originals: Originals) -> None:
-    functions = atomic_function.AtomicFunction
-    c_func: Callable[..., Any] = functions._c_func.fget
-    debug_info: Callable[..., Any] = functions.graph_debug_info.fget
-
-    @functools.wraps(c_func)
-    def original_c_func(self: Any) -> Any:
-        original = originals.find(self._bound_context, self.name)
-        return c_func(self) if original is None else original.c_function
-
-    @functools.wraps(debug_info)
-    def original_debug_info(self: Any) -> Any:
-        # The runtime drops the stack traces of a definition that was added as a proto.
-        if originals.find(self._bound_context, self.name) is None:
-            return debug_info(self)
-        return function_debug_info.rebuild(self, fallback=debug_info)
-
-    def running_definition(self: Any) -> function_pb2.FunctionDef:
-        return self._inference_function.definition
-
-    running_definition.__doc__ = concrete_function.ConcreteFunction.function_def.__doc__
-
-    functions._c_func = property(original_c_func)
-    functions.graph_debug_info = property(original_debug_info)
-    concrete_function.ConcreteFunction.function_def = property(running_definition)
-
-
-def _hook_messages() -> None:
-    interpolation = atomic_function.InterpolateRuntimeError
-    leave = interpolation.__exit__
-
-    @functools.wraps(leave)
-    def leave_with_traced_names(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
-        if isinstance(error, errors.OpError):
-            error._message = function_debug_info.name_originals(error.message, self._func)
-        return leave(self, kind, error, traceback)
-
-    interpolation.__exit__ = leave_with_traced_names
+    return leave_with_traced_names
 
 
 def _as_bytes(name: str | bytes) -> bytes:

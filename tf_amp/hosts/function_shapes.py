@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from graph_passes.view import FunctionShapes, Shape, Shapes
+    from graph_passes.ir.view import FunctionShapes, Shape, Shapes
 
 
 def static_shapes(graph: Any) -> Shapes:
@@ -50,18 +50,19 @@ def called_shapes(functions: Mapping[str, Any]) -> FunctionShapes:
     """Returns a function from a function's name to the shapes of its body's tensors.
 
     Args:
-        functions: name -> AtomicFunction, as a FuncGraph holds those that it calls, directly or
-            through others.
+        functions: name -> AtomicFunction or `_DefinedFunction`, as a FuncGraph holds those that it
+            calls, directly or through others.
 
     Returns:
-        A function that gives None for a function that is not among them.
+        A function that gives None for a function that is not among them or has no traced graph.
     """
 
     def shapes_of(name: str) -> Shapes | None:
         function = functions.get(name)
-        if function is None:
+        graph = getattr(function, "graph", None)
+        if function is None or graph is None:  # a `Defun` of TensorFlow 1, as in ctc_loss, has none
             return None
-        return traced_shapes(function.graph, function.cached_definition)
+        return traced_shapes(graph, function.cached_definition)
 
     return shapes_of
 

@@ -7,8 +7,8 @@ tf.functions) does not and is traced first; the thread that builds the pipeline 
 
 from __future__ import annotations
 
-import functools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import function_pb2
@@ -20,6 +20,7 @@ from tf_amp.hosts.function_redirects import redirect_calls
 
 if TYPE_CHECKING:
     from tf_amp.hosts.function_originals import Originals
+    from tf_amp.patches import Patches
 
 _FLOAT32_SUFFIX = "__tf_amp_float32"
 
@@ -29,26 +30,23 @@ class PipelineMark:
 
     def __init__(self) -> None:
         self._thread = threading.local()
-        self._init = structured_function.StructuredFunctionWrapper.__init__
 
-    def install(self) -> None:
+    def install(self, patches: Patches) -> None:
         """Starts to mark."""
-        mark, init = self._thread, self._init
+        mark = self._thread
 
-        @functools.wraps(init)
-        def marking_init(self: Any, *args: Any, **kwargs: Any) -> None:
-            depth = getattr(mark, "depth", 0)
-            mark.depth = depth + 1
-            try:
-                init(self, *args, **kwargs)
-            finally:
-                mark.depth = depth
+        def make(init: Callable[..., None]) -> Callable[..., None]:
+            def marking_init(self: Any, *args: Any, **kwargs: Any) -> None:
+                depth = getattr(mark, "depth", 0)
+                mark.depth = depth + 1
+                try:
+                    init(self, *args, **kwargs)
+                finally:
+                    mark.depth = depth
 
-        structured_function.StructuredFunctionWrapper.__init__ = marking_init
+            return marking_init
 
-    def uninstall(self) -> None:
-        """Puts TensorFlow's own constructor back."""
-        structured_function.StructuredFunctionWrapper.__init__ = self._init
+        patches.replace(structured_function.StructuredFunctionWrapper, "__init__", make)
 
     def covers(self, definition: function_pb2.FunctionDef) -> bool:
         """Whether a function just traced by this thread belongs to a tf.data pipeline."""

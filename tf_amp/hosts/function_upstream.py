@@ -5,12 +5,13 @@ Two rewrites of one graph would leave it unclear whose lists are in force, and r
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorflow.python.eager import context as context_lib
+
+from tf_amp.patches import Patches
 
 _log = logging.getLogger("tf_amp")
 
@@ -22,31 +23,25 @@ _OPTIONS = (
 )
 
 
-class UpstreamOptions:
-    """The grappler options of TensorFlow's own pass, held off between install and uninstall."""
+def hold_off(patches: Patches) -> None:
+    """Turns the grappler options of TensorFlow's own pass off, and refuses to turn them on.
 
-    def __init__(self) -> None:
-        self._set = context_lib.Context.set_optimizer_experimental_options
+    What was turned off stays off when the patches are undone.
+    """
 
-    def install(self) -> None:
-        """Turns the options off that are on, and refuses to turn them on."""
-        set_options = self._set
-
-        @functools.wraps(set_options)
+    def make(set_options: Callable[..., None]) -> Callable[..., None]:
         def without_upstream(self: context_lib.Context, options: Mapping[str, Any]) -> None:
             set_options(self, _held_off(options))
 
-        context_lib.Context.set_optimizer_experimental_options = without_upstream
-        context = context_lib.context()
-        # The public getter would list the devices, which must not happen during an import.
-        options = dict(getattr(context, "_optimizer_experimental_options", {}))
-        held_off = _held_off(options)
-        if held_off != options:
-            set_options(context, held_off)
+        return without_upstream
 
-    def uninstall(self) -> None:
-        """Lets the options be set again; what was turned off stays off."""
-        context_lib.Context.set_optimizer_experimental_options = self._set
+    context = context_lib.context()
+    # The public getter would list the devices, which must not happen during an import.
+    options = dict(getattr(context, "_optimizer_experimental_options", {}))
+    held_off = _held_off(options)
+    if held_off != options:
+        context.set_optimizer_experimental_options(held_off)
+    patches.replace(context_lib.Context, "set_optimizer_experimental_options", make)
 
 
 def _held_off(options: Mapping[str, Any]) -> dict[str, Any]:

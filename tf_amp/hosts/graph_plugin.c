@@ -1,21 +1,30 @@
-/* The documented way into TensorFlow's graph-optimizer plugin API, as small as it can be.
+/* The graph plugin that TensorFlow calls: it decides without Python which graphs Python gets to see.
 
-   TensorFlow calls TF_InitGraph when it loads this library. The work is done in Python: the
-   session host stores the address of its own function here and then has the library loaded.
+   Grappler calls the plugin for every graph of the process: those of sessions that scripts run, of
+   functions, and of sessions that C++ code makes for itself (converters, importers, loaders) on
+   threads of its own, possibly while their caller keeps Python's lock. Waiting for that lock there
+   is waiting forever. So a graph goes to Python only if the thread that builds it is inside a call
+   of Python's own session, which has given the lock away; everything else is answered here.
 
-   Loaded by anybody else (a copy in tensorflow-plugins, TF_PLUGGABLE_DEVICE_LIBRARY_PATH) there
-   is no such function. TensorFlow ends the process when TF_InitGraph reports an error or leaves
-   the structures empty, so the library then registers for a device type that no graph has.
+   TensorFlow calls TF_InitGraph to register. Loaded by anybody else (a copy in tensorflow-plugins,
+   TF_PLUGGABLE_DEVICE_LIBRARY_PATH) the library registers for a device type that no graph has:
+   TensorFlow ends the process when TF_InitGraph reports an error or leaves the structures empty.
 
    The structures repeat the C interface of tensorflow/c/experimental/grappler/grappler.h, which
-   has not changed from TensorFlow 2.17 to 2.21; no header of TensorFlow is needed. */
+   has not changed from TensorFlow 2.17 to 2.21; no header of TensorFlow or Python is needed. */
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define SIZE_TO_END(type, last) (offsetof(type, last) + sizeof(((type*)0)->last))
+#define ABORTED 10 /* "did nothing": Grappler keeps the graph and stays silent */
 
+typedef void Optimize(void* seen, const void* graph, const void* item, void* output, void* status);
+
+/* The toggles count 0 (default), 1 (off), 2 (on). All stay at default: a toggle of a plugin holds
+   for the rest of the process, even after the rewrite was switched off. */
 typedef struct {
   size_t struct_size;
   void* ext;
@@ -26,7 +35,7 @@ typedef struct {
   size_t struct_size;
   void* ext;
   void* (*create)(void);
-  void (*optimize)(void*, const void*, const void*, void*, void*);
+  Optimize* optimize;
   void (*destroy)(void*);
 } Optimizer;
 
@@ -39,21 +48,54 @@ typedef struct {
   Optimizer* optimizer;
 } Params;
 
-EXPORT void (*tf_amp_init_graph)(void* params, void* status) = NULL;
+/* What the session host sets. */
+EXPORT int tf_amp_device = 0; /* what the next TF_InitGraph registers for: 1 CPU, 2 GPU */
+EXPORT int tf_amp_open = 0;   /* whether graphs go to Python at all */
+EXPORT Optimize* tf_amp_python[3] = {NULL, NULL, NULL};
+EXPORT void (*tf_amp_set_status)(void* status, int code, const char* message) = NULL;
 
-static void optimize_nothing(void* self, const void* graph, const void* item, void* output,
-                             void* status) {
-  (void)self, (void)graph, (void)item, (void)output, (void)status;
+EXPORT int tf_amp_running = 0; /* how many graphs are on their way to Python or there */
+
+static __thread int inside = 0;
+
+EXPORT void tf_amp_enter(void) { ++inside; }
+EXPORT void tf_amp_leave(void) { --inside; }
+
+/* Grappler makes one object for a graph and calls it in each of its rounds; the first one counts. */
+static void* create(void) { return calloc(1, sizeof(int)); }
+
+static void pass_on(int device, void* seen, const void* graph, const void* item, void* output,
+                    void* status) {
+  int first = inside && seen != NULL && !*(int*)seen;
+  /* Counted before the look at tf_amp_open: who closes it and then sees 0 knows that none comes. */
+  __atomic_add_fetch(&tf_amp_running, 1, __ATOMIC_SEQ_CST);
+  if (first && __atomic_load_n(&tf_amp_open, __ATOMIC_SEQ_CST)) {
+    *(int*)seen = 1;
+    tf_amp_python[device](seen, graph, item, output, status);
+  } else {
+    tf_amp_set_status(status, ABORTED, "tf_amp: nothing done");
+  }
+  __atomic_sub_fetch(&tf_amp_running, 1, __ATOMIC_SEQ_CST);
+}
+
+static void optimize_cpu(void* seen, const void* graph, const void* item, void* output,
+                         void* status) {
+  pass_on(1, seen, graph, item, output, status);
+}
+
+static void optimize_gpu(void* seen, const void* graph, const void* item, void* output,
+                         void* status) {
+  pass_on(2, seen, graph, item, output, status);
 }
 
 EXPORT void TF_InitGraph(Params* params, void* status) {
-  if (tf_amp_init_graph != NULL) {
-    tf_amp_init_graph(params, status);
-    return;
-  }
+  static const char* const types[] = {"TF_AMP_UNUSED", "CPU", "GPU"};
+  (void)status;
   params->struct_size = SIZE_TO_END(Params, optimizer);
-  params->device_type = "TF_AMP_UNUSED";
+  params->device_type = types[tf_amp_device];
   params->configs->struct_size = SIZE_TO_END(OptimizerConfigs, toggles);
   params->optimizer->struct_size = SIZE_TO_END(Optimizer, destroy);
-  params->optimizer->optimize = optimize_nothing;
+  params->optimizer->create = create;
+  params->optimizer->optimize = tf_amp_device == 2 ? optimize_gpu : optimize_cpu;
+  params->optimizer->destroy = free;
 }

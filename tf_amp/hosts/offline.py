@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.function_pb2 import FunctionDef
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
-    from graph_passes.view import Shapes
+    from graph_passes.ir.view import Shapes
 
 _log = logging.getLogger(__name__)
 
@@ -21,17 +22,44 @@ _log = logging.getLogger(__name__)
 class InferredShapes:
     """The static shapes of a graph and of its functions, from TensorFlow's shape functions.
 
+    TensorFlow builds the graph, in a graph of its own, when a shape is asked for first: the pass
+    has checked by then that the graph is valid, which TensorFlow's importer may not survive where
+    it is not. Nothing is run. Where TensorFlow cannot build it (an op that it does not know, say),
+    no shapes are known.
+
     Attributes:
-        graph: the graph with its library, built by TensorFlow.
-        library: function name -> definition.
+        graph_def: the graph; it is not changed.
     """
 
-    graph: Any
-    library: dict[str, FunctionDef]
+    graph_def: GraphDef
+
+    @functools.cached_property
+    def library(self) -> dict[str, FunctionDef]:
+        """Function name -> definition."""
+        return {function.signature.name: function for function in self.graph_def.library.function}
+
+    @functools.cached_property
+    def graph(self) -> Any:
+        """The graph with its library, built by TensorFlow; None where it cannot be."""
+        import tensorflow as tf
+
+        graph, copy = tf.Graph(), type(self.graph_def)()
+        copy.CopyFrom(self.graph_def)  # the import writes the defaults of attrs into what it gets
+        try:
+            with graph.as_default():
+                tf.graph_util.import_graph_def(copy, name="")
+        except Exception as error:  # shapes are a help, not a need
+            _log.debug("No shapes are known, because the graph cannot be built: %s", error)
+            return None
+        return graph
 
     def of_graph(self, node: str) -> Any:
         """The shapes of the outputs of a node of the main graph, as `Shapes`."""
-        return static_shapes(self.graph)(node)
+        return self._of_main(node)
+
+    @functools.cached_property
+    def _of_main(self) -> Shapes:
+        return (lambda _: ()) if self.graph is None else static_shapes(self.graph)
 
     def of_function(self, name: str) -> Shapes | None:
         """The shapes in a function's body, which is built for that; None where it cannot be.
@@ -41,6 +69,8 @@ class InferredShapes:
         """
         from tensorflow.python.framework import function_def_to_graph
 
+        if self.graph is None:
+            return None
         definition = type(self.library[name])()
         definition.CopyFrom(self.library[name])
         noted = [
@@ -51,34 +81,7 @@ class InferredShapes:
         try:
             with self.graph.as_default():
                 body = function_def_to_graph.function_def_to_graph(definition, input_shapes=shapes)
-        except Exception as error:  # as below
+        except Exception as error:  # as above
             _log.debug("No shapes are known in the function %s: %s", name, error)
             return None
         return traced_shapes(body, definition)
-
-
-def infer_shapes(graph_def: GraphDef) -> InferredShapes | None:
-    """Static shapes of a graph's tensors, as TensorFlow's shape functions find them.
-
-    The graph is built once, in a graph of its own, and a function when its shapes are asked for;
-    nothing is run.
-
-    Args:
-        graph_def: the graph; it is not changed.
-
-    Returns:
-        The shapes, None where TensorFlow cannot build the graph (an op that it does not know,
-        say). The pass then goes without.
-    """
-    import tensorflow as tf
-
-    graph, copy = tf.Graph(), type(graph_def)()
-    copy.CopyFrom(graph_def)  # the import writes the defaults of attrs into what it is given
-    try:
-        with graph.as_default():
-            tf.graph_util.import_graph_def(copy, name="")
-    except Exception as error:  # shapes are a help, not a need
-        _log.debug("No shapes are known, because the graph cannot be built: %s", error)
-        return None
-    library = {function.signature.name: function for function in graph_def.library.function}
-    return InferredShapes(graph, library)

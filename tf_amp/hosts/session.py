@@ -20,10 +20,12 @@ import tensorflow
 from tensorflow.core.framework import graph_pb2
 
 import graph_passes
-from tf_amp.hosts.session_config import SessionConfigHook, float32_sessions_exist
+from tf_amp.compatibility import SESSION_HOST, obstacle
+from tf_amp.hosts.session_config import SessionConfigHook, float32_sessions_exist, refuse
 from tf_amp.hosts.session_plugin import GraphItem, GraphPlugin, RegistrationError, graph_plugin
 from tf_amp.hosts.session_stubs import empty_stubs, fill_stubs
 from tf_amp.hosts.session_unfuse import UnfusedGraph, unfuse
+from tf_amp.patches import Patches
 
 if TYPE_CHECKING:
     from tf_amp.installation import Installation
@@ -47,13 +49,17 @@ class SessionHost:
         self._plugin = plugin
         self._numbers = itertools.count(1)
         self._said_invalid = False
-        self._config_hook = SessionConfigHook(self._config.device)
-        plugin.handler = self.rewrite
+        self._patches = Patches()
 
-    def remove(self) -> None:
+    def install(self) -> None:
+        """Gives the plugin something to do, and sessions a config that calls it."""
+        SessionConfigHook(self._config.device).install(self._patches)
+        self._plugin.handler = self.rewrite
+
+    def uninstall(self) -> None:
         """Leaves the plugin registered, which cannot be undone, with nothing to do."""
         self._plugin.handler = None
-        self._config_hook.restore()
+        self._patches.undo()
 
     def rewrite(self, item: GraphItem) -> bytes | None:
         """Rewrites one graph of Grappler.
@@ -141,7 +147,19 @@ def _shapes_of(apart: UnfusedGraph, item: GraphItem) -> Callable[[str], Sequence
     return shapes
 
 
-_installed: SessionHost | None = None
+class _Refused:
+    """Stands in for the host where the plugin cannot be had."""
+
+    def __init__(self, refusal: str) -> None:
+        self._patches = Patches()
+        # Most programs make no session: who does is told then.
+        refuse(self._patches, refusal)
+
+    def uninstall(self) -> None:
+        self._patches.undo()
+
+
+_installed: SessionHost | _Refused | None = None
 
 
 def install(installation: Installation) -> str | None:
@@ -151,26 +169,33 @@ def install(installation: Installation) -> str | None:
         installation: What to rewrite with, and where to report.
 
     Returns:
-        None, or why TensorFlow's plugin API cannot be used; sessions then run in float32.
+        None, or why sessions run in float32: this TensorFlow is not as expected, which a warning
+        says, or its plugin API cannot be used, which a warning says when a session is made.
     """
     global _installed
     uninstall()
+    if (found := obstacle(SESSION_HOST)) is not None:
+        LOGGER.warning("AMP is on without the graphs of tf.compat.v1.Session: %s.", found)
+        return found
     try:
         plugin = graph_plugin(tensorflow)
     except RegistrationError as error:
-        return f"{error}; graphs of tf.compat.v1.Session stay in float32"
+        refusal = f"{error}; graphs of tf.compat.v1.Session stay in float32"
+        _installed = _Refused(refusal)
+        return refusal
     if float32_sessions_exist():
         LOGGER.warning(
             "AMP was switched on after a tf.compat.v1.Session had been made: what that session "
             "has run before stays in float32. Switch AMP on before the first session."
         )
     _installed = SessionHost(installation, plugin)
+    _installed.install()
     return None
 
 
 def uninstall() -> None:
     """Makes the plugin do nothing and gives sessions made from now on their own config."""
     global _installed
-    if _installed is not None:
-        _installed.remove()
-        _installed = None
+    host, _installed = _installed, None
+    if host is not None:
+        host.uninstall()

@@ -1,8 +1,7 @@
-"""The C side of TensorFlow's graph-optimizer plugin API: structures and functions, by ctypes.
+"""The C side of TensorFlow's graph-optimizer plugin API that a callback needs, by ctypes.
 
-The structures repeat ``tensorflow/c/experimental/grappler/grappler.h`` and ``tf_buffer.h``, which
-have not changed in the supported range. The functions are looked up in the libraries that the
-imported TensorFlow has already loaded.
+``TF_Buffer`` repeats ``tensorflow/c/tf_buffer.h``, which has not changed in the supported range.
+The functions are looked up in the libraries that the imported TensorFlow has already loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class Buffer(ctypes.Structure):
     )
 
 
-CREATE_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_void_p)
 OPTIMIZE_FUNCTION = ctypes.CFUNCTYPE(
     None,
     ctypes.c_void_p,
@@ -38,55 +36,8 @@ OPTIMIZE_FUNCTION = ctypes.CFUNCTYPE(
     ctypes.POINTER(Buffer),
     ctypes.c_void_p,
 )
-DESTROY_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
-
-class OptimizerConfigs(ctypes.Structure):
-    """TP_OptimizerConfigs: which of TensorFlow's own optimizers a plugin switches off."""
-
-    # The toggles count 0 (default), 1 (off), 2 (on). All stay at default: a toggle of a plugin
-    # holds for the rest of the process, even after the rewrite was switched off.
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("ext", ctypes.c_void_p),
-        ("toggles", ctypes.c_int * 19),
-    )
-
-
-class Optimizer(ctypes.Structure):
-    """TP_Optimizer."""
-
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("ext", ctypes.c_void_p),
-        ("create_func", CREATE_FUNCTION),
-        ("optimize_func", OPTIMIZE_FUNCTION),
-        ("destroy_func", DESTROY_FUNCTION),
-    )
-
-
-class RegistrationParams(ctypes.Structure):
-    """TP_OptimizerRegistrationParams."""
-
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("ext", ctypes.c_void_p),
-        ("major_version", ctypes.c_int32),
-        ("minor_version", ctypes.c_int32),
-        ("patch_version", ctypes.c_int32),
-        ("device_type", ctypes.c_void_p),
-        ("optimizer_configs", ctypes.POINTER(OptimizerConfigs)),
-        ("optimizer", ctypes.POINTER(Optimizer)),
-    )
-
-
-INIT_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.POINTER(RegistrationParams), ctypes.c_void_p)
-
-
-def size_to_end(structure: type[ctypes.Structure], last: str) -> int:
-    """Returns a structure's size as grappler.h counts it: without the padding at the end."""
-    field = getattr(structure, last)
-    return int(field.offset + field.size)
+INIT_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class AbslStatus(ctypes.Structure):

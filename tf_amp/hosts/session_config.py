@@ -8,7 +8,6 @@ being called is said aloud. Sessions that are made after `restore` get what they
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,8 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.eager import context
 from tensorflow.python.training.experimental import mixed_precision_global_state
+
+from tf_amp.patches import Patches
 
 LOGGER = logging.getLogger("tf_amp.hosts.session")
 
@@ -96,30 +97,26 @@ def adjusted(config: config_pb2.ConfigProto, device: str) -> config_pb2.ConfigPr
 
 
 class SessionConfigHook:
-    """Stands before ``BaseSession.__init__`` while the session host is installed.
-
-    Attributes:
-        active: False once the hook was taken out.
-    """
+    """Stands before ``BaseSession.__init__`` while the session host is installed."""
 
     def __init__(self, device: str) -> None:
-        self.active = True
         self._device = device
         self._said: set[str] = set()
-        self._original: Callable[..., None] = session_lib.BaseSession.__init__
-        original, hook = self._original, self
 
-        @functools.wraps(original)
-        def init(session: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
-            before = float32_sessions_exist()
-            original(session, target, graph, hook.config_for(config))
-            if hook.active:
-                hook.say_where_graphs_are_built(target)
+    def install(self, patches: Patches) -> None:
+        """Gives sessions made from now on an adjusted config."""
+
+        def make(original: Callable[..., None]) -> Callable[..., None]:
+            def init(session: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
+                before = float32_sessions_exist()
+                original(session, target, graph, self.config_for(config))
+                self.say_who_builds_graphs(target)
                 # TensorFlow notes a session without its own mixed precision; this one has ours.
                 mixed_precision_global_state.set_non_mixed_precision_session_created(before)
 
-        self._replacement = init
-        session_lib.BaseSession.__init__ = init
+            return init
+
+        patches.replace(session_lib.BaseSession, "__init__", make)
 
     def config_for(self, config: Any) -> Any:
         """Returns the config to make a session with, and says what keeps plugins from it.
@@ -131,8 +128,6 @@ class SessionConfigHook:
             The adjusted copy; anything that is no ConfigProto comes back as it is, so that
             TensorFlow's own error names it.
         """
-        if not self.active:
-            return config
         if config is None:
             config = context.context().config
         if not isinstance(config, config_pb2.ConfigProto):
@@ -150,13 +145,14 @@ class SessionConfigHook:
             )
         return adjusted(config, self._device)
 
-    def say_where_graphs_are_built(self, target: str | None) -> None:
-        """Says, for a session of a server, in which process its graphs are rewritten."""
+    def say_who_builds_graphs(self, target: str | None) -> None:
+        """Warns of a session of a server, whose graphs no thread of Python builds."""
         if target:
             self._say_once(
-                logging.INFO,
-                f"The session of {target} has its graphs optimized by the process of that "
-                "server: AMP must be on there, as it is here.",
+                logging.WARNING,
+                f"AMP is on, but the session of {target} runs in float32: a server builds its "
+                "graphs on threads of its own, which may not wait for Python. Leave the target "
+                "out where one process is enough, or train with tf.distribute.",
             )
 
     def _say_once(self, level: int, text: str) -> None:
@@ -164,11 +160,21 @@ class SessionConfigHook:
             self._said.add(text)
             LOGGER.log(level, "%s", text)
 
-    def restore(self) -> None:
-        """Takes the hook out; if somebody has wrapped it since, it stays and does nothing."""
-        self.active = False
-        if session_lib.BaseSession.__init__ is self._replacement:
-            session_lib.BaseSession.__init__ = self._original
+
+def refuse(patches: Patches, refusal: str) -> None:
+    """Says, when the first session is made, why sessions run in float32."""
+    said: list[str] = []
+
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def init(*args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            if not said:
+                said.append(refusal)
+                LOGGER.warning("AMP is on without the graphs of tf.compat.v1.Session: %s", refusal)
+
+        return init
+
+    patches.replace(session_lib.BaseSession, "__init__", make)
 
 
 def float32_sessions_exist() -> bool:

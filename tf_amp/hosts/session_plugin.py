@@ -1,29 +1,31 @@
-"""TensorFlow's graph-optimizer plugin API, spoken from Python.
+"""TensorFlow's graph-optimizer plugin API: registration, and graphs handed to Python.
 
 The interface is ``tensorflow/c/experimental/grappler/grappler.h``: a plugin fills a registration
-structure once, and from then on Grappler hands it every graph that has a node on its device.
+structure once, and from then on Grappler hands it every graph that has a node on its device. What
+TensorFlow calls is C (``graph_plugin.c``, a shared object that is built with the package): it lets
+a graph through to Python only on a thread that is inside a call of Python's own session, and
+answers everything else without Python. A callback of ctypes would wait for Python's lock each
+time, and a C++ caller that holds the lock meanwhile would never return.
 
-Two ways in, tried in this order:
+Two ways into the registry, tried in this order:
 
 1. ``tensorflow::grappler::InitGraphPlugin(function)`` of libtensorflow_cc, called through ctypes.
-   It needs no compiler, and it leaves the devices alone: nothing is listed or initialized again,
-   so visible devices and memory growth stay as the program set them. It is an internal symbol,
-   present in every release of the supported range.
-2. The documented way: a shared object that exports ``TF_InitGraph`` (``graph_plugin.c``, built
-   when a C compiler was there). It is loaded by the C function beneath
-   ``load_pluggable_device_library``, because the Python function resets the device settings.
+   It leaves the devices alone: nothing is listed or initialized again, so visible devices and
+   memory growth stay as the program set them. It is an internal symbol, present in every release
+   of the supported range.
+2. The documented way: TensorFlow loads the shared object and calls its ``TF_InitGraph``. That is
+   done by the C function beneath ``load_pluggable_device_library``, because the Python function
+   resets the device settings.
 
 Registration is for the life of the process, and TensorFlow ends the process when one device type
 is registered twice. What was registered is therefore remembered on a module of TensorFlow
-itself, where a second copy or a reload of this package finds it. The registered callbacks look
-the handler up at each call, so a handler can be taken away and replaced.
+itself, where a second copy or a reload of this package finds it.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-import itertools
 import logging
 import os
 import site
@@ -36,34 +38,33 @@ from typing import Any, NamedTuple
 
 from tf_amp.hosts.session_c_api import (
     ABORTED,
-    CREATE_FUNCTION,
-    DESTROY_FUNCTION,
     FETCH_LIST,
     INIT_FUNCTION,
     OPTIMIZE_FUNCTION,
     PRESERVE_LIST,
     AbslStatus,
     Library,
-    Optimizer,
-    OptimizerConfigs,
     RegistrationError,
-    RegistrationParams,
-    size_to_end,
 )
 from tf_amp.hosts.session_shapes import GraphShapes
+from tf_amp.patches import Patches
 
 LOGGER = logging.getLogger("tf_amp.hosts.session")
 
 DEVICE_TYPES = ("CPU", "GPU")
-OLDEST_VERSION = (2, 17)
-NEWEST_VERSION = (2, 21)
 
 _INIT_GRAPH_PLUGIN = (
     "_ZN10tensorflow8grappler15InitGraphPluginEPFvP30TP_OptimizerRegistrationParamsP10TSL_StatusE"
 )
-_TRAMPOLINE = Path(__file__).with_name("libtf_amp.so")
+_SHARED_OBJECT = Path(__file__).with_name("libtf_amp.so")
 _SLOT_ATTRIBUTE = "_tf_amp_graph_plugin"
 _EXIT_PATIENCE_SECONDS = 5.0
+# The calls in which a session builds and optimizes a graph, on the thread of the caller.
+_BUILDING_CALLS = (
+    "TF_SessionRun_wrapper",
+    "TF_SessionPRunSetup_wrapper",
+    "TF_SessionMakeCallable",
+)
 
 
 class GraphItem(NamedTuple):
@@ -92,26 +93,69 @@ Handler = Callable[[GraphItem], "bytes | None"]
 class GraphPlugin:
     """The one plugin of a process: what is registered, and who handles the graphs.
 
-    Holds no lock, so that a fork in the middle of a callback leaves nothing locked in the child:
-    every shared step is one operation on a built-in container.
-
-    Attributes:
-        handler: Called for each graph; None while the rewrite is off.
+    Holds no lock, so that a fork in the middle of a callback leaves nothing locked in the child.
     """
 
-    def __init__(self, library: Library) -> None:
-        self.handler: Handler | None = None
+    def __init__(self, library: Library, gate: ctypes.PyDLL) -> None:
         self._library = library
+        self._gate = gate
+        self._handler: Handler | None = None
+        self._patches = Patches()
+        try:
+            self._device = ctypes.c_int.in_dll(gate, "tf_amp_device")
+            self._open = ctypes.c_int.in_dll(gate, "tf_amp_open")
+            self._running = ctypes.c_int.in_dll(gate, "tf_amp_running")
+            self._python = (ctypes.c_void_p * 3).in_dll(gate, "tf_amp_python")
+            set_status = ctypes.c_void_p.in_dll(gate, "tf_amp_set_status")
+        except ValueError as error:
+            raise RegistrationError(
+                f"{gate._name} was built from another version of this package (install tf-amp "
+                f"again): {error}"
+            ) from error
+        function: Any = library.set_status
+        set_status.value = ctypes.cast(function, ctypes.c_void_p).value
         self._registered: dict[str, object] = {}
-        self._items = itertools.count(1)
-        self._handled: set[int] = set()
-        self._running: dict[int, int] = {}
         atexit.register(self._wait_at_exit)
+        os.register_at_fork(after_in_child=self._forget_other_threads)
 
     @property
     def device_types(self) -> tuple[str, ...]:
         """The device types registered so far, oldest first."""
         return tuple(self._registered)
+
+    @property
+    def handler(self) -> Handler | None:
+        """Called for each graph of a session; None while the rewrite is off."""
+        return self._handler
+
+    @handler.setter
+    def handler(self, handler: Handler | None) -> None:
+        self._open.value = 0
+        self._patches.undo()
+        self._handler = handler
+        if handler is not None:
+            self._patches = Patches()
+            self._mark_calls()
+            self._open.value = 1
+
+    def _mark_calls(self) -> None:
+        """Tells the shared object which threads are inside a call of Python's session."""
+        from tensorflow.python.client import pywrap_tf_session
+
+        enter, leave = self._gate.tf_amp_enter, self._gate.tf_amp_leave
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def marked(*args: Any, **kwargs: Any) -> Any:
+                enter()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    leave()
+
+            return marked
+
+        for name in _BUILDING_CALLS:
+            self._patches.replace(pywrap_tf_session, name, make)
 
     def register(self, device_type: str) -> None:
         """Registers for one device type; does nothing when that was done before.
@@ -121,64 +165,36 @@ class GraphPlugin:
         """
         if device_type in self._registered:
             return
-        configs = OptimizerConfigs(size_to_end(OptimizerConfigs, "toggles"))
-        optimizer = Optimizer(
-            size_to_end(Optimizer, "destroy_func"),
-            None,
-            CREATE_FUNCTION(self._create),
-            OPTIMIZE_FUNCTION(self._optimizer_for(device_type)),
-            DESTROY_FUNCTION(self._destroy),
-        )
-        name = ctypes.create_string_buffer(device_type.encode())
-        filled = []
-
-        def init(params: Any, _status: int) -> None:
-            params.contents.struct_size = size_to_end(RegistrationParams, "optimizer")
-            params.contents.device_type = ctypes.addressof(name)
-            # Copied: TensorFlow reads its own structures, not the pointers.
-            params.contents.optimizer_configs[0] = configs
-            params.contents.optimizer[0] = optimizer
-            filled.append(device_type)
-
-        callback = INIT_FUNCTION(init)
-        keep_alive = (configs, optimizer, name, callback)
-        # TensorFlow calls these functions until the process has ended, later than the
-        # interpreter frees its objects.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(keep_alive))
-        self._registered[device_type] = keep_alive
+        number = 1 + DEVICE_TYPES.index(device_type)
+        callback = OPTIMIZE_FUNCTION(self._optimizer_for(device_type))
+        # TensorFlow calls it until the process has ended, later than the interpreter frees its
+        # objects.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
+        self._python[number] = ctypes.cast(callback, ctypes.c_void_p).value
+        self._device.value = number
         try:
-            self._call_registry(callback)
-        except RegistrationError:
-            del self._registered[device_type]
-            raise
-        if not filled:
-            raise RegistrationError("TensorFlow never asked the plugin for its registration")
+            self._call_registry()
+        finally:
+            self._device.value = 0
+        self._registered[device_type] = callback
 
-    def _call_registry(self, callback: Any) -> None:
+    def _call_registry(self) -> None:
         try:
             init_graph_plugin = self._library.find(_INIT_GRAPH_PLUGIN, AbslStatus, INIT_FUNCTION)
         except RegistrationError:
-            load_trampoline(callback)
+            from tensorflow.python.client import pywrap_tf_session
+
+            pywrap_tf_session.TF_LoadPluggableDeviceLibrary(self._gate._name)
             return
-        if not init_graph_plugin(callback).ok():
+        if not init_graph_plugin(INIT_FUNCTION(("TF_InitGraph", self._gate))).ok():
             raise RegistrationError("TensorFlow refused the plugin's registration")
 
-    def _create(self) -> int:
-        return next(self._items)
-
-    def _destroy(self, item: int | None) -> None:
-        self._handled.discard(item or 0)
-
     def _optimizer_for(self, device_type: str) -> Callable[..., None]:
-        def optimize(key: int, graph: Any, item: int, output: Any, status: int) -> None:
+        def optimize(_seen: int, graph: Any, item: int, output: Any, status: int) -> None:
             rewritten = None
-            call = next(self._items)
-            self._running[call] = key
             shapes = GraphShapes(self._library, item)
             try:
-                # Grappler makes one object for a graph and calls it in each of its rounds.
-                if (handler := self.handler) is not None and key not in self._handled:
-                    self._handled.add(key)
+                if (handler := self._handler) is not None:
                     rewritten = handler(
                         GraphItem(
                             device_type,
@@ -202,65 +218,36 @@ class GraphPlugin:
                 shapes.close()
                 if not rewritten:
                     self._library.set_status(status, ABORTED, b"tf_amp: nothing done")
-                del self._running[call]
 
         return optimize
 
     def _wait_at_exit(self) -> None:
         # A thread that comes back into Python after the interpreter is gone takes the process
-        # down. From here on a callback returns at once; those under way get time to finish.
+        # down. From here on none comes in; those under way get time to finish.
         self.handler = None
         deadline = time.monotonic() + _EXIT_PATIENCE_SECONDS
-        while self._running and time.monotonic() < deadline:
+        while self._running.value and time.monotonic() < deadline:
             time.sleep(0.005)
 
+    def _forget_other_threads(self) -> None:
+        self._running.value = 0
 
-def load_trampoline(callback: Any) -> None:
-    """Registers through the compiled ``TF_InitGraph``.
 
-    Args:
-        callback: C function of the type of ``TF_InitGraph``; called once, before this returns.
+def load_gate(path: Path) -> ctypes.PyDLL:
+    """Loads the shared object that TensorFlow calls.
 
     Raises:
-        RegistrationError: if the shared object was not built or cannot be loaded.
+        RegistrationError: if it was not built or cannot be loaded.
     """
-    from tensorflow.python.client import pywrap_tf_session
-
-    path = _TRAMPOLINE
     if not path.exists():
         raise RegistrationError(
-            f"TensorFlow exports no InitGraphPlugin, and {path.name} was not built (install "
-            "tf-amp from source where a C compiler is)"
+            f"{path.name} was not built (install tf-amp from a wheel, or from source where a C "
+            "compiler is)"
         )
     try:
-        trampoline = ctypes.CDLL(str(path))
+        return ctypes.PyDLL(str(path))
     except OSError as error:
         raise RegistrationError(f"{path} cannot be loaded: {error}") from error
-    pointer = ctypes.c_void_p.in_dll(trampoline, "tf_amp_init_graph")
-    pointer.value = ctypes.cast(callback, ctypes.c_void_p).value
-    try:
-        pywrap_tf_session.TF_LoadPluggableDeviceLibrary(str(path))
-    finally:
-        pointer.value = None
-
-
-def check_version(version: str) -> None:
-    """Checks a TensorFlow version against the range whose plugin API is known.
-
-    Raises:
-        RegistrationError: outside of 2.17 to 2.21; the text names version, range and remedy.
-    """
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if not OLDEST_VERSION <= numbers <= NEWEST_VERSION:
-        raise RegistrationError(
-            f"TensorFlow {version} is outside of the range {_dotted(OLDEST_VERSION)} to "
-            f"{_dotted(NEWEST_VERSION)} whose graph plugin API is known (install a release of "
-            "that range)"
-        )
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
 
 
 def foreign_plugins() -> list[str]:
@@ -284,7 +271,7 @@ def foreign_plugins() -> list[str]:
         except OSError:
             continue
         # A copy of our own library, loaded by somebody else, registers for no real device.
-        if hasattr(library, "TF_InitGraph") and not hasattr(library, "tf_amp_init_graph"):
+        if hasattr(library, "TF_InitGraph") and not hasattr(library, "tf_amp_device"):
             found.append(path)
     return found
 
@@ -296,20 +283,20 @@ def graph_plugin(tensorflow: ModuleType) -> GraphPlugin:
         tensorflow: The imported TensorFlow package.
 
     Raises:
-        RegistrationError: if this TensorFlow is outside of the supported range, another
-            graph plugin is loaded, or no way into the registry exists.
+        RegistrationError: if another graph plugin is loaded, the shared object was not built, or
+            no way into the registry exists.
     """
     from tensorflow.python.client import pywrap_tf_session
 
     plugin: GraphPlugin | None = getattr(pywrap_tf_session, _SLOT_ATTRIBUTE, None)
     if plugin is None:
-        check_version(tensorflow.__version__)
         if others := foreign_plugins():
             raise RegistrationError(
                 f"another graph plugin is loaded ({', '.join(others)}), and TensorFlow ends the "
                 "process when two register for one device type (remove that plugin)"
             )
-        plugin = GraphPlugin(Library(Path(str(tensorflow.__file__)).parent))
+        library = Library(Path(str(tensorflow.__file__)).parent)
+        plugin = GraphPlugin(library, load_gate(_SHARED_OBJECT))
         setattr(pywrap_tf_session, _SLOT_ATTRIBUTE, plugin)
     for device_type in DEVICE_TYPES:
         plugin.register(device_type)

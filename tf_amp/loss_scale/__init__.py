@@ -19,21 +19,22 @@ from tf_amp.loss_scale.rule import (
 )
 
 if TYPE_CHECKING:
-    from tf_amp.loss_scale.callbacks import loss_scale_callback
     from tf_amp.loss_scale.floor import LossScaleAtFloorError
+    from tf_amp.loss_scale.gradients import VariableUnderflow, measure_underflow
     from tf_amp.loss_scale.manager import LossScaleManager
-    from tf_amp.loss_scale.protocol import LossScaleProtocolError
-    from tf_amp.loss_scale.underflow import VariableUnderflow, measure_underflow
-    from tf_amp.loss_scale.wrapping import is_wrapped, wrap_optimizer
+    from tf_amp.loss_scale.step_protocol import LossScaleProtocolError
+    from tf_amp.loss_scale.telemetry import loss_scale_callback
+    from tf_amp.loss_scale.wrapping import is_wrapped, manager_of, wrap_optimizer
 
 _LAZY = {
     "LossScaleAtFloorError": "floor",
     "LossScaleManager": "manager",
-    "LossScaleProtocolError": "protocol",
-    "VariableUnderflow": "underflow",
+    "LossScaleProtocolError": "step_protocol",
+    "VariableUnderflow": "gradients",
     "is_wrapped": "wrapping",
-    "loss_scale_callback": "callbacks",
-    "measure_underflow": "underflow",
+    "loss_scale_callback": "telemetry",
+    "manager_of": "wrapping",
+    "measure_underflow": "gradients",
     "wrap_optimizer": "wrapping",
 }
 
@@ -46,6 +47,7 @@ __all__ = [
     "LossScaleManager",
     "wrap_optimizer",
     "is_wrapped",
+    "manager_of",
     "measure_underflow",
     "VariableUnderflow",
     "loss_scale_callback",

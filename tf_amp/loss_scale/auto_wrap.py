@@ -1,4 +1,4 @@
-"""Wraps the optimizers of an unchanged script: those of `compile()` and of v1 `minimize`."""
+"""Scales the loss of an unchanged script: in the optimizer of `compile()` and in v1 `minimize`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from tf_amp.after_import import AfterImport
-from tf_amp.loss_scale.patching import Patches
+from tf_amp.patches import Patches
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 
@@ -18,7 +18,7 @@ class LossScalingChoice(Protocol):
 
     @property
     def loss_scaling(self) -> bool:
-        """Whether optimizers are wrapped without being asked to one by one."""
+        """Whether optimizers get a loss scale without being asked to one by one."""
 
 
 class _Hooks:
@@ -38,8 +38,8 @@ def install(installation: LossScalingChoice) -> str | None:
     Installing again changes nothing.
 
     Args:
-        installation: The installed state. Where its `loss_scaling` is false, no optimizer is
-            wrapped; `fit` still reports the skipped steps of optimizers that were wrapped by hand.
+        installation: The installed state. Where its `loss_scaling` is false, no optimizer gets a
+            loss scale; `fit` still reports the skipped steps of those that were wrapped by hand.
 
     Returns:
         None, or why a library that is imported already could not be hooked.
@@ -56,7 +56,7 @@ def install(installation: LossScalingChoice) -> str | None:
             except (AttributeError, ImportError) as error:
                 failures.append(f"loss scaling cannot hook {name}: {error}")
                 _LOGGER.warning(
-                    "Optimizers of %s are not wrapped by themselves, because this version of it "
+                    "Optimizers of %s get no loss scale by themselves, because this version of it "
                     "is not as expected (%s). Use tf_amp.loss_scale.wrap_optimizer(optimizer).",
                     name,
                     error,
@@ -76,9 +76,9 @@ def install(installation: LossScalingChoice) -> str | None:
 
     def hook_v1(module: ModuleType | None) -> None:
         del module
-        from tf_amp.loss_scale import auto_wrap_v1
+        from tf_amp.loss_scale import v1_optimizer
 
-        auto_wrap_v1.hook(patches)
+        v1_optimizer.hook(patches)
 
     _hooks.patches = patches
     _hooks.waiting = AfterImport(
@@ -91,7 +91,10 @@ def install(installation: LossScalingChoice) -> str | None:
 
 
 def uninstall() -> None:
-    """Takes all hooks back. Optimizers that were wrapped stay wrapped."""
+    """Takes all hooks back.
+
+    What is traced from now on is not scaled, but by optimizers that were wrapped by hand.
+    """
     if _hooks.waiting is not None:
         _hooks.waiting.stop()
         _hooks.waiting = None

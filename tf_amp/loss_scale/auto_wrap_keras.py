@@ -1,20 +1,31 @@
-"""The hooks in Keras 3 and tf_keras: `compile`, `fit` and the start of a custom loop."""
+"""The hooks in Keras 3 and tf_keras: `compile`, `fit`, and the methods of compiled optimizers."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from tf_amp.loss_scale.callbacks import LOSS_SCALE_CALLBACK, loss_scale_callback
-from tf_amp.loss_scale.manager import LossScaleManager
-from tf_amp.loss_scale.notices import CustomLoopNotice
-from tf_amp.loss_scale.patching import Patches
-from tf_amp.loss_scale.wrapping import is_wrapped, mark_wrapped, wrap_optimizer, wrapper_of
+import tensorflow as tf
+
+from tf_amp.compatibility import KERAS, TF_KERAS, require
+from tf_amp.loss_scale.in_place import (
+    CustomLoopNotice,
+    Scaling,
+    applying,
+    give_scaling,
+    is_applying,
+    scaling_of,
+)
+from tf_amp.loss_scale.telemetry import LOSS_SCALE_CALLBACK, loss_scale_callback
+from tf_amp.loss_scale.wrapping import Family, find_family, is_wrapped, manager_of, wrapper_of
+from tf_amp.patches import Patches
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
+_Method = Callable[..., Any]
 
 
 def hook_keras(keras: ModuleType | None, patches: Patches, *, wraps: bool) -> None:
@@ -23,56 +34,69 @@ def hook_keras(keras: ModuleType | None, patches: Patches, *, wraps: bool) -> No
     Args:
         keras: The imported module.
         patches: Collects what is replaced.
-        wraps: Whether `compile` wraps optimizers.
+        wraps: Whether `compile` gives optimizers a loss scale.
     """
     if keras is None or not hasattr(keras, "backend") or not hasattr(keras, "ops"):
         return
     if keras.backend.backend() != "tensorflow":
         return
+    require(KERAS)
     patches.replace(keras.Model, "fit", _make_fit)
     if not wraps:
         return
-    library_class = keras.optimizers.LossScaleOptimizer
-    patches.replace(keras.Model, "compile", lambda original: _make_compile(original, library_class))
-    patches.replace(library_class, "__init__", _make_marking_constructor)
     notice = CustomLoopNotice()
-    patches.replace(
-        keras.optimizers.Optimizer, "apply", lambda original: _make_noticing(original, notice)
-    )
+    base = keras.optimizers.Optimizer
+    make_apply = functools.partial(_make_apply, notice=notice)
+
+    make_apply_pairs = functools.partial(_make_apply_pairs, notice=notice)
+
+    def prepare(model: Any, optimizer: Any) -> None:
+        patches.replace_all(type(optimizer), "scale_loss", _make_scale_loss)
+        patches.replace_all(type(optimizer), "apply", make_apply)
+        # The base class's own leads to `apply`, that of a subclass need not.
+        for owner in type(optimizer).__mro__:
+            if "apply_gradients" in owner.__dict__ and not issubclass(base, owner):
+                patches.replace(owner, "apply_gradients", make_apply_pairs)
+        for owner in type(model).__mro__:
+            # One that is a tf.function is traced once, and its first trace may see no scale.
+            if inspect.isfunction(owner.__dict__.get("train_step")):
+                patches.replace(owner, "train_step", _make_train_step)
+
+    patches.replace(keras.Model, "compile", functools.partial(_make_compile, prepare=prepare))
+    patches.replace(keras.optimizers.LossScaleOptimizer, "apply", _make_applying)
+    patches.replace(base, "apply", make_apply)
 
 
 def hook_tf_keras(tf_keras: ModuleType | None, patches: Patches, *, wraps: bool) -> None:
     """Hooks tf_keras; arguments as for `hook_keras`."""
     if tf_keras is None:
         return
+    require(TF_KERAS)
     patches.replace(tf_keras.Model, "fit", _make_fit)
     if not wraps:
         return
-    library_class = tf_keras.mixed_precision.LossScaleOptimizer
-    patches.replace(
-        tf_keras.Model, "compile", lambda original: _make_compile(original, library_class)
-    )
-    notice = CustomLoopNotice()
+    make_apply = functools.partial(_make_apply_gradients, notice=CustomLoopNotice())
+
+    def prepare(model: Any, optimizer: Any) -> None:
+        del model
+        patches.replace_all(type(optimizer), "minimize", _make_minimize)
+        patches.replace_all(type(optimizer), "apply_gradients", make_apply)
+
+    patches.replace(tf_keras.Model, "compile", functools.partial(_make_compile, prepare=prepare))
     for optimizer_class in (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer):
-        patches.replace(
-            optimizer_class,
-            "apply_gradients",
-            lambda original: _make_noticing(original, notice),
-        )
+        patches.replace(optimizer_class, "apply_gradients", make_apply)
 
 
-def _make_compile(original: Callable[..., Any], library_class: type) -> Callable[..., Any]:
+def _make_compile(original: _Method, prepare: Callable[[Any, Any], None]) -> _Method:
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         try:
-            asked_for = (
-                inspect.signature(original).bind(self, *args, **kwargs).arguments.get("optimizer")
-            )
-            _wrap_model_optimizer(self, asked_for, library_class)
+            for optimizer in tf.nest.flatten(getattr(self, "optimizer", None)):
+                _scale_in_place(self, optimizer, prepare)
         except Exception:
             _LOGGER.warning(
-                "The optimizer of compile() could not be wrapped; the model trains without loss "
-                "scaling.",
+                "The optimizer of compile() could not be given a loss scale; the model trains "
+                "without loss scaling.",
                 exc_info=True,
             )
         return result
@@ -80,47 +104,38 @@ def _make_compile(original: Callable[..., Any], library_class: type) -> Callable
     return compile
 
 
-def _wrap_model_optimizer(model: Any, asked_for: Any, library_class: Any) -> None:
-    """Replaces the optimizer of a model that was just compiled.
-
-    After `compile` and not before: the optimizer that Keras writes into the compile config of a
-    `.keras` file stays the plain one, so that the file loads where tf_amp is not installed.
-    """
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or isinstance(getattr(optimizer, "manager", None), LossScaleManager):
+def _scale_in_place(model: Any, optimizer: Any, prepare: Callable[[Any, Any], None]) -> None:
+    name = type(optimizer).__name__
+    if optimizer is None:
         return
-    if isinstance(optimizer, library_class):
-        if isinstance(asked_for, library_class):
-            _LOGGER.info(
-                "compile() was given a %s; it scales the loss, and tf_amp leaves it alone.",
-                type(optimizer).__name__,
-            )
-            return
-        # Made by compile() for a mixed_float16 policy. One of the two must scale.
-        optimizer = optimizer.inner_optimizer
-        optimizer.__dict__.pop("_is_wrapped_by_loss_scale_optimizer", None)
-        mark_wrapped(optimizer, None)
-        _LOGGER.info(
-            "The policy mixed_float16 asks for loss scaling: tf_amp's optimizer does it, in place "
-            "of the library's LossScaleOptimizer."
-        )
-    wrapper = wrapper_of(optimizer)
-    if wrapper is None:
-        wrapper = wrap_optimizer(optimizer)
-        _LOGGER.info(
-            "Loss scaling: the optimizer %s of compile() is wrapped, %r.",
-            type(optimizer).__name__,
-            wrapper.manager.rule,
-        )
-    model.optimizer = wrapper
+    if scaling_of(optimizer) is not None:
+        prepare(model, optimizer)
+        return
+    if is_wrapped(optimizer) or wrapper_of(optimizer) is not None:
+        if manager_of(optimizer) is None:
+            _LOGGER.info("The %s of compile() scales the loss, and tf_amp leaves it alone.", name)
+        return
+    family = find_family(optimizer)
+    prepare(model, optimizer)
+    scaling = give_scaling(optimizer)
+    if family is Family.KERAS:
+        from tf_amp.loss_scale.keras_optimizer import LossScaleStore
+
+        object.__setattr__(optimizer, "loss_scale_store", LossScaleStore(scaling.manager))
+    with model.distribute_strategy.scope():
+        scaling.manager.create_variables()
+    _LOGGER.info(
+        "Loss scaling: the optimizer %s of compile() scales its loss by %r.",
+        name,
+        scaling.manager.rule,
+    )
 
 
-def _make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
+def _make_fit(original: _Method) -> _Method:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        manager = getattr(getattr(self, "optimizer", None), "manager", None)
-        if not isinstance(manager, LossScaleManager):
+        if manager_of(getattr(self, "optimizer", None)) is None:
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         callbacks = bound.arguments.get("callbacks")
@@ -138,22 +153,171 @@ def _make_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     return fit
 
 
-def _make_marking_constructor(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __init__(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(self, inner_optimizer, *args, **kwargs)
-        if wrapper_of(inner_optimizer) is None:
-            mark_wrapped(inner_optimizer, self)
+def _make_train_step(original: _Method) -> _Method:
+    def train_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        scaling = scaling_of(getattr(self, "optimizer", None))
+        if scaling is None or not _takes_part():
+            return original(self, *args, **kwargs)
+        with scaling.step():
+            return original(self, *args, **kwargs)
 
-    return __init__
+    return train_step
 
 
-def _make_noticing(original: Callable[..., Any], notice: CustomLoopNotice) -> Callable[..., Any]:
-    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        driven = wrapper_of(self) is not None or getattr(
-            self, "_is_wrapped_by_loss_scale_optimizer", False
+def _make_scale_loss(original: _Method) -> _Method:
+    def scale_loss(self: Any, loss: Any) -> Any:
+        scaling = scaling_of(self)
+        if scaling is None or is_applying():
+            return original(self, loss)
+        with applying():
+            loss = original(self, loss)
+        return scaling.scale_loss(loss)
+
+    return scale_loss
+
+
+def _make_minimize(original: _Method) -> _Method:
+    signature = inspect.signature(original)
+
+    def minimize(self: Any, *args: Any, **kwargs: Any) -> Any:
+        scaling = scaling_of(self)
+        if scaling is None or scaling.in_step or not _takes_part():
+            return original(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        if "loss" not in bound.arguments:  # (*args, **kwargs): it hands them to one that has it.
+            return original(self, *args, **kwargs)
+        loss, tape = bound.arguments["loss"], bound.arguments.get("tape")
+        with scaling.step():
+            if callable(loss):
+                bound.arguments["loss"] = lambda: scaling.scale_loss(loss())
+            elif tape is not None:
+                with tape:
+                    bound.arguments["loss"] = scaling.scale_loss(loss)
+            return original(*bound.args, **bound.kwargs)
+
+    return minimize
+
+
+def _make_apply(original: _Method, notice: CustomLoopNotice) -> _Method:
+    """`apply` of an optimizer of Keras 3."""
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
+        grads = list(grads)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        _apply_in_place(
+            self,
+            grads,
+            self._trainable_variables if trainable_variables is None else trainable_variables,
+            lambda values: original(self, values, trainable_variables, **kwargs),
+            notice,
         )
-        if not driven and not is_wrapped(self):
-            notice.give(self)
-        return original(self, *args, **kwargs)
 
     return apply
+
+
+def _make_apply_pairs(original: _Method, notice: CustomLoopNotice) -> _Method:
+    """`apply_gradients` of a subclass of Keras 3's optimizers that has one of its own."""
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+
+        def run(values: Sequence[Any]) -> Any:
+            return original(self, list(zip(values, variables, strict=True)), *args, **kwargs)
+
+        _apply_in_place(self, [gradient for gradient, _ in pairs], variables, run, notice)
+        return self._iterations
+
+    return apply_gradients
+
+
+def _apply_in_place(
+    optimizer: Any,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    run: Callable[[Sequence[Any]], Any],
+    notice: CustomLoopNotice,
+) -> None:
+    scaling = _scaling_in_charge(optimizer, notice)
+    # Whatever is wrong with these, the optimizer itself says it.
+    legal = len(gradients) == len(variables) and any(one is not None for one in gradients)
+    if scaling is None or not legal:
+        run(gradients if scaling is None else scaling.unscale(gradients))
+        return
+    from tf_amp.loss_scale.keras_optimizer import gated_apply
+
+    if not optimizer.built:
+        optimizer.build(variables)
+        optimizer.built = True
+
+    def run_inside(values: Sequence[Any]) -> Any:
+        with applying():
+            return run(values)
+
+    gated_apply(
+        scaling.manager,
+        optimizer,
+        gradients,
+        variables,
+        run_inside,
+        unscale=lambda: scaling.unscale(gradients),
+        horovod=scaling.horovod,
+    )
+
+
+def _make_apply_gradients(original: _Method, notice: CustomLoopNotice) -> _Method:
+    """`apply_gradients` of an optimizer of tf_keras."""
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        scaling = _scaling_in_charge(self, notice)
+        pairs = list(grads_and_vars)
+        gradients = [gradient for gradient, _ in pairs]
+        if scaling is None or not any(gradient is not None for gradient in gradients):
+            return original(self, pairs, *args, **kwargs)
+        from tf_amp.loss_scale.tf_keras_optimizer import gated_apply_gradients, options_of
+
+        def run(values: Any, **options: Any) -> Any:
+            with applying():
+                return original(self, values, **options)
+
+        method = functools.partial(original, self)
+        gated_apply_gradients(
+            scaling.manager,
+            self,
+            [(g, v) for g, (_, v) in zip(scaling.unscale(gradients), pairs, strict=True)],
+            run,
+            options_of(method, args, kwargs),
+            horovod=scaling.horovod,
+        )
+        return self.iterations
+
+    return apply_gradients
+
+
+def _make_applying(original: _Method) -> _Method:
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with applying():
+            return original(self, *args, **kwargs)
+
+    return apply
+
+
+def _scaling_in_charge(optimizer: Any, notice: CustomLoopNotice) -> Scaling | None:
+    """The loss scale that a call of `apply` has to heed; gives the notice where there is none."""
+    if is_applying():
+        return None
+    scaling = scaling_of(optimizer)
+    driven = wrapper_of(optimizer) is not None or is_wrapped(optimizer, in_place=False)
+    driven = driven or getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False)
+    if not driven and not (scaling is not None and scaling.loss_was_scaled):
+        notice.give(optimizer)
+    return scaling if _takes_part() else None
+
+
+def _takes_part() -> bool:
+    """Whether steps can be skipped here: not in graphs of TensorFlow 1, nor between replicas."""
+    return (
+        tf.compat.v1.executing_eagerly_outside_functions()
+        and not tf.distribute.in_cross_replica_context()
+    )

@@ -1,22 +1,22 @@
 """One step behind a gate: the optimizer runs if all gradients are finite, else it is skipped.
 
 Everything an optimizer changes, it changes inside one branch of a `tf.cond`: variables, slots,
-iteration counter and moving averages of a skipped step therefore stay what they were.
+iteration counter and moving averages of a skipped step therefore stay what they were. All replicas
+and processes of a training job decide alike.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_amp.loss_scale import consensus
 from tf_amp.loss_scale import gradients as gradient_math
 from tf_amp.loss_scale.manager import LossScaleManager
-from tf_amp.loss_scale.planned_update import PlannedUpdate
 from tf_amp.loss_scale.rule import LossScaleState
-from tf_amp.loss_scale.state_variables import FIELDS
+from tf_amp.loss_scale.state import FIELDS, PlannedUpdate
 
 # Applies gradients, given in the order of the step's variables.
 Apply = Callable[[Sequence[Any]], Any]
@@ -55,12 +55,14 @@ def apply_if_finite(
         RuntimeError: If called in the cross-replica context of a distribution strategy.
     """
     _require_gradients(gradients, variables)
-    consensus.require_replica_context()
+    require_replica_context()
     if not manager.rule.checks_gradients:
         return _true_after(apply(gradients))
 
-    finite = consensus.agree(gradient_math.all_finite(gradients), horovod=horovod)
-    first_name = manager.register_variable_names([variable_name(v) for v in variables])
+    finite = agree(gradient_math.all_finite(gradients), horovod=horovod)
+    first_name = manager.register_variable_names(
+        [gradient_math.variable_name(v) for v in variables]
+    )
     present = [i for i, gradient in enumerate(gradients) if gradient is not None]
 
     def apply_present(*values: Any) -> Any:
@@ -78,16 +80,10 @@ def apply_if_finite(
     def decide(call: Callable[..., Any], flag: tf.Tensor, *values: Any) -> tf.Tensor:
         return _Gate(manager, flag, step, first_name, drop_window).pass_through(
             lambda: call(apply_present, *values),
-            lambda: consensus.largest(call(culprit, *values)),
+            lambda: largest(call(culprit, *values)),
         )
 
-    return consensus.in_deciding_context(decide, finite, *(gradients[i] for i in present))
-
-
-def variable_name(variable: Any) -> str:
-    """The name a user knows a variable by, for example `dense/kernel`."""
-    path = getattr(variable, "path", None)
-    return str(path if path else variable.name).removesuffix(":0")
+    return in_deciding_context(decide, finite, *(gradients[i] for i in present))
 
 
 class _Gate:
@@ -177,7 +173,7 @@ def _operations(result: Any) -> list[Any]:
         return []
     flat = []
     for item in tf.nest.flatten(result):
-        for local in consensus.local_values(item):
+        for local in local_values(item):
             if isinstance(local, tf.Operation) or tf.is_tensor(local):
                 flat.append(local)
             elif isinstance(getattr(local, "op", None), tf.Operation):
@@ -187,9 +183,98 @@ def _operations(result: Any) -> list[Any]:
 
 def _require_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
     if all(gradient is None for gradient in gradients):
-        names = ", ".join(variable_name(v) for v in variables) or "no variable"
+        names = ", ".join(gradient_math.variable_name(v) for v in variables) or "no variable"
         raise ValueError(
             "No variable has a gradient, so there is nothing to apply. Received: None for "
             f"{names}. Check that the loss depends on these variables and that it was computed "
             "(and scaled) inside the GradientTape."
         )
+
+
+def require_replica_context() -> None:
+    """Refuses to go on in a cross-replica context.
+
+    Raises:
+        RuntimeError: If called inside `strategy.scope()` but outside `strategy.run`.
+    """
+    if tf.distribute.in_cross_replica_context():
+        raise RuntimeError(
+            "Gradients are applied in the context of a replica: call apply_gradients inside the "
+            "function that is given to strategy.run. Received: a call in the cross-replica "
+            f"context of {type(tf.distribute.get_strategy()).__name__}"
+        )
+
+
+def agree(finite: tf.Tensor, *, horovod: bool = False) -> tf.Tensor:
+    """Whether the flag is true everywhere.
+
+    Args:
+        finite: The flag of this replica, a scalar bool tensor.
+        horovod: Whether the processes of Horovod take part.
+
+    Returns:
+        A scalar bool tensor, equal on all replicas of the strategy and, if asked, all processes
+        of Horovod.
+
+    Raises:
+        RuntimeError: If `horovod` is asked for and `horovod.tensorflow` is not imported.
+    """
+    if tf.distribute.has_strategy():
+        context = tf.distribute.get_replica_context()
+        if context is not None and context.num_replicas_in_sync > 1:
+            finite = context.all_reduce(tf.distribute.ReduceOp.SUM, _count_bad(finite)) < 0.5
+    if horovod:
+        module = sys.modules.get("horovod.tensorflow")
+        if module is None:
+            raise RuntimeError(
+                "The optimizer is Horovod's, but horovod.tensorflow is not imported, so the "
+                "processes cannot agree on skipped steps. Import horovod.tensorflow and call its "
+                "init() before training."
+            )
+        finite = module.allreduce(_count_bad(finite), op=module.Sum) < 0.5
+    return finite
+
+
+def in_deciding_context(decide: Callable[..., Any], finite: tf.Tensor, *values: Any) -> Any:
+    """Runs `decide(call, finite, *values)` where a `tf.cond` may contain an optimizer.
+
+    An optimizer under a strategy merges its replicas, which is not possible inside a `tf.cond` of
+    one replica. There the decision is taken once for all replicas, and `call(f, *values)` goes
+    back into the context of each. Everywhere else `call(f, *values)` is just `f(*values)`.
+
+    Args:
+        decide: The decision.
+        finite: The flag all replicas agreed on.
+        *values: Tensors of this replica that `decide` needs.
+
+    Returns:
+        What `decide` returns.
+    """
+    if not tf.distribute.has_strategy() or (
+        tf.__internal__.distribute.strategy_supports_no_merge_call()
+    ):
+        return decide(lambda function, *args: function(*args), finite, *values)
+
+    def merged(strategy: Any, flags: Any, *all_values: Any) -> Any:
+        def call(function: Callable[..., Any], *args: Any) -> Any:
+            return strategy.extended.call_for_each_replica(function, args=args)
+
+        return decide(call, local_values(flags)[0], *all_values)
+
+    context = tf.distribute.get_replica_context()
+    return context.merge_call(merged, args=(finite, *values))
+
+
+def largest(codes: Any) -> tf.Tensor:
+    """The largest of the integer scalars that the replicas computed."""
+    return tf.reduce_max(tf.stack(local_values(codes)))
+
+
+def local_values(value: Any) -> tuple[Any, ...]:
+    """The values of a per-replica object on this machine; `(value,)` for any other object."""
+    return tuple(tf.distribute.get_strategy().experimental_local_results(value))
+
+
+def _count_bad(finite: tf.Tensor) -> tf.Tensor:
+    # Strategies reduce floating-point tensors on every device; few reduce booleans.
+    return tf.cast(tf.logical_not(finite), tf.float32)

@@ -6,17 +6,18 @@ It is a `keras.optimizers.LossScaleOptimizer`, so that everything in Keras that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.saving.keras_saveable import KerasSaveable
 
-from tf_amp.loss_scale.custom_loop import CustomLoopMethods
 from tf_amp.loss_scale.gate import apply_if_finite
+from tf_amp.loss_scale.in_place import applying
 from tf_amp.loss_scale.manager import LossScaleManager
 from tf_amp.loss_scale.rule import DynamicLossScale
+from tf_amp.loss_scale.step_protocol import CustomLoopMethods
 
 # Settings of the wrapped optimizer that are read and written through the wrapper.
 _DELEGATED = (
@@ -40,7 +41,8 @@ class KerasLossScaleOptimizer(
     """Scales the loss of a Keras 3 optimizer and skips steps with non-finite gradients.
 
     In a checkpoint it looks like the wrapped optimizer with one more child, the scale's state. A
-    float32 checkpoint therefore restores into it, and its own into a plain optimizer.
+    float32 checkpoint therefore restores into it, and its own into a plain optimizer. Attributes it
+    does not have itself are those of the wrapped optimizer.
 
     Args:
         inner_optimizer: The optimizer that does the updates.
@@ -87,7 +89,7 @@ class KerasLossScaleOptimizer(
         self.manager = manager
         self._protocol = manager.new_protocol()
         self._horovod = horovod
-        self.loss_scale_store = _LossScaleStore(manager)
+        self.loss_scale_store = LossScaleStore(manager)
         inner_optimizer._track_trackable(manager, "loss_scale", overwrite=True)
 
     def _track_trackable(self, trackable: Any, name: str, overwrite: bool = False) -> Any:
@@ -98,6 +100,12 @@ class KerasLossScaleOptimizer(
     def __dir__(self) -> Iterable[str]:
         # Keras saves what it finds here. The wrapped optimizer is saved as the wrapper already.
         return [name for name in super().__dir__() if name not in ("inner_optimizer", "_trackable")]
+
+    def __getattr__(self, name: str) -> Any:
+        # Not before the wrapper is complete: Keras looks at attributes before it sets them.
+        if name.startswith("_") or "manager" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._trackable, name)
 
     def build(self, var_list: Sequence[Any]) -> None:
         """Creates the variables of the wrapped optimizer and of the scale."""
@@ -111,19 +119,28 @@ class KerasLossScaleOptimizer(
                 self.manager.create_variables()
         self.built = True
 
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+    def apply(
+        self,
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Any] | None = None,
+        *,
+        unscaled: bool | None = None,
+    ) -> Any:
         """Unscales and checks gradients, and applies them if all are finite.
 
         Args:
             grads: One gradient (tensor, `tf.IndexedSlices` or None) for each variable.
             trainable_variables: The variables; default those the optimizer was built with.
+            unscaled: Whether the gradients came out of `unscale`. Default None: they did if it was
+                called just before, in the same function.
 
         Returns:
             Scalar bool tensor: whether they were applied; False means that the step was skipped.
 
         Raises:
             ValueError: If there is no gradient at all.
-            LossScaleProtocolError: If the manager is strict and the loss was not scaled.
+            LossScaleProtocolError: If `unscaled` must be said, or if the manager is strict and the
+                loss was not scaled.
         """
         grads = list(grads)
         inner = self.inner_optimizer
@@ -137,38 +154,35 @@ class KerasLossScaleOptimizer(
                     "trainable_variables=None"
                 )
             self.build(trainable_variables)
-        variables = trainable_variables or inner._trainable_variables
-        unscaled = [
-            raw if getattr(variable, "overwrite_with_gradient", False) else gradient
-            for raw, gradient, variable in zip(grads, self._unscaled(grads), variables, strict=True)
-        ]
-        return apply_if_finite(
+
+        def run(values: Sequence[Any]) -> Any:
+            with applying():
+                return inner.apply(values, trainable_variables)
+
+        return gated_apply(
             self.manager,
-            unscaled,
-            variables,
-            lambda values: inner.apply(values, trainable_variables),
-            step=inner.iterations,
+            inner,
+            grads,
+            trainable_variables or inner._trainable_variables,
+            run,
+            unscale=lambda: self._unscaled(grads, unscaled),
             horovod=self._horovod,
-            drop_window=self._drop_window if inner.gradient_accumulation_steps else None,
         )
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], *, unscaled: bool | None = None
+    ) -> Any:
         """As `apply`, for pairs of gradient and variable."""
         grads, variables = zip(*grads_and_vars, strict=True)
-        return self.apply(grads, variables)
-
-    def _drop_window(self) -> None:
-        inner = self.inner_optimizer
-        steps = inner.gradient_accumulation_steps
-        inner._iterations.assign(inner._iterations // steps * steps)
-        inner._backend_reset_gradient_accumulators()
+        return self.apply(grads, variables, unscaled=unscaled)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """As for the wrapped optimizer; `fit` calls it at its end."""
         self.inner_optimizer.finalize_variable_values(var_list)
         if tf.executing_eagerly():
             # Where fit ran compiled by XLA, this is when its skipped steps are told.
-            self.manager.check(step=int(self.inner_optimizer._iterations))
+            # The variable of a strategy has no int(), but a value.
+            self.manager.check(step=int(self.inner_optimizer._iterations.value.numpy()))
 
     def stateless_apply(self, *args: Any, **kwargs: Any) -> Any:
         """Not available with TensorFlow, as for every Keras optimizer."""
@@ -224,6 +238,50 @@ class KerasLossScaleOptimizer(
         return cls(inner_optimizer, manager, **arguments)
 
 
+def gated_apply(
+    manager: LossScaleManager,
+    optimizer: keras.optimizers.Optimizer,
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    apply: Callable[[Sequence[Any]], Any],
+    *,
+    unscale: Callable[[], Sequence[Any]],
+    horovod: bool,
+) -> tf.Tensor:
+    """Lets a Keras 3 optimizer apply gradients if all are finite.
+
+    Args:
+        manager: The loss scale.
+        optimizer: The optimizer, built for these variables.
+        grads: One gradient for each variable, as they came.
+        variables: The variables.
+        apply: Applies unscaled gradients.
+        unscale: Gives `grads` unscaled. What a variable is overwritten with stays as it is.
+        horovod: Whether `optimizer` is Horovod's.
+
+    Returns:
+        As `apply_if_finite`.
+    """
+
+    def drop_window() -> None:
+        steps = optimizer.gradient_accumulation_steps
+        optimizer._iterations.assign(optimizer._iterations // steps * steps)
+        optimizer._backend_reset_gradient_accumulators()
+
+    return apply_if_finite(
+        manager,
+        [
+            raw if getattr(variable, "overwrite_with_gradient", False) else gradient
+            for raw, gradient, variable in zip(grads, unscale(), variables, strict=True)
+        ],
+        variables,
+        apply,
+        step=optimizer.iterations,
+        horovod=horovod,
+        drop_window=drop_window if optimizer.gradient_accumulation_steps else None,
+    )
+
+
 _HOROVOD_ORDER = (
     "Horovod's DistributedOptimizer was put around the loss-scale optimizer. The order must be the "
     "other way round, so that gradients are reduced before they are checked: "
@@ -247,7 +305,7 @@ for _name in _DELEGATED:
     setattr(KerasLossScaleOptimizer, _name, _delegate(_name))
 
 
-class _LossScaleStore(KerasSaveable):
+class LossScaleStore(KerasSaveable):
     """The state of the scale as a `.keras` file knows it: an object beside the optimizer's own."""
 
     def __init__(self, manager: LossScaleManager) -> None:
@@ -258,8 +316,10 @@ class _LossScaleStore(KerasSaveable):
         return "Optimizer"
 
     def save_own_variables(self, store: Any) -> None:
+        """Saves the state of the scale."""
         for field, value in self._manager.export_state().items():
             store[field] = value
 
     def load_own_variables(self, store: Any) -> None:
+        """Loads what of the state is there."""
         self._manager.import_state({field: store[field] for field in store.keys()})  # noqa: SIM118

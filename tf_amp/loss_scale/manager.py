@@ -12,11 +12,9 @@ import tensorflow as tf
 from tf_amp.loss_scale import gradients as gradient_math
 from tf_amp.loss_scale import telemetry
 from tf_amp.loss_scale.floor import SkippedStep, SkipReporter
-from tf_amp.loss_scale.planned_update import PlannedUpdate, plan_update
-from tf_amp.loss_scale.protocol import StepProtocol
-from tf_amp.loss_scale.rule import LossScale, LossScaleState
-from tf_amp.loss_scale.rule_choice import resolve
-from tf_amp.loss_scale.state_variables import CULPRIT, FIELDS, StateVariables
+from tf_amp.loss_scale.rule import LossScale, LossScaleState, require_count, resolve
+from tf_amp.loss_scale.state import CULPRIT, FIELDS, PlannedUpdate, StateVariables, plan_update
+from tf_amp.loss_scale.step_protocol import StepProtocol
 
 
 class LossScaleManager(tf.__internal__.tracking.Trackable):
@@ -38,7 +36,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
     of every checkpoint. Reading it inside a step costs no transfer to the host.
 
     Args:
-        loss_scale: `"dynamic"` (default), a number, or a rule; see `rule_choice.resolve`.
+        loss_scale: `"dynamic"` (default), a number, or a rule; see `rule.resolve`.
         window: How many calls of `apply_gradients` make one update of the scale; default 1.
         name: The prefix of the variables' names.
         strict: Whether a step whose loss was not scaled is an error instead of one warning.
@@ -56,10 +54,8 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         strict: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-            raise ValueError(f"`window` must be an integer >= 1. Received: window={window!r}")
         self._rule = resolve(loss_scale)
-        self._window = window
+        self._window = window = require_count("window", window)
         self._name = name
         self._strict = strict
         self._state = StateVariables(self._rule.initial_state(), windowed=window > 1, name=name)
@@ -111,7 +107,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
             The same structure. Report the loss you passed in, not this one.
         """
         for protocol in self._protocols:
-            protocol.loss_scaled(eagerly=tf.executing_eagerly())
+            protocol.loss_scaled()
         return self.multiply(loss)
 
     def multiply(self, tensors: Any) -> Any:
@@ -229,7 +225,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
 
         Steps report themselves, except inside functions compiled by XLA, which cannot call the
         host. Loops that use `jit_compile=True` call this now and then; Keras's `fit` does it by
-        the callback of `callbacks.loss_scale_callback`.
+        the callback of `loss_scale_callback`.
 
         Args:
             step: The number to call the current step in messages.
@@ -273,6 +269,10 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         """A new manager as `get_config` described it, in its initial state."""
         return cls(**config)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is copied or pickled together with an optimizer: a scale of its own, as it is now.
+        return _rebuilt, (self.get_config(), self.export_state())
+
     def summary(self, step: int) -> None:
         """Writes the state to TensorBoard, with the default summary writer.
 
@@ -291,3 +291,9 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
     def _deferred_dependencies(self) -> Any:
         # A restored value of a variable that does not exist yet waits where it is created.
         return self._state._deferred_dependencies
+
+
+def _rebuilt(config: Mapping[str, Any], state: Mapping[str, Any]) -> LossScaleManager:
+    manager = LossScaleManager.from_config(config)
+    manager.import_state(state)
+    return manager

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 FLOAT32_MAX = 3.4028234663852886e38
@@ -71,7 +72,7 @@ class LossScale:
                 f"`at_floor` must be one of {', '.join(AT_FLOOR_CHOICES)}. "
                 f"Received: at_floor={self.at_floor!r}"
             )
-        _require_count("floor_patience", self.floor_patience)
+        _take(self, require_count, "floor_patience")
 
     @property
     def initial_scale(self) -> float:
@@ -150,8 +151,7 @@ class StaticLossScale(LossScale):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_scale("scale", self.scale)
-        object.__setattr__(self, "scale", float(self.scale))
+        _take(self, _require_scale, "scale")
 
     @property
     def initial_scale(self) -> float:
@@ -194,10 +194,9 @@ class DynamicLossScale(LossScale):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("initial", "floor", "ceiling"):
-            _require_scale(name, getattr(self, name))
-        for name in ("growth_interval", "hysteresis"):
-            _require_count(name, getattr(self, name))
+        _take(self, _require_scale, "initial", "floor", "ceiling")
+        _take(self, require_count, "growth_interval", "hysteresis")
+        _take(self, _require_number, "growth", "backoff")
         if not (math.isfinite(self.growth) and self.growth > 1):
             raise ValueError(
                 "`growth` must be a finite number above 1: it multiplies the scale when it "
@@ -218,12 +217,12 @@ class DynamicLossScale(LossScale):
     @property
     def initial_scale(self) -> float:
         """The scale of the first step."""
-        return float(self.initial)
+        return self.initial
 
     @property
     def lowest_scale(self) -> float:
         """The floor."""
-        return float(self.floor)
+        return self.floor
 
     def update(self, state: LossScaleState, finite: Any, where: Where = choose) -> LossScaleState:
         """The state after a step; see `LossScale.update`."""
@@ -249,15 +248,85 @@ class DynamicLossScale(LossScale):
         )
 
 
-def _require_scale(name: str, value: Any) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (number and 0 < value <= FLOAT32_MAX):
+def require_count(name: str, value: Any) -> int:
+    """`value` as a Python integer.
+
+    Raises:
+        ValueError: If it is not an integer, Python's or NumPy's, of at least 1.
+    """
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"`{name}` must be an integer >= 1. Received: {name}={value!r}")
+    return int(value)
+
+
+def _require_number(name: str, value: Any) -> float:
+    if not _is_number(value):
+        raise ValueError(f"`{name}` must be a number. Received: {name}={value!r}")
+    return float(value)
+
+
+def _require_scale(name: str, value: Any) -> float:
+    plain = value.item() if hasattr(value, "item") else value
+    if not (_is_number(value) and 0 < plain <= FLOAT32_MAX):
         raise ValueError(
             f"`{name}` must be a number above 0 and at most {FLOAT32_MAX:.8g}, the largest "
             f"float32. Received: {name}={value!r}"
         )
+    return float(plain)
 
 
-def _require_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"`{name}` must be an integer >= 1. Received: {name}={value!r}")
+def _is_number(value: Any) -> bool:
+    # NumPy registers its scalars as these; bool is an integer to Python alone.
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _take(rule: LossScale, require: Callable[[str, Any], Any], *names: str) -> None:
+    """Checks fields of a rule, and keeps their values as Python numbers."""
+    for name in names:
+        object.__setattr__(rule, name, require(name, getattr(rule, name)))
+
+
+_RULES: Mapping[str, type[LossScale]] = {
+    rule.__name__: rule for rule in (NoLossScale, StaticLossScale, DynamicLossScale)
+}
+
+
+def from_config(config: Mapping[str, Any]) -> LossScale:
+    """The rule that `LossScale.get_config` described.
+
+    Raises:
+        ValueError: If `config["class_name"]` names no rule.
+    """
+    arguments = dict(config)
+    class_name = arguments.pop("class_name", None)
+    if class_name not in _RULES:
+        raise ValueError(
+            f"A loss-scale config needs a `class_name` out of {', '.join(_RULES)}. "
+            f"Received: {class_name!r}"
+        )
+    return _RULES[class_name](**arguments)
+
+
+def resolve(loss_scale: Any) -> LossScale:
+    """The rule meant by a `loss_scale` argument.
+
+    Args:
+        loss_scale: `"dynamic"`, a positive number of Python or NumPy (a static scale), a
+            `LossScale`, or the dict of `LossScale.get_config`.
+
+    Raises:
+        ValueError: If `loss_scale` is none of these, or a number that is no scale.
+    """
+    if isinstance(loss_scale, LossScale):
+        return loss_scale
+    if isinstance(loss_scale, Mapping):
+        return from_config(loss_scale)
+    if isinstance(loss_scale, str) and loss_scale == "dynamic":
+        return DynamicLossScale()
+    if _is_number(loss_scale):
+        return StaticLossScale(loss_scale)
+    raise ValueError(
+        '`loss_scale` must be "dynamic", a positive number, or a rule such as '
+        "tf_amp.loss_scale.DynamicLossScale(initial=2.0**15). "
+        f"Received: loss_scale={loss_scale!r}"
+    )

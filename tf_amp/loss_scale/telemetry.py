@@ -1,7 +1,9 @@
-"""Counters of all loss scales of the process, and their TensorBoard summaries."""
+"""What a user sees of loss scales: counters, TensorBoard summaries, a callback for `fit`."""
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,11 +21,14 @@ TAGS = {
     "skipped_in_a_row": "amp/skipped_in_a_row",
 }
 _MANAGERS: weakref.WeakSet[LossScaleManager] = weakref.WeakSet()
+# A set must not grow in one thread while another goes through it.
+_LOCK = threading.Lock()
 
 
 def register(manager: LossScaleManager) -> None:
     """Includes a manager in `counters` for as long as it lives."""
-    _MANAGERS.add(manager)
+    with _LOCK:
+        _MANAGERS.add(manager)
 
 
 def counters() -> dict[str, Any]:
@@ -36,7 +41,9 @@ def counters() -> dict[str, Any]:
     """
     scales = []
     skipped_steps = 0
-    for manager in sorted(_MANAGERS, key=lambda one: one.name):
+    with _LOCK:
+        managers = list(_MANAGERS)
+    for manager in sorted(managers, key=lambda one: one.name):
         entry: dict[str, Any] = {
             "name": manager.name,
             "rule": type(manager.rule).__name__,
@@ -64,3 +71,79 @@ def write_summary(variables: Mapping[str, tf.Variable], step: int) -> None:
     metadata.data_class = 1  # DATA_CLASS_SCALAR of tensorflow/core/framework/summary.proto
     for field, tag in TAGS.items():
         tf.summary.write(tag, tf.cast(variables[field], tf.float32), step, metadata)
+
+
+# An attribute by which a callback made here is known.
+LOSS_SCALE_CALLBACK = "watches_loss_scale"
+
+
+def loss_scale_callback(model: Any, *, every: int = 100, log: bool = True) -> Any:
+    """A callback for `model.fit(callbacks=[...])`.
+
+    Steps compiled by XLA cannot call the host, so this looks at the state instead, once every so
+    many batches and at the end of an epoch. It also carries out `at_floor` for them.
+
+    Args:
+        model: A compiled model of Keras 3 or tf_keras whose optimizer has a loss scale.
+        every: Batches between two looks; each waits for the device. Default 100.
+        log: Whether to add `loss_scale` and `skipped_steps` to the logs of each epoch, where
+            History, CSVLogger and TensorBoard find them. Default True.
+
+    Returns:
+        A callback of the model's library.
+
+    Raises:
+        ValueError: If the model's optimizer has no loss scale, or `every` is below 1.
+        TypeError: If `model` is of neither library.
+    """
+    from tf_amp.loss_scale.rule import require_count
+    from tf_amp.loss_scale.wrapping import manager_of
+
+    manager = manager_of(getattr(model, "optimizer", None))
+    if manager is None:
+        raise ValueError(
+            "The callback reads the loss scale of the model's optimizer, so the model must be "
+            "compiled with an optimizer of wrap_optimizer(), or while loss scaling is on. "
+            f"Received: model.optimizer={getattr(model, 'optimizer', None)!r}"
+        )
+    every, check = require_count("every", every), manager.check
+    base = _callback_class(model)
+
+    class LossScaleCallback(base):  # type: ignore[misc,valid-type]
+        """Looks at a loss scale now and then."""
+
+        # For distributed and asynchronous loops of tf_keras, which otherwise convert the logs.
+        _supports_tf_logs = True
+        watches_loss_scale = True
+        batches = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            del batch, logs
+            self.batches += 1
+            if self.batches % every == 0:
+                check(step=self.batches)
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+            del epoch
+            state = check(step=self.batches)
+            if log and logs is not None:
+                logs["loss_scale"] = state.scale
+                logs["skipped_steps"] = state.skipped_steps
+
+        def on_train_end(self, logs: Any = None) -> None:
+            del logs
+            check(step=self.batches)
+
+    return LossScaleCallback()
+
+
+def _callback_class(model: Any) -> type:
+    for library in ("keras", "tf_keras"):
+        module = sys.modules.get(library)
+        if module is not None and isinstance(model, module.Model):
+            found: type = module.callbacks.Callback
+            return found
+    raise TypeError(
+        "`model` must be a model of Keras 3 or tf_keras. Received: "
+        f"{type(model).__module__}.{type(model).__qualname__}"
+    )

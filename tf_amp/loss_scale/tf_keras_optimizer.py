@@ -5,6 +5,7 @@ Both are subclasses of tf_keras's own, so that `compile` does not wrap them agai
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,9 +13,9 @@ import tensorflow as tf
 import tf_keras
 from tf_keras.src.mixed_precision import loss_scale_optimizer as tf_keras_loss_scale
 
-from tf_amp.loss_scale.custom_loop import CustomLoopMethods
 from tf_amp.loss_scale.gate import apply_if_finite
 from tf_amp.loss_scale.manager import LossScaleManager
+from tf_amp.loss_scale.step_protocol import CustomLoopMethods
 
 _untracked = tf.__internal__.tracking.no_automatic_dependency_tracking
 
@@ -59,32 +60,49 @@ class _Wrapper(CustomLoopMethods):
         }
 
     @classmethod
-    def _from_config(
-        cls, config: Mapping[str, Any], custom_objects: Any, deserialize: Callable[..., Any]
-    ) -> Any:
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Any = None) -> Any:
+        """Makes the optimizer that `get_config` described."""
         arguments = dict(config)
-        inner_optimizer = deserialize(
-            arguments.pop("inner_optimizer"), custom_objects=custom_objects
+        inner_optimizer = tf_keras.optimizers.deserialize(
+            arguments.pop("inner_optimizer"),
+            custom_objects=custom_objects,
+            use_legacy_optimizer=issubclass(cls, tf_keras_loss_scale.LossScaleOptimizer),
         )
         manager = LossScaleManager.from_config(arguments.pop("manager"))
         return cls(inner_optimizer, manager, **arguments)  # type: ignore[call-arg]
 
-    def _gated(
-        self, pairs: list[tuple[Any, Any]], aggregate: Callable[..., Any] | None, apply: Any
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        *args: Any,
+        unscaled: bool | None = None,
+        **kwargs: Any,
     ) -> tf.Tensor:
-        variables = [variable for _, variable in pairs]
-        gradients = self._unscaled([gradient for gradient, _ in pairs])
-        if aggregate is not None and any(gradient is not None for gradient in gradients):
-            # The gradients of all replicas are summed first, as tf_keras does before it clips.
-            summed = aggregate(list(zip(gradients, variables, strict=True)))
-            gradients = [gradient for gradient, _ in summed]
-            variables = [variable for _, variable in summed]
-        return apply_if_finite(
+        """Unscales and checks gradients, and applies them if all are finite.
+
+        Args:
+            grads_and_vars: Pairs of gradient and variable.
+            *args: As for the wrapped optimizer.
+            unscaled: Whether the gradients came out of `unscale`. Default None: they did if it was
+                called just before, in the same function.
+            **kwargs: As for the wrapped optimizer.
+
+        Returns:
+            Scalar bool tensor: whether they were applied; False means that the step was skipped.
+
+        Raises:
+            ValueError: If there is no gradient at all.
+            LossScaleProtocolError: If `unscaled` must be said, or if the manager is strict and the
+                loss was not scaled.
+        """
+        pairs = list(grads_and_vars)
+        gradients = self._unscaled([gradient for gradient, _ in pairs], unscaled)
+        return gated_apply_gradients(
             self.manager,
-            gradients,
-            variables,
-            lambda values: apply(list(zip(values, variables, strict=True))),
-            step=self._optimizer.iterations,
+            self._optimizer,
+            [(g, variable) for g, (_, variable) in zip(gradients, pairs, strict=True)],
+            self._optimizer.apply_gradients,
+            options_of(self._optimizer.apply_gradients, args, kwargs),
             horovod=self._horovod,
         )
 
@@ -110,53 +128,6 @@ class TfKerasLossScaleOptimizer(_Wrapper, tf_keras_loss_scale.LossScaleOptimizer
         super().__init__(inner_optimizer, dynamic=False, initial_scale=1.0)
         self._set_manager(manager, horovod)
 
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        skip_gradients_aggregation: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """Unscales and checks gradients, and applies them if all are finite.
-
-        Args:
-            grads_and_vars: Pairs of gradient and variable.
-            skip_gradients_aggregation: Whether the gradients are summed over replicas already.
-            **kwargs: `experimental_aggregate_gradients`, its opposite by the legacy name, and
-                `name`.
-
-        Returns:
-            Scalar bool tensor: whether they were applied; False means that the step was skipped.
-
-        Raises:
-            ValueError: If there is no gradient at all.
-        """
-        pairs = list(grads_and_vars)
-        inner = self._optimizer
-        with tf.init_scope():
-            self.build([variable for _, variable in pairs])
-            self.manager.create_variables()
-        aggregates = kwargs.pop("experimental_aggregate_gradients", True)
-        sums = aggregates and not (
-            skip_gradients_aggregation or inner._run_with_dtensor or inner._mesh
-        )
-        return self._gated(
-            pairs,
-            inner.aggregate_gradients if sums else None,
-            lambda applied: inner.apply_gradients(
-                applied, skip_gradients_aggregation=True, **kwargs
-            ),
-        )
-
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], custom_objects: Any = None
-    ) -> TfKerasLossScaleOptimizer:
-        """Makes the optimizer that `get_config` described."""
-        made: TfKerasLossScaleOptimizer = cls._from_config(
-            config, custom_objects, tf_keras.optimizers.deserialize
-        )
-        return made
-
 
 @tf_keras.saving.register_keras_serializable(package="tf_amp")
 class LegacyLossScaleOptimizer(_Wrapper, tf_keras_loss_scale.LossScaleOptimizer):
@@ -178,57 +149,63 @@ class LegacyLossScaleOptimizer(_Wrapper, tf_keras_loss_scale.LossScaleOptimizer)
         super().__init__(inner_optimizer, dynamic=False, initial_scale=1.0)
         self._set_manager(manager, horovod)
 
-    def apply_gradients(
-        self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        name: str | None = None,
-        experimental_aggregate_gradients: bool = True,
-    ) -> Any:
-        """Unscales and checks gradients, and applies them if all are finite.
 
-        Args:
-            grads_and_vars: Pairs of gradient and variable.
-            name: Name of the operation.
-            experimental_aggregate_gradients: Whether to sum the gradients over replicas.
+def options_of(
+    apply_gradients: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a bound `apply_gradients` behind its first one, all by their names."""
+    _, *names = inspect.signature(apply_gradients).parameters
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
-        Returns:
-            Scalar bool tensor: whether they were applied; False means that the step was skipped.
 
-        Raises:
-            ValueError: If there is no gradient at all.
-        """
-        pairs = list(grads_and_vars)
-        inner = self._optimizer
-        present = [variable for gradient, variable in pairs if gradient is not None]
-        with tf.init_scope():
-            _ = inner.iterations
-            inner._create_all_weights(present)
-            self.manager.create_variables()
+def gated_apply_gradients(
+    manager: LossScaleManager,
+    optimizer: Any,
+    pairs: list[tuple[Any, Any]],
+    apply: Callable[..., Any],
+    options: Mapping[str, Any],
+    *,
+    horovod: bool,
+) -> tf.Tensor:
+    """Lets an optimizer of tf_keras, new or legacy, apply gradients if all are finite.
 
-        def aggregate(unscaled: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-            present = [(g, v) for g, v in unscaled if g is not None]
-            return list(
-                inner._aggregate_gradients(inner._transform_unaggregated_gradients(present))
-            )
+    Args:
+        manager: The loss scale.
+        optimizer: The optimizer.
+        pairs: Pairs of unscaled gradient and variable.
+        apply: The optimizer's `apply_gradients`.
+        options: The further arguments of `apply`.
+        horovod: Whether `optimizer` is Horovod's.
 
-        return self._gated(
-            pairs,
-            aggregate if experimental_aggregate_gradients else None,
-            lambda applied: inner.apply_gradients(
-                applied, name=name, experimental_aggregate_gradients=False
-            ),
-        )
-
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], custom_objects: Any = None
-    ) -> LegacyLossScaleOptimizer:
-        """Makes the optimizer that `get_config` described."""
-
-        def deserialize(inner_config: Any, custom_objects: Any) -> Any:
-            return tf_keras.optimizers.deserialize(
-                inner_config, custom_objects=custom_objects, use_legacy_optimizer=True
-            )
-
-        made: LegacyLossScaleOptimizer = cls._from_config(config, custom_objects, deserialize)
-        return made
+    Returns:
+        As `apply_if_finite`.
+    """
+    legacy = isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
+    present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    name = optimizer._name if legacy else options.get("name") or optimizer.name or "optimizer"
+    # Variables are made outside the branch, and get the names they have in float32.
+    with tf.name_scope(name), tf.init_scope():
+        if legacy:
+            optimizer._create_all_weights([variable for _, variable in present])
+        else:
+            optimizer.build([variable for _, variable in pairs])
+        manager.create_variables()
+    sums = options.get("experimental_aggregate_gradients", True)
+    sums = sums and not options.get("skip_gradients_aggregation", False)
+    if present and sums and tf.distribute.has_strategy():
+        # The gradients of all replicas are summed first, as tf_keras does before it clips.
+        if legacy:
+            present = optimizer._transform_unaggregated_gradients(present)
+            pairs = list(optimizer._aggregate_gradients(present))
+        else:
+            pairs = list(optimizer.aggregate_gradients(pairs))
+        options = {**options, "experimental_aggregate_gradients": False}
+    variables = [variable for _, variable in pairs]
+    return apply_if_finite(
+        manager,
+        [gradient for gradient, _ in pairs],
+        variables,
+        lambda values: apply(list(zip(values, variables, strict=True)), **options),
+        step=optimizer.iterations,
+        horovod=horovod,
+    )

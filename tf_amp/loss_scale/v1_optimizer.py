@@ -1,18 +1,27 @@
-"""The loss-scale optimizer for `tf.compat.v1.train.Optimizer`."""
+"""The loss-scale optimizer for `tf.compat.v1.train.Optimizer`, and the hooks that make it."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tf_amp.loss_scale.custom_loop import CustomLoopMethods
+from tf_amp.compatibility import V1_OPTIMIZERS, require
 from tf_amp.loss_scale.gate import apply_if_finite
+from tf_amp.loss_scale.in_place import CustomLoopNotice
 from tf_amp.loss_scale.manager import LossScaleManager
+from tf_amp.loss_scale.step_protocol import CustomLoopMethods, Phase, current_place
+from tf_amp.loss_scale.v1_saver import make_tolerant_restore
+from tf_amp.loss_scale.wrapping import is_wrapped, wrap_optimizer, wrapper_of
+from tf_amp.patches import Patches
 
+_LOGGER = logging.getLogger("tf_amp.loss_scale")
+_AUTOMATIC = "_tf_amp_made_by_itself"
 _running = threading.local()
 
 
@@ -55,6 +64,7 @@ class V1LossScaleOptimizer(
         self.inner_optimizer = optimizer
         self.manager = manager if manager is not None else LossScaleManager()
         self._protocol = self.manager.new_protocol()
+        self._computed_in: weakref.WeakSet[Any] = weakref.WeakSet()
         self.applied: tf.Tensor | None = None
         optimizer._track_trackable(self.manager, "loss_scale", overwrite=True)
 
@@ -64,10 +74,12 @@ class V1LossScaleOptimizer(
         Returns:
             Pairs of unscaled gradient and variable, ready to be clipped.
         """
-        scaled = self.scale_loss(loss)
+        self._computed_in.add(current_place())
         with _running_inner():
-            grads_and_vars = self.inner_optimizer.compute_gradients(scaled, *args, **kwargs)
-        unscaled = self.unscale([gradient for gradient, _ in grads_and_vars])
+            grads_and_vars = self.inner_optimizer.compute_gradients(
+                self.manager.multiply(loss), *args, **kwargs
+            )
+        unscaled = self.manager.unscale([gradient for gradient, _ in grads_and_vars])
         return [(g, v) for g, (_, v) in zip(unscaled, grads_and_vars, strict=True)]
 
     def apply_gradients(
@@ -75,6 +87,8 @@ class V1LossScaleOptimizer(
         grads_and_vars: Iterable[tuple[Any, Any]],
         global_step: Any = None,
         name: str | None = None,
+        *,
+        unscaled: bool | None = None,
         **kwargs: Any,
     ) -> Any:
         """Applies gradients, and advances `global_step`, if all gradients are finite.
@@ -83,6 +97,8 @@ class V1LossScaleOptimizer(
             grads_and_vars: Pairs of gradient and variable.
             global_step: Variable to advance by one, or None.
             name: Name of the returned operation.
+            unscaled: Whether the gradients came out of `unscale` or `compute_gradients`. Default
+                None: they did if one of them was called before, in the same function.
             **kwargs: Handed to the wrapped optimizer.
 
         Returns:
@@ -92,10 +108,14 @@ class V1LossScaleOptimizer(
 
         Raises:
             ValueError: If there is no gradient at all.
+            LossScaleProtocolError: If `unscaled` must be said, or if the manager is strict and the
+                loss was not scaled.
         """
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        gradients = self._unscaled([gradient for gradient, _ in pairs])
+        if self._protocol.phase is Phase.READY and current_place() in self._computed_in:
+            unscaled = unscaled is None or unscaled
+        gradients = self._unscaled([gradient for gradient, _ in pairs], unscaled)
 
         def apply(values: Any) -> Any:
             with _running_inner():
@@ -156,3 +176,87 @@ class V1LossScaleOptimizer(
         if inner is None:
             raise AttributeError(name)
         return getattr(inner, name)
+
+
+def hook(patches: Patches) -> None:
+    """Hooks the base class of v1 optimizers, and `Saver.restore`.
+
+    `minimize` needs no hook of its own, since it computes and applies gradients through the two
+    methods that are hooked. While a wrapper runs its inner optimizer nothing is wrapped, so that
+    an optimizer made of optimizers scales once.
+
+    Args:
+        patches: Collects what is replaced.
+    """
+    require(V1_OPTIMIZERS)
+    base = tf.compat.v1.train.Optimizer
+    notice = CustomLoopNotice()
+    patches.replace(
+        base, "compute_gradients", lambda original: _make_compute_gradients(original, patches)
+    )
+    patches.replace(
+        base, "apply_gradients", lambda original: _make_apply_gradients(original, notice)
+    )
+    patches.replace(tf.compat.v1.train.Saver, "restore", make_tolerant_restore)
+
+
+def _make_compute_gradients(original: Callable[..., Any], patches: Patches) -> Callable[..., Any]:
+    def compute_gradients(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        wrapper = _wrapper_in_charge(self) or _wrap(self, patches)
+        if wrapper is None:
+            return original(self, loss, *args, **kwargs)
+        return wrapper.compute_gradients(loss, *args, **kwargs)
+
+    return compute_gradients
+
+
+def _make_apply_gradients(
+    original: Callable[..., Any], notice: CustomLoopNotice
+) -> Callable[..., Any]:
+    def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
+        wrapper = _wrapper_in_charge(self)
+        if wrapper is not None:
+            return wrapper.apply_gradients(*args, **kwargs)
+        if not inner_is_running() and not is_wrapped(self) and wrapper_of(self) is None:
+            notice.give(self)
+        return original(self, *args, **kwargs)
+
+    return apply_gradients
+
+
+def _wrapper_in_charge(optimizer: Any) -> V1LossScaleOptimizer | None:
+    """The wrapper that was made here for an optimizer, unless it is the one calling."""
+    wrapper = wrapper_of(optimizer)
+    if wrapper is None or inner_is_running() or not wrapper.__dict__.get(_AUTOMATIC):
+        return None
+    found: V1LossScaleOptimizer = wrapper
+    return found
+
+
+def _wrap(optimizer: Any, patches: Patches) -> V1LossScaleOptimizer | None:
+    if inner_is_running() or is_wrapped(optimizer) or wrapper_of(optimizer) is not None:
+        return None
+    wrapper: V1LossScaleOptimizer = wrap_optimizer(optimizer)
+    wrapper.__dict__[_AUTOMATIC] = True
+    _LOGGER.info(
+        "Loss scaling: the optimizer %s is wrapped, %r.",
+        type(optimizer).__name__,
+        wrapper.manager.rule,
+    )
+    if type(optimizer).apply_gradients is not tf.compat.v1.train.Optimizer.apply_gradients:
+        _take_over_apply_gradients(optimizer, wrapper, patches)
+    return wrapper
+
+
+def _take_over_apply_gradients(
+    optimizer: Any, wrapper: V1LossScaleOptimizer, patches: Patches
+) -> None:
+    """Leads a class's own `apply_gradients`, which the hook on the base does not reach."""
+    own = optimizer.apply_gradients
+
+    def apply_gradients(*args: Any, **kwargs: Any) -> Any:
+        if inner_is_running() or not patches.active:
+            return own(*args, **kwargs)
+        return wrapper.apply_gradients(*args, **kwargs)
+
+    optimizer.apply_gradients = apply_gradients

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_amp.loss_scale.state_variables import STATE_COLLECTION
+from tf_amp.loss_scale.state import STATE_COLLECTION
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 

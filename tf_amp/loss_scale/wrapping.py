@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_amp.loss_scale.in_place import scaling_of
 from tf_amp.loss_scale.manager import LossScaleManager
 
 # Marks an optimizer that a wrapper drives; the value is the wrapper.
@@ -73,10 +74,24 @@ def wrap_optimizer(opt: Any, loss_scale: Any = "dynamic", *, strict: bool = Fals
     return wrapper
 
 
-def is_wrapped(opt: Any) -> bool:
-    """Whether `opt` scales the loss: made by `wrap_optimizer`, or by its own library's class."""
-    ours = isinstance(getattr(opt, "manager", None), LossScaleManager)
-    return ours or _is_loss_scale_optimizer_of_library(opt)
+def is_wrapped(opt: Any, *, in_place: bool = True) -> bool:
+    """Whether `opt` scales the loss.
+
+    Args:
+        opt: An optimizer.
+        in_place: Whether one counts that `compile` gave a loss scale, and not only those made by
+            `wrap_optimizer` or by the class of its own library.
+    """
+    if isinstance(getattr(opt, "manager", None), LossScaleManager):
+        return True
+    return (in_place and scaling_of(opt) is not None) or _is_loss_scale_optimizer_of_library(opt)
+
+
+def manager_of(opt: Any) -> LossScaleManager | None:
+    """The loss scale of an optimizer, however it came by it; None if it has none of ours."""
+    scaling = scaling_of(opt)
+    manager = getattr(opt, "manager", None) if scaling is None else scaling.manager
+    return manager if isinstance(manager, LossScaleManager) else None
 
 
 def wrapper_of(opt: Any) -> Any:
@@ -85,7 +100,7 @@ def wrapper_of(opt: Any) -> Any:
 
 
 def mark_wrapped(opt: Any, wrapper: Any) -> None:
-    """Records that `wrapper` drives `opt`; None that nothing does."""
+    """Records that `wrapper` drives `opt`."""
     # Past the attribute machinery of the optimizers, which would track the wrapper.
     object.__setattr__(opt, _MARK, wrapper)
 

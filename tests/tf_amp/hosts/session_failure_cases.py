@@ -16,7 +16,7 @@ import tensorflow as tf
 from session_peer_graphs import fed, values
 
 import graph_passes
-from graph_passes import stages
+from graph_passes import pipeline
 from tf_amp.hosts import session, session_config
 
 v1 = tf.compat.v1
@@ -76,7 +76,7 @@ def case_record_raises() -> dict[str, Any]:
 
 
 def case_pass_makes_invalid_graph() -> dict[str, Any]:
-    apply_plan = stages.apply_plan
+    apply_plan = pipeline.apply_plan
 
     def wrong(*args: Any) -> Any:
         applied = apply_plan(*args)
@@ -86,7 +86,7 @@ def case_pass_makes_invalid_graph() -> dict[str, Any]:
         node.attr["DstT"].type = tf.float64.as_datatype_enum
         return dataclasses.replace(applied, proto=proto)
 
-    return broken("graph_passes.stages.apply_plan", wrong)
+    return broken("graph_passes.pipeline.apply_plan", wrong)
 
 
 def case_pass_returns_nothing() -> dict[str, Any]:
@@ -145,9 +145,9 @@ def case_upstream_option() -> dict[str, Any]:
 
 
 def case_server_target() -> dict[str, Any]:
-    """Who optimizes the graphs of a server's session, said once for each server."""
+    """That graphs of a server's session stay float32 is said once for each server."""
     server = v1.train.Server.create_local_server()
-    with harness.amp(), lines_of(logging.INFO) as said, tf.Graph().as_default():
+    with harness.amp(), lines_of(logging.WARNING) as said, tf.Graph().as_default():
         for _ in range(2):
             v1.Session(server.target).close()
         v1.Session().close()

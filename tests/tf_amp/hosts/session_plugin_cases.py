@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _ctypes
 import importlib
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,6 +16,7 @@ import session_harness as harness
 import tensorflow as tf
 from session_peer_graphs import fed, values
 from tensorflow.python.eager import context
+from tensorflow.python.grappler import tf_optimizer
 
 from tf_amp.hosts import session, session_c_api, session_plugin
 
@@ -28,18 +31,14 @@ def run_small() -> list[str]:
 
 
 def case_refusals() -> dict[str, Any]:
-    """Before anything is registered: a foreign version, and no way into the registry."""
-    refusals = {}
-    with mock.patch.object(tf, "__version__", "2.16.2"), harness.amp() as installed:
-        refusals["version"] = installed.refusals["session"]
-        dtypes = run_small()
-    missing = mock.patch.object(session_plugin, "_INIT_GRAPH_PLUGIN", "no_such_symbol")
-    unbuilt = mock.patch.object(
-        session_plugin, "_TRAMPOLINE", session_plugin._TRAMPOLINE.with_name("not_built.so")
-    )
-    with missing, unbuilt, harness.amp() as installed:
-        refusals["symbol"] = installed.refusals["session"]
-        dtypes += run_small()
+    """Before anything is registered: the shared object is missing, or of another version."""
+    refusals, dtypes = {}, []
+    other = Path(_ctypes.__file__)
+    for name, path in {"missing": other.with_name("not_built.so"), "other": other}.items():
+        replaced = mock.patch.object(session_plugin, "_SHARED_OBJECT", path)
+        with replaced, harness.amp() as installed:
+            refusals[name] = installed.refusals["session"]
+            dtypes += run_small()
     return {"refusals": refusals, "dtypes": dtypes}
 
 
@@ -125,7 +124,7 @@ def case_exit_waits_for_callbacks() -> dict[str, Any]:
     start = time.monotonic()
     plugin._wait_at_exit()
     waited = time.monotonic() - start
-    running = len(plugin._running)
+    running = plugin._running.value
     thread.join(10)
     return {"waited": waited, "running": running, "handler": plugin.handler}
 
@@ -164,16 +163,35 @@ def exit_while_running() -> None:
         harness.report("exit", finite=bool(abs(total) < float("inf")))
 
 
-def trampoline(library: str) -> None:
-    """Registers through the compiled TF_InitGraph, the symbol of the other way being away."""
-    from pathlib import Path
+def documented_entry() -> None:
+    """Registers by having TensorFlow load the library, the symbol of the other way being away."""
+    missing = mock.patch.object(session_plugin, "_INIT_GRAPH_PLUGIN", "no_such_symbol")
+    with missing, harness.amp() as installed:
+        harness.report("documented", refusals=installed.refusals, dtypes=run_small())
 
+
+def not_ours() -> None:
+    """Graphs that no call of Python's session builds never reach Python."""
+    seen: list[int] = []
+    real = session.SessionHost.rewrite
     with (
-        mock.patch.object(session_plugin, "_INIT_GRAPH_PLUGIN", "no_such_symbol"),
-        mock.patch.object(session_plugin, "_TRAMPOLINE", Path(library)),
-        harness.amp() as installed,
+        mock.patch.object(
+            session.SessionHost, "rewrite", lambda *args: seen.append(1) or real(*args)
+        ),
+        harness.amp(),
     ):
-        harness.report("trampoline", refusals=installed.refusals, dtypes=run_small())
+        product = tf.function(lambda x: tf.matmul(x, x) * 2.0)
+        product(tf.ones((8, 8)))
+        with tf.Graph().as_default() as graph:
+            x = tf.constant(values(0, 8, 8))
+            with tf.device("/device:CPU:0"):
+                fetch = tf.matmul(x, x) * 2.0
+            graph.add_to_collection("train_op", fetch)
+            meta = v1.train.export_meta_graph(graph=graph)
+        optimized = tf_optimizer.OptimizeGraph(v1.ConfigProto(), meta)
+        foreign = len(seen)
+        run_small()
+    harness.report("not_ours", seen=[foreign, len(seen)], optimized=len(optimized.node) > 0)
 
 
 def loaded_by_others() -> None:

@@ -15,6 +15,7 @@ from session_peer_graphs import values
 import graph_passes
 
 v1 = tf.compat.v1
+MATRIX_OPS = ("MatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
 ONE, ZERO = np.ones(8, np.float32), np.zeros(8, np.float32)
 
 
@@ -84,6 +85,7 @@ def main() -> None:
                 name,
                 plain=plain.fused(),
                 low=low.fused(),
+                low_ops=low.dtypes(*MATRIX_OPS, *(f"Fused{op}" for op in MATRIX_OPS)),
                 restored=same.fused() == plain.fused(),
                 exact=harness.relative_error(plain.values, same.values) == 0.0,
                 error=harness.relative_error(plain.values, low.values),

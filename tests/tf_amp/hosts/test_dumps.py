@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -50,8 +51,10 @@ def _read(path: Path) -> graph_pb2.GraphDef:
 
 
 def test_files_of_a_graph(tmp_path: Path, graph: graph_pb2.GraphDef, result: RewriteResult) -> None:
-    directory = tmp_path / "made" / "for it"
-    assert Dumps(str(directory), CONFIG).write("train/step:0", result, graph) == directory
+    parent = tmp_path / "made" / "for it"
+    directory = Dumps(str(parent), CONFIG).write("train/step:0", result, graph)
+    assert directory is not None
+    assert directory.parent == parent
     stem = "train_step_0_0000"
     assert {path.name for path in directory.iterdir()} == {
         f"graphdef_preop_{stem}.pb",
@@ -85,9 +88,10 @@ def test_a_function_is_written_as_a_graph_with_a_library(tmp_path: Path) -> None
     product.attr["T"].type = types_pb2.DT_FLOAT
     function.ret["y"] = "product:product:0"
     result = rewrite_function_def(function, CONFIG, library=lambda _: None)
-    Dumps(str(tmp_path), CONFIG).write("f", result, function)
-    assert list(_read(tmp_path / "graphdef_preop_f_0000.pb").library.function) == [function]
-    after = _read(tmp_path / "graphdef_AutoMixedPrecision_f_0000.pb").library.function
+    directory = Dumps(str(tmp_path), CONFIG).write("f", result, function)
+    assert directory is not None
+    assert list(_read(directory / "graphdef_preop_f_0000.pb").library.function) == [function]
+    after = _read(directory / "graphdef_AutoMixedPrecision_f_0000.pb").library.function
     assert list(after) == [result.proto]
 
 
@@ -165,4 +169,21 @@ def test_long_names_and_threads(
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(list(tmp_path.iterdir())) == 8 * 6
+    (directory,) = tmp_path.iterdir()
+    assert len(list(directory.iterdir())) == 8 * 6
+
+
+def test_no_process_overwrites_what_another_wrote(
+    tmp_path: Path, graph: graph_pb2.GraphDef, result: RewriteResult
+) -> None:
+    dumps = Dumps(str(tmp_path), CONFIG)
+    first = dumps.write("step", result, graph)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if dumps.write("step", result, graph) != first else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert dumps.write("next", result, graph) == first
+    # The next start in a container has the same process number, and maybe the same second.
+    assert Dumps(str(tmp_path), CONFIG).write("step", result, graph) != first
+    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.rglob("*.pb"))) == 8

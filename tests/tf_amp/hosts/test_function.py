@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -137,31 +136,3 @@ def test_switching_on_again_gives_the_same_functions(off: Facts) -> None:
 )
 def test_readable_name(runtime_name: str, name: str) -> None:
     assert function.readable_name(runtime_name) == name
-
-
-def _as_expected(
-    name: Any, graph: Any, attrs: Any, function_type: Any = None, overwrite: bool = False
-) -> None:
-    """Has the parameters of TensorFlow's own function."""
-
-
-@pytest.mark.parametrize("version", ["2.17.0", "2.21.0", "2.21.0-rc1", "2.19.1+cpu"])
-def test_supported_version_is_not_refused(version: str) -> None:
-    assert function._refusal(version, _as_expected) is None
-
-
-@pytest.mark.parametrize("version", ["2.16.2", "2.22.0", "3.0.0", "1.15.5", "2.22.0-dev20260101"])
-def test_unsupported_version_is_refused(version: str) -> None:
-    refusal = function._refusal(version, _as_expected)
-    assert refusal is not None
-    assert version in refusal
-    assert "2.17 to 2.21" in refusal
-
-
-def test_changed_signature_is_refused() -> None:
-    def other(name: Any, graph: Any, options: Any) -> None:
-        """Has parameters that TensorFlow's function does not have."""
-
-    refusal = function._refusal("2.21.0", other)
-    assert refusal is not None
-    assert str(tuple(inspect.signature(other).parameters)) in refusal

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.framework import function as legacy_function
 
 from tf_amp.hosts.function_shapes import called_shapes, static_shapes, traced_shapes
 
@@ -50,6 +51,16 @@ def test_a_called_function_has_the_shapes_of_its_own_graph() -> None:
     assert then("cond/product") == ((2, 4),)
     assert otherwise("cond/product") == ()
     assert shapes_of("no such function") is None
+
+
+def test_a_function_of_tensorflow_1_has_no_shapes() -> None:
+    @legacy_function.Defun(tf.float32)
+    def twice(x: tf.Tensor) -> tf.Tensor:
+        return x * 2.0
+
+    concrete = tf.function(lambda x: twice(x)).get_concrete_function(tf.TensorSpec((2,)))
+    (name,) = concrete.graph._functions
+    assert called_shapes(concrete.graph._functions)(name) is None
 
 
 CODE = """

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
+
+import pytest
 import tensorflow as tf
 
 import tf_amp
-from tf_amp.hosts.offline import infer_shapes
+from tf_amp.hosts.offline import InferredShapes
 
 
 def products_summed_over_a_batch() -> tf.compat.v1.GraphDef:
@@ -14,15 +18,15 @@ def products_summed_over_a_batch() -> tf.compat.v1.GraphDef:
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.float32, [None, 6, 8], "x")
         dy = tf.compat.v1.placeholder(tf.float32, [None, 6, 4], "dy")
-        products = tf.matmul(x, dy, transpose_a=True, name="products")
-        total = tf.reduce_sum(products, [0], name="total")
+        flowing = tf.raw_ops.ReluGrad(gradients=dy, features=dy)
+        products = tf.matmul(x, flowing, transpose_a=True, name="products")
+        total = tf.reduce_sum(products, [0], keepdims=True, name="total")
         tf.identity(tf.reshape(total, [8, 4]), "gradient")
     return graph.as_graph_def()
 
 
 def test_shapes_have_none_for_an_open_dimension():
-    shapes = infer_shapes(products_summed_over_a_batch())
-    assert shapes is not None
+    shapes = InferredShapes(products_summed_over_a_batch())
     assert shapes.of_graph("products") == ((None, 8, 4),)
     assert shapes.of_graph("no such node") == ()
 
@@ -30,7 +34,8 @@ def test_shapes_have_none_for_an_open_dimension():
 def test_a_graph_that_cannot_be_built_has_no_shapes_and_is_still_rewritten():
     graph_def = products_summed_over_a_batch()
     graph_def.node.add(name="custom", op="NoSuchOpAnywhere", input=["gradient"])
-    assert infer_shapes(graph_def) is None
+    assert InferredShapes(graph_def).graph is None
+    assert InferredShapes(graph_def).of_graph("products") == ()
     result = tf_amp.rewrite_graph_def(
         graph_def, preserve=["gradient"], target_dtype="bfloat16", device="CPU"
     )
@@ -65,8 +70,7 @@ def called_products() -> tf.compat.v1.GraphDef:
 
 def test_shapes_of_a_body_are_those_its_definition_notes_for_the_arguments():
     graph_def = called_products()
-    shapes = infer_shapes(graph_def)
-    assert shapes is not None
+    shapes = InferredShapes(graph_def)
     (function,) = graph_def.library.function
     of_body = shapes.of_function(function.signature.name)
     assert of_body is not None
@@ -76,8 +80,7 @@ def test_shapes_of_a_body_are_those_its_definition_notes_for_the_arguments():
 
 def test_a_body_that_cannot_be_built_has_no_shapes():
     graph_def = called_products()
-    shapes = infer_shapes(graph_def)
-    assert shapes is not None
+    shapes = InferredShapes(graph_def)
     (function,) = shapes.library.values()
     function.node_def[0].op = "NoSuchOpAnywhere"
     assert shapes.of_function(function.signature.name) is None
@@ -89,5 +92,30 @@ def test_the_graph_is_not_changed():
         node.attr.pop("transpose_a", None)
         node.attr.pop("keep_dims", None)
     before = graph_def.SerializeToString(deterministic=True)
-    assert infer_shapes(graph_def) is not None
+    assert InferredShapes(graph_def).graph is not None
     assert graph_def.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("reference", ["x:2147483648", "x:-1", "x:1", "no_such_node"])
+def test_an_input_that_names_no_tensor_is_told_before_tensorflow_builds_the_graph(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], reference: str
+):
+    """TensorFlow's importer dies of some of these."""
+    done = run_python(
+        f"""
+        import tf_amp
+        from tensorflow.core.framework import graph_pb2, types_pb2
+
+        graph_def = graph_pb2.GraphDef()
+        x = graph_def.node.add(name="x", op="Placeholder")
+        x.attr["dtype"].type = types_pb2.DT_FLOAT
+        y = graph_def.node.add(name="y", op="MatMul", input=["x", {reference!r}])
+        y.attr["T"].type = types_pb2.DT_FLOAT
+        total = graph_def.node.add(name="s", op="Rsqrt", input=["y"])
+        total.attr["T"].type = types_pb2.DT_FLOAT
+        result = tf_amp.rewrite_graph_def(graph_def)
+        print(result.failure, result.graph_def is graph_def)
+        """
+    )
+    assert "InvalidGraphError" in done.stdout
+    assert "True" in done.stdout

@@ -110,6 +110,52 @@ def test_mirrored_strategy(run_python) -> None:
         check(result, replicas=2)
 
 
+FIT_SCRIPT = """
+import sys, types
+import numpy as np
+import tensorflow as tf
+how = sys.argv[1]
+if how == "in_place":
+    from tf_amp.loss_scale import auto_wrap
+    auto_wrap.install(types.SimpleNamespace(loss_scaling=True))
+if how != "plain":
+    from tf_amp.loss_scale import manager_of, wrap_optimizer
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+import keras, tf_keras
+for library, optimizers in ((keras, keras.optimizers), (tf_keras, tf_keras.optimizers),
+                            (tf_keras, tf_keras.optimizers.legacy)):
+    library.utils.set_random_seed(0)
+    with strategy.scope():
+        model = library.Sequential([library.layers.Input((4,)), library.layers.Dense(2)])
+        optimizer = optimizers.Adam(0.05)
+        if how == "wrapped":
+            optimizer = wrap_optimizer(optimizer)
+        model.compile(optimizer, "mse", jit_compile=False)
+    fit = lambda x: model.fit(x, x[:, :2] * 0 + 1, batch_size=8, verbose=0, shuffle=False)
+    losses = [round(fit(x).history["loss"][0], 4) for _ in range(3)]
+    print("RESULT", repr((optimizers.__name__, losses)))
+    if how != "plain":
+        weights = model.get_weights()
+        bad = x[:8].copy(); bad[5] = np.nan  # in the half of the second replica
+        fit(bad)
+        state = manager_of(optimizer).state()
+        same = all((a == b).all() for a, b in zip(weights, model.get_weights()))
+        assert (state.scale, state.good_steps, state.skipped_steps, same) == (2.0**14, 0, 1, True)
+"""
+
+
+def test_fit_under_mirrored_strategy(run_python) -> None:
+    """To its end, where Keras 3 finalizes the variables of the model."""
+    ways = ("plain", "wrapped", "in_place")
+    plain, *scaled = (results(run_python(FIT_SCRIPT, args=(how,)).stdout) for how in ways)
+    assert len(plain) == 3
+    assert scaled == [plain, plain]
+
+
 def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:

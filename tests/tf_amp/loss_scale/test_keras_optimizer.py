@@ -146,6 +146,31 @@ def test_keras_adds_loss_scaling_optimizer(policy: str) -> None:
     assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+def test_attributes_are_those_of_the_wrapped_optimizer() -> None:
+    optimizer = wrap_optimizer(keras.optimizers.Adam(0.1, beta_1=0.5))
+    assert (optimizer.beta_1, optimizer.epsilon) == (0.5, 1e-7)
+    with pytest.raises(AttributeError, match="nothing_of_this_name"):
+        _ = optimizer.nothing_of_this_name
+
+
+@pytest.mark.parametrize("callback", ["LearningRateScheduler", "ReduceLROnPlateau"])
+def test_callbacks_find_the_optimizers_of_a_multi_optimizer(callback: str) -> None:
+    inner = [keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)]
+    by_name = keras.optimizers.OptimizerMap(inner[0], {".*kernel": inner[1]})
+    optimizer = wrap_optimizer(keras.optimizers.MultiOptimizer(by_name))
+    model = make_model()
+    model.compile(optimizer, "mse", jit_compile=False)
+    arguments = {
+        "LearningRateScheduler": (lambda epoch, rate: rate / 2,),
+        "ReduceLROnPlateau": ("loss", 0.5, 0),
+    }[callback]
+    made = getattr(keras.callbacks, callback)(*arguments)
+    model.fit(X, Y * 0 if callback == "ReduceLROnPlateau" else Y, verbose=0, callbacks=[made])
+    expected = 0.05 if callback == "LearningRateScheduler" else 0.1
+    assert [float(one.learning_rate) for one in inner] == pytest.approx([expected] * 2)
+    assert optimizer.manager.state().good_steps == 2
+
+
 # --- Settings mean what they mean in float32 -------------------------------------------------
 
 SETTINGS = {

@@ -15,8 +15,9 @@ from tf_amp.loss_scale.rule import (
     LossScaleState,
     NoLossScale,
     StaticLossScale,
+    from_config,
+    resolve,
 )
-from tf_amp.loss_scale.rule_choice import from_config, resolve
 
 
 def run(rule: DynamicLossScale, finiteness: str) -> list[float]:
@@ -270,3 +271,22 @@ def test_config_round_trip_through_json(rule: object) -> None:
 def test_config_without_a_known_class_is_refused() -> None:
     with pytest.raises(ValueError, match=r"class_name.*Received: 'Other'"):
         from_config({"class_name": "Other"})
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, np.float16, np.int64, np.uint8])
+def test_numpy_scalars_are_numbers(number) -> None:
+    assert resolve(number(128)) == StaticLossScale(128.0)
+    assert StaticLossScale(number(128)) == StaticLossScale(128.0)
+    rule = DynamicLossScale(initial=number(128), growth=number(4), growth_interval=np.int32(7))
+    assert rule == DynamicLossScale(initial=128.0, growth=4.0, growth_interval=7)
+    assert from_config(json.loads(json.dumps(rule.get_config()))) == rule
+
+
+@pytest.mark.parametrize(
+    "thing", [np.bool_(True), np.float32("nan"), np.float32("inf"), np.ones(1)]
+)
+def test_other_things_of_numpy_are_refused(thing) -> None:
+    with pytest.raises(ValueError, match="Received"):
+        resolve(thing)
+    with pytest.raises(ValueError, match="Received"):
+        DynamicLossScale(initial=thing)

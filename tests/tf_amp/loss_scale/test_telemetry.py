@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import glob
+import sys
+import threading
 from pathlib import Path
 
 import keras
@@ -72,6 +74,28 @@ def test_counters_of_living_managers() -> None:
     del managers
     gc.collect()
     assert counters()["managers"] == before["managers"]
+
+
+def test_counting_while_others_make_managers() -> None:
+    """Another thread makes managers and their variables, and drops them again."""
+    interval = sys.getswitchinterval()
+    done = threading.Event()
+
+    def make() -> None:
+        while not done.is_set():
+            for manager in [LossScaleManager(8.0) for _ in range(5)]:
+                manager.create_variables()
+
+    thread = threading.Thread(target=make)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert all(entry["rule"] for entry in counters()["loss_scales"])
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_counting_needs_no_tensorflow(run_python) -> None:

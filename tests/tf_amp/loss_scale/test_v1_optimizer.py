@@ -120,6 +120,17 @@ def test_a_gradient_taken_by_hand_of_a_scaled_loss() -> None:
         assert session.run(variable) == 0.75
 
 
+def test_gradients_of_two_losses_are_computed_before_either_is_applied() -> None:
+    optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(1.0), RULE)
+    with tf.Graph().as_default(), v1.Session() as session:
+        variables = [v1.get_variable(name, initializer=1.0) for name in "ab"]
+        pairs = [optimizer.compute_gradients(v * 0.25, [v]) for v in variables]
+        train_ops = [optimizer.apply_gradients(one) for one in pairs]
+        session.run(v1.global_variables_initializer())
+        session.run(train_ops)
+        assert session.run(variables) == [0.75, 0.75]
+
+
 def test_one_optimizer_in_two_graphs() -> None:
     """The state is created in the graph that trains, as an Estimator's model_fn needs it."""
     optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.1), RULE)

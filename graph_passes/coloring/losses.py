@@ -1,0 +1,129 @@
+"""Losses and metrics: what a scalar is reduced from is computed in float32.
+
+A loss takes predictions and labels apart: a difference, a product with a mask, a probability close
+to 1. Ops of the infer list that do this would go low behind the last matrix product, and the
+reduction after them, which is denied, would then add up rounded terms in float32:
+
+    Mean(Square(labels - predictions))             mean squared error
+    Mean(Relu(z) - z * labels + Log1p(Exp(-|z|)))  binary cross entropy
+
+So all that lies between the last matrix product and a reduction to a scalar stays float32, and the
+predictions are cast once. The way back from the scalar ends at ops of the allow list and at what
+they read, at sums with a bias, and at gradients. A scalar that more than scalars are made of is no
+loss: the norm of a gradient scales the gradient.
+"""
+
+from __future__ import annotations
+
+from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER, Coloring
+from graph_passes.ops.reasons import Reason
+
+MOST_OPS = 64
+"""Ops between the last matrix product and a loss; behind a longer way is more than a loss."""
+
+_REDUCTIONS = ("Sum", "Mean", "L2Loss")
+_STORED = ("Const", "ReadVariableOp")
+_PART_OF_THE_MODEL = ("BiasAdd", "BiasAddV1")
+
+
+def keep_losses(coloring: Coloring) -> None:
+    """Keeps losses and metrics in float32.
+
+    Args:
+        coloring: the painting; nothing is painted yet.
+    """
+    inside: set[int] = set()
+    around: set[int] = set()
+    for number in coloring.view.of_op(*_REDUCTIONS):
+        root = coloring.view.base[number]
+        if coloring.list_codes[root] == DENY and _is_loss(coloring, root):
+            _follow_back(coloring, root, inside, around)
+    inside |= _made_again(coloring, inside, around)
+    coloring.block(sorted(inside), Reason.INSIDE_UNIT)
+
+
+def _is_loss(coloring: Coloring, root: int) -> bool:
+    """Whether a reduction makes a scalar of which only scalars are made."""
+    pending, seen = [root], {root}
+    while pending:
+        vertex = pending.pop()
+        if coloring.list_codes[vertex] == ALLOW or not _is_scalar(coloring, vertex):
+            return False
+        for reader in coloring.edges.readers(vertex):
+            if reader not in seen:
+                seen.add(reader)
+                pending.append(reader)
+            if len(seen) > MOST_OPS:
+                return False
+    return True
+
+
+def _is_scalar(coloring: Coloring, vertex: int) -> bool:
+    """Whether the outputs of a vertex's node are known to be scalars, or there are none."""
+    view = coloring.view
+    number = view.vertex_nodes[vertex]
+    if number < 0:
+        return False
+    outputs = len(view.layout(number).out_slots)
+    name = view.nodes[number].name
+    return all(view.shape(f"{name}:{port}" if port else name) == () for port in range(outputs))
+
+
+def _follow_back(coloring: Coloring, root: int, inside: set[int], around: set[int]) -> None:
+    """Finds the infer and clear vertices between a loss and the model, and what they read.
+
+    Args:
+        coloring: the painting.
+        root: the reduction to a scalar.
+        inside: receives the vertices; none where the way is too long.
+        around: receives the vertices of predictions, labels and weights.
+    """
+    listed, producers = coloring.list_codes, coloring.edges.producers
+    pending, seen, ends = [root], {root}, set()
+    while pending:
+        for vertex in producers(pending.pop()):
+            if vertex in seen or vertex in ends:
+                continue
+            if _belongs(coloring, vertex):
+                seen.add(vertex)
+                pending.append(vertex)
+            else:
+                ends.add(vertex)
+        if len(seen) > MOST_OPS:
+            return
+    inside.update(vertex for vertex in seen if listed[vertex] in (INFER, CLEAR))
+    around |= ends
+
+
+def _made_again(coloring: Coloring, inside: set[int], around: set[int]) -> set[int]:
+    """What the gradient makes once more of predictions and labels, such as their difference."""
+    listed, op_of, edges = coloring.list_codes, coloring.view.op_of, coloring.edges
+    known = inside | around
+    found = set()
+    for reader in {v for end in around if listed[end] for v in edges.readers(end)}:
+        makers = {v for v in edges.producers(reader) if op_of(v) not in _STORED}
+        is_rounded_here = any(v in inside or not listed[v] for v in makers)
+        if listed[reader] in (INFER, CLEAR) and makers <= known and is_rounded_here:
+            found.add(reader)
+    return found
+
+
+def _belongs(coloring: Coloring, vertex: int) -> bool:
+    op = coloring.view.op_of(vertex)
+    if coloring.list_codes[vertex] in (0, ALLOW) or op in _PART_OF_THE_MODEL or op.endswith("Grad"):
+        return False
+    return not _is_read_by_product(coloring, vertex)
+
+
+def _is_read_by_product(coloring: Coloring, vertex: int) -> bool:
+    """Whether an op of the allow list reads a tensor, as it is or behind clear ops."""
+    listed, readers = coloring.list_codes, coloring.edges.readers
+    pending, seen = [vertex], {vertex}
+    while pending:
+        for reader in readers(pending.pop()):
+            if listed[reader] == ALLOW:
+                return True
+            if listed[reader] == CLEAR and reader not in seen and len(seen) < MOST_OPS:
+                seen.add(reader)
+                pending.append(reader)
+    return False

@@ -1,0 +1,313 @@
+"""The colouring: which vertices go to the target dtype.
+
+The stages and their order are those of `AutoMixedPrecisionImpl::Optimize` in TensorFlow's
+`core/grappler/optimizers/auto_mixed_precision.cc`, restated over a graph of (node, type
+attribute) vertices. Only float32 vertices are painted: an edge joins two vertices of one dtype,
+so no colour ever reaches a vertex of another dtype.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from tensorflow.core.framework import types_pb2
+
+from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER, Coloring
+from graph_passes.coloring.v1_loops import ref_variable_readers
+from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.reasons import Reason
+from graph_passes.policy.op_lists import may_be_forced
+
+_QUANTIZED = frozenset(
+    (
+        types_pb2.DT_QINT8,
+        types_pb2.DT_QUINT8,
+        types_pb2.DT_QINT16,
+        types_pb2.DT_QUINT16,
+        types_pb2.DT_QINT32,
+    )
+)
+
+_STORED = frozenset(("Const", "ReadVariableOp"))
+
+
+def paint_allow_list(coloring: Coloring) -> None:
+    """Ops of the allow list go low: they are safe and worth the most."""
+    coloring.paint(
+        coloring.where((coloring.list_codes == ALLOW) & coloring.eligible), Reason.ALLOW_LIST
+    )
+    if coloring.lists.force_all:
+        candidates = coloring.where(coloring.view.is_float & coloring.eligible)
+        coloring.paint((v for v in candidates if _may_force(coloring, v)), Reason.FORCED)
+
+
+def _may_force(coloring: Coloring, vertex: int) -> bool:
+    op_type = coloring.view.op_type(coloring.view.vertex_nodes[vertex])
+    if op_type is None:
+        return False
+    op_def = op_type.op_def
+    refs = any(arg.is_ref for arg in (*op_def.input_arg, *op_def.output_arg))
+    return may_be_forced(op_type.name, is_stateful=op_def.is_stateful, has_refs=refs)
+
+
+def propagate_deny(coloring: Coloring, extra_roots: list[int]) -> None:
+    """What a deny op computes stays float32 on its way to the next deny or infer op.
+
+    Args:
+        coloring: the painting.
+        extra_roots: vertices that count as deny ops for another reason, coloured already.
+    """
+    if coloring.lists.force_all:
+        return
+    listed = coloring.list_codes
+    sinks = coloring.where((listed == DENY) | (listed == INFER))
+    leads_to_sink = coloring.edges.reach(sinks, (listed == CLEAR).tobytes(), backward=True)
+    denied = np.frombuffer(bytes(coloring.denied), np.uint8)
+    passable = (np.frombuffer(leads_to_sink, np.uint8) & (denied ^ 1)).tobytes()
+    roots = coloring.where(listed == DENY)
+    coloring.deny(roots, Reason.DENY_LIST)
+    reached = coloring.edges.reach(
+        [*roots, *extra_roots], passable, forward=True, parents=coloring.parents
+    )
+    coloring.deny(coloring.where(np.frombuffer(reached, np.uint8)), Reason.BEHIND_DENY)
+
+
+def paint_between_allow(coloring: Coloring) -> None:
+    """Infer and clear ops both behind and before an allow op go low: no casts in between."""
+    listed = coloring.list_codes
+    denied = np.frombuffer(bytes(coloring.denied), bool)
+    roots = coloring.where((listed == ALLOW) & coloring.eligible & ~_own_deny(coloring, denied))
+    follows = ((listed == INFER) | (listed == CLEAR)) & coloring.eligible & ~denied
+    downstream = coloring.edges.reach(roots, coloring.with_kernel(follows).tobytes(), forward=True)
+    between = coloring.edges.reach(roots, downstream, backward=True)
+    for root in roots:
+        between[root] = 0
+    coloring.paint(coloring.where(np.frombuffer(between, np.uint8)), Reason.BETWEEN_ALLOW)
+
+
+def _own_deny(coloring: Coloring, denied: np.ndarray) -> np.ndarray:
+    """Denied allow ops: in TensorFlow's pass there are none, so parity needs no exception."""
+    return denied if not coloring.config.parity else np.zeros_like(denied)
+
+
+def paint_infer_after_allow(coloring: Coloring) -> None:
+    """Infer ops that read a converted tensor, and no denied one, go low.
+
+    TensorFlow's pass makes one sweep in node order. What converted ops reach is the same in a graph
+    sorted by topology, and the same for every order of the nodes otherwise.
+    """
+    low, edges = coloring.low, coloring.edges
+    is_low, denied = np.frombuffer(bytes(low), bool), np.frombuffer(bytes(coloring.denied), bool)
+    enter = (coloring.list_codes == INFER) & coloring.eligible & ~is_low & coloring.permitted
+    passed: set[int] = set()
+    for vertex in coloring.where(denied):
+        enter[[vertex, *edges.readers(vertex, passed)]] = False
+    if coloring.config.parity:
+        for vertex in coloring.where(enter):
+            if any(low[v] for v in edges.producers(vertex)):
+                coloring.paint((vertex,), Reason.AFTER_ALLOW)
+        return
+    reached = edges.reach(coloring.where(is_low), enter.tobytes(), forward=True)
+    coloring.paint(coloring.where(np.frombuffer(reached, np.uint8)), Reason.AFTER_ALLOW)
+
+
+def paint_infer_after_clear(coloring: Coloring, *, behind_units: bool) -> list[int]:
+    """Infer ops behind clear ops that went low follow.
+
+    The other search comes before clear ops go low, so an op behind one, such as a Sigmoid behind a
+    Split or the sum of gradients that were reshaped, has stayed float32. It joins if at least as
+    many of its operands are low as are in float32, constants and weights not counted, and none is
+    denied. Clear ops around it come along.
+
+    Args:
+        coloring: the painting.
+        behind_units: whether the result of a unit counts as low if what is low reads it, itself
+            or behind clear ops. A unit gives the target dtype, so its result is fit for it.
+
+    Returns:
+        The vertices that have joined, in order.
+    """
+    view, edges, low = coloring.view, coloring.edges, coloring.low
+    is_low = np.frombuffer(bytes(low), bool)
+    denied = np.frombuffer(bytes(coloring.denied), bool)
+    infer = (coloring.list_codes == INFER) & coloring.eligible & ~denied
+    clear = (coloring.list_codes == CLEAR) & coloring.eligible & ~denied
+    follows = _may_follow(coloring).tobytes()
+    inside = np.frombuffer(bytes(coloring.why), np.uint8) == Reason.INSIDE_UNIT
+    results = (inside & (coloring.list_codes == 0) & behind_units).tobytes()
+    passes = (clear & behind_units).tobytes()
+    given = bytearray(low)
+    missing: dict[int, int] = {}
+    joined: list[int] = []
+    pending: list[int] = []
+    # Relays behind which all that is low, or only given, and all before what is low was seen.
+    behind: tuple[set[int], set[int]] = set(), set()
+    before: set[int] = set()
+
+    def give(vertex: int) -> None:
+        pending.append(vertex)
+        if not given[vertex]:
+            given[vertex] = 1
+            for reader in edges.successors[vertex] if view.op_of(vertex) not in _STORED else ():
+                if reader in missing:
+                    missing[reader] -= 1
+
+    def join(vertex: int, reason: Reason) -> None:
+        coloring.paint((vertex,), reason)
+        joined.append(vertex)
+        give(vertex)
+
+    def reads_mostly_given(vertex: int) -> bool:
+        if vertex not in missing:
+            missing[vertex] = _missing_operands(coloring, given, vertex)
+        return missing[vertex] <= 0
+
+    pending += np.unique(view.sources[is_low[view.sources] & infer[view.targets]]).tolist()
+    for vertex in np.unique(view.sources[is_low[view.targets]]).tolist():
+        if results[vertex]:
+            give(vertex)
+    while pending:
+        vertex = pending.pop()
+        for reader in edges.readers(vertex, behind[low[vertex]]):
+            if low[reader]:
+                continue
+            if low[vertex] and follows[reader]:
+                join(reader, Reason.CLEAR_FLOOD)
+            elif infer[reader] and reads_mostly_given(reader):
+                join(reader, Reason.AFTER_ALLOW)
+            elif passes[reader] and not given[reader]:
+                give(reader)
+        for maker in edges.producers(vertex, before) if low[vertex] else ():
+            if follows[maker] and not low[maker]:
+                join(maker, Reason.CLEAR_FLOOD)
+            elif results[maker] and not given[maker]:
+                give(maker)
+    return sorted(joined)
+
+
+def _missing_operands(coloring: Coloring, given: bytearray, vertex: int) -> int:
+    """How many more operands must be given in the target dtype for an infer vertex to join."""
+    op_of, inputs = coloring.view.op_of, coloring.edges.producers(vertex)
+    makers = [v for v in inputs if op_of(v) not in _STORED]
+    never = not makers or any(coloring.denied[v] for v in makers)
+    if never or not coloring.is_permitted(vertex):
+        return len(makers) + 1
+    return (len(makers) + 1) // 2 - sum(given[v] for v in makers)
+
+
+def erase_useless(coloring: Coloring, joined: Sequence[int]) -> None:
+    """Takes the colour from those of some vertices that save no Cast.
+
+    Args:
+        coloring: the painting.
+        joined: the vertices.
+    """
+    low, edges, new = coloring.low, coloring.edges, frozenset(joined)
+    readers = _ReaderCounts(coloring)
+    pending = list(joined)
+    while pending:
+        vertex = pending.pop()
+        if low[vertex] and _saved_casts(coloring, readers, vertex) <= 0:
+            makers = edges.producers(vertex)
+            coloring.erase((vertex,), Reason.NO_ALLOW_NEAR)
+            readers.lose(makers)
+            pending.extend(v for v in (*makers, *edges.readers(vertex)) if v in new)
+
+
+class _ReaderCounts:
+    """How many readers of a vertex are low, and how many float32, counted once."""
+
+    def __init__(self, coloring: Coloring) -> None:
+        self._coloring = coloring
+        self._counts: dict[int, list[int]] = {}
+
+    def of(self, vertex: int) -> list[int]:
+        """The numbers of readers that are float32 and low."""
+        counts = self._counts.get(vertex)
+        if counts is None:
+            readers = self._coloring.edges.readers(vertex)
+            low = sum(map(self._coloring.low.__getitem__, readers))
+            counts = self._counts[vertex] = [len(readers) - low, low]
+        return counts
+
+    def lose(self, vertices: Iterable[int]) -> None:
+        """Notes that a reader of each of some vertices is no longer low."""
+        for counts in filter(None, map(self._counts.get, vertices)):
+            counts[0] += 1
+            counts[1] -= 1
+
+
+def _saved_casts(coloring: Coloring, readers: _ReaderCounts, vertex: int) -> int:
+    """How many Casts there are fewer for a low vertex being so, with the others as they are."""
+    float32, low = readers.of(vertex)
+    saved = (low > 0) - (float32 > 0)
+    for maker, times in collections.Counter(coloring.edges.producers(vertex)).items():
+        if coloring.view.op_of(maker) in _STORED:
+            continue
+        float32, low = readers.of(maker)
+        # Where others make the Cast of the maker necessary, it is there in any case.
+        if coloring.low[maker]:
+            saved += 0 if float32 else times
+        elif low == times:
+            saved -= times
+    return saved
+
+
+def flood_clear(coloring: Coloring) -> None:
+    """Clear ops joined to a converted op, either way, go low."""
+    low = np.frombuffer(bytes(coloring.low), bool)
+    roots = coloring.where(low & coloring.eligible)
+    enter = _may_follow(coloring)
+    flooded = coloring.edges.reach(roots, enter.tobytes(), forward=True, backward=True)
+    coloring.paint(coloring.where(np.frombuffer(flooded, np.uint8)), Reason.CLEAR_FLOOD)
+
+
+def _may_follow(coloring: Coloring) -> np.ndarray:
+    """The clear vertices that go low where a neighbour does; bool [vertices]."""
+    view = coloring.view
+    denied = np.frombuffer(bytes(coloring.denied), bool)
+    low = np.frombuffer(bytes(coloring.low), bool)
+    found = coloring.with_kernel(
+        (coloring.list_codes == CLEAR) & coloring.eligible & ~denied & ~low
+    )
+    for number in ref_variable_readers(view):
+        first = view.base[number]
+        for vertex in range(first, first + len(view.layout(number).slots)):
+            if found[vertex]:
+                found[vertex] = False
+                coloring.why[vertex] = Reason.READS_VARIABLE
+    return found
+
+
+def erase_unsupported(coloring: Coloring) -> None:
+    """Takes the colour from what cannot hold the target dtype.
+
+    TensorFlow's pass asks the op definition alone here and may leave an op without a kernel;
+    this one asks for the kernel too, for every converted vertex.
+    """
+    low = np.frombuffer(bytes(coloring.low), bool)
+    supported = coloring.with_kernel(low)
+    coloring.erase(coloring.where(low & ~supported), Reason.NO_KERNEL)
+    quantized = coloring.view.per_slot(_is_quantized, bool)
+    coloring.erase(
+        coloring.where(supported & (coloring.list_codes == ALLOW) & quantized), Reason.QUANTIZED
+    )
+
+
+def _is_quantized(node_type: NodeType) -> list[bool]:
+    """For each slot of a node type whether any of its slots is quantized."""
+    return [not _QUANTIZED.isdisjoint(node_type.dtypes)] * len(node_type.dtypes)
+
+
+def match_existing_casts(coloring: Coloring) -> None:
+    """A Cast to float32 that converted ops alone read makes the target dtype itself."""
+    view = coloring.view
+    for number in view.of_op("Cast"):
+        made = view.base[number] + view.layout(number).out_slots[0]
+        if not view.is_float[made] or not coloring.eligible[made]:
+            continue
+        readers = view.readers(made)
+        if readers and all(coloring.low[reader] for reader in readers):
+            coloring.paint((made,), Reason.EXISTING_CAST)

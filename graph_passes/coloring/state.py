@@ -1,0 +1,191 @@
+"""What the painting stages read and write."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from graph_passes.ir.adjacency import Adjacency
+from graph_passes.ir.view import FLOAT, GraphView
+from graph_passes.ops.kernels import KernelSupport
+from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.reasons import Reason
+from graph_passes.policy.config import PrecisionConfig
+from graph_passes.policy.op_lists import FLOAT32, LIST_NAMES, OpLists
+
+ALLOW, INFER, CLEAR, DENY = (LIST_NAMES.index(name) + 1 for name in LIST_NAMES)
+"""List codes in `Coloring.list_codes`; 0 is a vertex on no list."""
+
+
+class Coloring:
+    """One graph being painted.
+
+    Attributes:
+        view: the graph.
+        config: what the caller chose.
+        lists: the op lists in force.
+        support: answers whether a retyped node has a kernel.
+        edges: edges between float32 vertices, implicit tensor-list edges included.
+        list_codes: for each vertex the code of its op's list, 0 for none and for other dtypes;
+            uint8 [vertices].
+        eligible: for each vertex whether its node may be converted; bool [vertices].
+        low: for each vertex 1 where it is to be in the target dtype (the colour ALLOW).
+        denied: for each vertex 1 where it has the colour DENY.
+        why: for each vertex the code of the reason recorded so far, 0 for none.
+        parents: for a vertex behind a denied one, the vertex it was reached from.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        config: PrecisionConfig,
+        lists: OpLists,
+        support: KernelSupport,
+        target: int,
+        ineligible: Mapping[int, Reason],
+    ) -> None:
+        self.view = view
+        self.config = config
+        self.lists = lists
+        self.support = support
+        self.target = target
+        vertices = len(view.dtypes)
+        self.list_codes = view.per_slot(functools.partial(_list_codes, lists), np.uint8)
+        # A node that runs a function must agree with the function's signature, which is float32.
+        bound = view.per_slot(_is_bound, bool)
+        allowed = np.ones(len(view.nodes) + 1, bool)
+        allowed[-1] = False  # the node -1 of the opaque vertex
+        allowed[list(ineligible)] = False
+        self.eligible = allowed[np.asarray(view.vertex_nodes)] & ~bound
+        self.edges: Adjacency
+        self.low = bytearray(vertices)
+        self.denied = bytearray(vertices)
+        self.why = bytearray(vertices)
+        for vertex in np.flatnonzero(~self.eligible & view.is_float).tolist():
+            number = view.vertex_nodes[vertex]
+            self.why[vertex] = ineligible.get(number, Reason.RUNS_FUNCTION)
+        self.parents: dict[int, int] = {}
+
+    def relist(self, listed: Mapping[str, str]) -> None:
+        """Gives single nodes another list than their op has.
+
+        Args:
+            listed: name of a node -> the list, or `FLOAT32` for what stays float32 and denies
+                nothing outside its unit.
+        """
+        view = self.view
+        for name, list_name in listed.items():
+            number = view.index[name]
+            first = view.base[number]
+            code = 0 if list_name == FLOAT32 else LIST_NAMES.index(list_name) + 1
+            for vertex, dtype in enumerate(view.node_type(number).dtypes, first):
+                if dtype == FLOAT:
+                    self.list_codes[vertex] = code
+                    if list_name == FLOAT32:
+                        self.block((vertex,), Reason.INSIDE_UNIT)
+
+    def connect(self, implicit_edges: list[tuple[int, int]]) -> None:
+        """Makes the edge tables, with implicit edges between the ends of tensor lists."""
+        self.edges = self.view.adjacency(FLOAT, implicit_edges)
+
+    def disconnect(self) -> None:
+        """Drops the edge tables, which nothing but painting needs."""
+        del self.edges
+
+    def where(self, mask: np.ndarray) -> list[int]:
+        """The vertices of a mask, in order."""
+        return np.flatnonzero(mask).tolist()  # type: ignore[no-any-return]
+
+    def paint(self, vertices: Iterable[int], reason: Reason) -> None:
+        """Gives vertices the colour ALLOW; the first reason stays."""
+        low, why = self.low, self.why
+        for vertex in vertices:
+            if not low[vertex]:
+                low[vertex] = 1
+                why[vertex] = reason
+
+    def erase(self, vertices: Iterable[int], reason: Reason) -> None:
+        """Takes the colour ALLOW from vertices."""
+        for vertex in vertices:
+            if self.low[vertex]:
+                self.low[vertex] = 0
+                self.why[vertex] = reason
+
+    def deny(self, vertices: Iterable[int], reason: Reason) -> None:
+        """Gives vertices the colour DENY, which takes the colour ALLOW away."""
+        for vertex in vertices:
+            self.low[vertex] = 0
+            if not self.denied[vertex]:
+                self.denied[vertex] = 1
+                self.why[vertex] = reason
+
+    def block(self, vertices: Iterable[int], reason: Reason) -> None:
+        """Makes vertices ineligible: they stay float32, and nothing follows from it."""
+        for vertex in vertices:
+            if self.eligible[vertex]:
+                self.eligible[vertex] = False
+                self.why[vertex] = reason
+
+    @functools.cached_property
+    def _kernels(self) -> np.ndarray:
+        return self.view.per_slot(functools.partial(_float_kernels, self.support), bool)
+
+    def has_kernel(self, vertex: int) -> bool:
+        """Whether a float32 vertex's node has a kernel with this slot in the target dtype."""
+        return bool(self._kernels[vertex])
+
+    def with_kernel(self, mask: np.ndarray) -> np.ndarray:
+        """Those of the vertices of a mask for which `has_kernel` holds; bool [vertices]."""
+        return mask & self._kernels
+
+    def is_permitted(self, vertex: int) -> bool:
+        """Whether the op definition lets the vertex's slot hold the target dtype."""
+        return bool(self.permitted[vertex])
+
+    @functools.cached_property
+    def permitted(self) -> np.ndarray:
+        """For each vertex whether `is_permitted` holds; bool [vertices]."""
+        return self.view.per_slot(functools.partial(_permits, self.target), bool)
+
+
+# What follows depends on the node type alone, and a process meets the same ones in many graphs.
+_OF_NODE_TYPE = functools.lru_cache(maxsize=4096)
+
+
+@_OF_NODE_TYPE
+def _list_codes(lists: OpLists, node_type: NodeType) -> tuple[int, ...]:
+    """For each slot of a node type the code of the list that it is on."""
+    entry = None if node_type.op_type is None else lists.entries.get(node_type.op_type.name)
+    code = 0 if entry is None else LIST_NAMES.index(entry.list_name) + 1
+    if node_type.is_inlined_call:  # its functions change with it
+        code = code or CLEAR
+    return tuple(code if dtype == FLOAT else 0 for dtype in node_type.dtypes)
+
+
+@_OF_NODE_TYPE
+def _is_bound(node_type: NodeType) -> tuple[bool, ...]:
+    """For each slot of a node type whether a function that a node runs fixes its dtype."""
+    runs = (
+        node_type.op_type is not None
+        and node_type.op_type.runs_functions
+        and not node_type.is_inlined_call
+    )
+    return tuple(runs and dtype == FLOAT for dtype in node_type.dtypes)
+
+
+@_OF_NODE_TYPE
+def _permits(target: int, node_type: NodeType) -> tuple[bool, ...]:
+    """For each slot of a node type whether its op definition lets it hold the target dtype."""
+    op_type, slots = node_type.op_type, node_type.layout.slots
+    return tuple(op_type is not None and op_type.allows(slot, target) for slot in slots)
+
+
+@_OF_NODE_TYPE
+def _float_kernels(support: KernelSupport, node_type: NodeType) -> tuple[bool, ...]:
+    """For each slot of a node type whether it is float32 and has a kernel in the target dtype."""
+    return tuple(
+        dtype == FLOAT and support.supports(node_type, position)
+        for position, dtype in enumerate(node_type.dtypes)
+    )

@@ -1,0 +1,175 @@
+"""Tensor lists: ops that pass tensors to each other through a variant handle.
+
+A list has one element dtype, so all ops that share a list get one colour. Writers and readers of
+a list are joined by implicit edges, since the tensor that is read is the one that was written. They
+run through a relay for each handle on the way, of which there are fewer than pairs.
+The rules are those of `FindFloat32TensorListOpClustersAndDenylistUnsafe` and its neighbours in
+TensorFlow's `auto_mixed_precision.cc`.
+"""
+
+from __future__ import annotations
+
+from tensorflow.core.framework import types_pb2
+
+from graph_passes.coloring.state import Coloring
+from graph_passes.ir.adjacency import Adjacency
+from graph_passes.ir.view import GraphView
+from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.op_types import SINGLE
+from graph_passes.ops.reasons import Reason
+
+_READERS = frozenset(
+    (
+        "TensorListConcat",
+        "TensorListConcatV2",
+        "TensorListGather",
+        "TensorListGetItem",
+        "TensorListPopBack",
+        "TensorListStack",
+    )
+)
+_WRITERS = frozenset(
+    (
+        "TensorListFromTensor",
+        "TensorListPushBack",
+        "TensorListPushBackBatch",
+        "TensorListScatter",
+        "TensorListScatterIntoExistingList",
+        "TensorListScatterV2",
+        "TensorListSetItem",
+        "TensorListSplit",
+    )
+)
+_BOUNDARIES = frozenset(
+    (
+        "_Arg",
+        "_Retval",
+        "OptionalFromValue",
+        "OptionalGetValue",
+        "PartitionedCall",
+        "Placeholder",
+        "StatefulPartitionedCall",
+    )
+)
+_CONTAINERS = ("EmptyTensorList", "EmptyTensorMap", "TensorList", "TensorMap")
+# Ops that run functions: TensorFlow's pass meets them lowered and does not name them.
+_FUNCTIONAL = frozenset(("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"))
+
+Cluster = list[int]
+"""The element-dtype vertices of the ops that share a list."""
+
+
+def find_clusters(coloring: Coloring) -> tuple[list[Cluster], list[tuple[int, int]], list[int]]:
+    """Groups float32 tensor-list ops by the lists they share.
+
+    Args:
+        coloring: the painting; eligibility is read, nothing is written.
+
+    Returns:
+        The clusters; the implicit edges from writers to readers, as `Adjacency` takes them; and one
+        vertex of each cluster that must stay float32, because its list leaves the graph or belongs
+        to an ineligible node.
+    """
+    view = coloring.view
+    elements = _element_vertices(view)
+    if not elements:
+        return [], [], []
+    handles = view.adjacency(types_pb2.DT_VARIANT, [] if coloring.config.parity else _nested(view))
+    handle_of = {number: _handle_vertices(view, number) for number in elements}
+    clusters: list[Cluster] = []
+    unsafe: list[int] = []
+    seen: set[int] = set()
+    relays: dict[int, int] = {}
+    for number, element in elements.items():
+        if number in seen or not coloring.eligible[element] or not handle_of[number]:
+            continue
+        shared = _connected(handles, handle_of[number])
+        for handle in shared:
+            relays.setdefault(handle, len(view.dtypes) + len(relays))
+        members = sorted({view.vertex_nodes[handle] for handle in shared})
+        cluster = [elements[member] for member in members if member in elements]
+        seen.update(member for member in members if member in elements)
+        if any(_is_boundary(coloring, member) for member in members if member not in elements) or (
+            not all(coloring.eligible[vertex] for vertex in cluster)
+        ):
+            unsafe.append(element)
+        clusters.append(cluster)
+    # No path runs out of a node that is not eligible, as none does in TensorFlow's pass.
+    edges = [
+        (relays[handle], relays[reader])
+        for handle in relays
+        if coloring.eligible[handle]
+        for reader in handles.successors[handle]
+    ]
+    for number in sorted(seen):
+        op = view.nodes[number].op
+        pairs = [(elements[number], relays[h]) for h in handle_of[number] if h in relays]
+        if op in _WRITERS:
+            edges += pairs
+        elif op in _READERS:
+            edges += [(relay, element) for element, relay in pairs]
+    return clusters, edges, unsafe
+
+
+def match_cluster_colours(coloring: Coloring, clusters: list[Cluster]) -> None:
+    """Gives every cluster one colour: DENY where a member has it, else ALLOW where one has."""
+    for cluster in clusters:
+        if any(coloring.denied[vertex] for vertex in cluster):
+            coloring.deny(cluster, Reason.UNSAFE_CLUSTER)
+        elif any(coloring.low[vertex] for vertex in cluster):
+            coloring.paint(cluster, Reason.LIST_CLUSTER)
+
+
+def _element_vertices(view: GraphView) -> dict[int, int]:
+    """Tensor-list node -> the vertex of its element dtype, where that is float32."""
+    found: dict[int, int] = {}
+    for number in view.of_node_type(
+        lambda k: k.op_type is not None and "TensorList" in k.op_type.name
+    ):
+        first = view.base[number]
+        for position, slot in enumerate(view.layout(number).slots):
+            if slot.attr and slot.index == SINGLE and view.is_float[first + position]:
+                found[number] = first + position
+                break
+    return found
+
+
+def _handle_vertices(view: GraphView, number: int) -> list[int]:
+    first = view.base[number]
+    return [
+        first + position
+        for position in range(len(view.layout(number).slots))
+        if view.dtypes[first + position] == types_pb2.DT_VARIANT
+    ]
+
+
+def _is_container(node_type: NodeType) -> bool:
+    return node_type.op_type is not None and node_type.op_type.name.startswith(_CONTAINERS)
+
+
+def _nested(view: GraphView) -> list[tuple[int, int]]:
+    """Joins a list of lists to its elements: a list that is put in comes out again elsewhere."""
+    pairs: list[tuple[int, int]] = []
+    for number in view.of_node_type(_is_container):
+        handle, *elements = _handle_vertices(view, number) or [0]
+        pairs.extend((handle, element) for element in elements)
+    return pairs
+
+
+def _connected(handles: Adjacency, roots: list[int]) -> list[int]:
+    """The handles that edges join to some, either way."""
+    found, pending = set(roots), list(roots)
+    while pending:
+        handle = pending.pop()
+        for other in (*handles.successors[handle], *handles.predecessors[handle]):
+            if other not in found:
+                found.add(other)
+                pending.append(other)
+    return sorted(found)
+
+
+def _is_boundary(coloring: Coloring, number: int) -> bool:
+    op = coloring.view.nodes[number].op
+    if op in _BOUNDARIES or coloring.view.calls_function(number):
+        return True
+    return op in _FUNCTIONAL and not coloring.config.parity

@@ -1,0 +1,339 @@
+"""The pass, for a GraphDef with its functions and for one function with those it calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+
+from graph_passes.collector import collector_paused
+from graph_passes.coloring.plan import Plan, make_plan
+from graph_passes.emit.apply import Applied
+from graph_passes.functions.call_tree import CallTrees, Graph, Library, Region, node_types_with
+from graph_passes.functions.loop_invariants import hoist_casts
+from graph_passes.functions.loop_sum_moves import prepare_tree
+from graph_passes.functions.specialization import ConvertedTree, convert_tree, name_functions
+from graph_passes.functions.verify_calls import verify_tree
+from graph_passes.ir.function_references import FunctionReferences
+from graph_passes.ir.view import (
+    FunctionShapes,
+    GraphView,
+    Shape,
+    Shapes,
+    extend_shapes,
+    no_shapes,
+    view_body,
+)
+from graph_passes.ops.kernels import kernel_support
+from graph_passes.pipeline import Observer, convert, is_idle, paint, prepare
+from graph_passes.policy.config import PrecisionConfig
+from graph_passes.policy.op_lists import load_op_lists
+from graph_passes.report import Report
+from graph_passes.rewriter.editor import NearMiss
+from graph_passes.units.fusion import Fusion
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def no_library(_: str) -> None:
+    """The library of a graph that calls no function."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteResult:
+    """What a rewrite gives back.
+
+    Attributes:
+        proto: the rewritten graph, or the caller's own where nothing changed or something failed.
+        report: what was done and why.
+        changed: whether `proto` differs from the original.
+        failure: why the rewrite was given up, None where it was not.
+        rejected: the graph that failed a post-condition, for inspection.
+        extra_functions: functions that a rewritten function calls and that its library lacks; each
+            stands behind those it calls itself. A rewritten GraphDef has them in its library.
+    """
+
+    proto: Graph
+    report: Report
+    changed: bool = False
+    failure: str | None = None
+    rejected: Graph | None = None
+    extra_functions: tuple[function_pb2.FunctionDef, ...] = ()
+
+    @property
+    def graph_def(self) -> Graph:
+        """The same as `proto`."""
+        return self.proto
+
+    def nodes(self) -> Iterator[node_def_pb2.NodeDef]:
+        """The nodes of `proto`, but not of its library, and of `extra_functions`."""
+        for body in (self.proto, *self.extra_functions):
+            yield from Region(body).nodes
+
+    def copy(self) -> Graph:
+        """A copy of `proto` for others to change."""
+        new = type(self.proto)()
+        new.CopyFrom(self.proto)  # type: ignore[arg-type]
+        return new
+
+
+@collector_paused()
+def rewrite_graph_def(
+    graph_def: graph_pb2.GraphDef,
+    config: PrecisionConfig,
+    *,
+    preserve: Collection[str] = (),
+    shapes: Shapes | None = None,
+    function_shapes: FunctionShapes = no_shapes,
+    observe: Observer | None = None,
+) -> RewriteResult:
+    """Rewrites a graph and those functions of its library that it still calls then.
+
+    Functions that are planned with their callers get copies. What none but such callers called
+    stays as it is, and so do the functions of tf.data pipelines with all that those call.
+
+    Args:
+        graph_def: the graph; it is not changed.
+        config: dtype, device, lists and mode.
+        preserve: names of the nodes or tensors that are fed, fetched or otherwise to be left as
+            they are.
+        shapes: static shapes of the main graph's tensors; some patterns need them as proof.
+        function_shapes: gives those of a function's body by the function's name.
+        observe: is told of every stage, see `pipeline.Observer`.
+
+    Returns:
+        The result. A graph that cannot be rewritten is given back as it is, with `failure` set;
+        nothing is raised for it.
+    """
+    references = FunctionReferences(graph_def)
+    library = references.library.get if references.library else no_library
+    rewrite = _Rewrite(config, library, function_shapes, observe)
+    left_alone = references.of_pipelines()
+    tree_of = rewrite.trees(graph_def, references.reachable())
+    main = rewrite.rewrite(tree_of(graph_def), preserve, shapes)
+    if main.failure is not None:
+        return main
+    results: dict[str, RewriteResult] = {}
+    pending = references.called(main.nodes())
+    while pending:
+        name = pending.pop()
+        function = references.library[name]
+        # Grappler hands over signatures of functions without their bodies.
+        if name in results or name in left_alone or not function.node_def:
+            continue
+        result = rewrite.rewrite(tree_of(function), (), function_shapes(name))
+        if result.failure is not None:
+            return dataclasses.replace(result, proto=graph_def)
+        results[name] = result
+        pending |= references.called(result.nodes())
+    if not any(result.changed for result in results.values()) and not main.extra_functions:
+        return main
+    new: graph_pb2.GraphDef = main.proto if main.changed else main.copy()  # type: ignore[assignment]
+    extra = {added.signature.name: added for added in main.extra_functions}
+    for function in new.library.function:
+        result = results.get(function.signature.name, main)
+        if result is not main and result.changed:
+            function.CopyFrom(result.proto)
+            extra.update({added.signature.name: added for added in result.extra_functions})
+    new.library.function.extend(extra.values())
+    return dataclasses.replace(main, proto=new, changed=True, extra_functions=())
+
+
+@collector_paused()
+def rewrite_function_def(
+    function_def: function_pb2.FunctionDef,
+    config: PrecisionConfig,
+    *,
+    library: Library = no_library,
+    shapes: Shapes | None = None,
+    function_shapes: FunctionShapes = no_shapes,
+    observe: Observer | None = None,
+) -> RewriteResult:
+    """Rewrites the body of one function; its signature stays as it is.
+
+    Args:
+        function_def: the function; it is not changed.
+        config: dtype, device, lists and mode.
+        library: gives the definition of a function by name, None for an unknown one; asked for
+            ops that are calls by the function's name.
+        shapes: static shapes of the body's tensors; some patterns need them as proof.
+        function_shapes: gives those of the functions it calls by their names.
+        observe: is told of every stage, see `pipeline.Observer`.
+
+    Returns:
+        The result, as `rewrite_graph_def`.
+    """
+    rewrite = _Rewrite(config, library, function_shapes, observe)
+    return rewrite.rewrite(rewrite.trees(function_def)(function_def), (), shapes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rewrite:
+    """What the rewrites of the graphs of one library have in common."""
+
+    config: PrecisionConfig
+    library: Library
+    function_shapes: FunctionShapes
+    observe: Observer | None
+
+    def trees(self, main: Graph, others: Collection[str] = ()) -> Callable[[Graph], Region]:
+        """Gives the call tree of a graph; without calls where no rule asks for functions."""
+        has_rule, lists = self.config.has_rule, load_op_lists(self.config)
+        with_callees = has_rule("function-signatures") or has_rule("loop-hoisting")
+        if self.library is no_library or not with_callees:
+            return Region
+        return CallTrees(self.library, lambda op: lists.list_of(op) == "allow", main, others).build
+
+    def rewrite(
+        self, tree: Region, preserve: Collection[str], shapes: Shapes | None
+    ) -> RewriteResult:
+        """Rewrites a call tree; most have the one region of a graph without calls."""
+        lists = load_op_lists(self.config)
+        total = sum(len(region.nodes) for region in tree.walk())
+        target, device = self.config.target_dtype, self.config.device
+        report = functools.partial(
+            Report, target_dtype=target, device=device, total_nodes=total, notes=lists.notes
+        )
+        one = _TreeRewrite(self, tree, preserve, shapes)
+        if not tree.calls and is_idle((node.op for node in tree.nodes), lists):
+            return RewriteResult(proto=tree.proto, report=report(plan=one.plan_in_vain))
+        try:
+            converted, fusion = one.convert()
+            done = report(plan=converted.plan, applied=converted.applied, fusion=fusion)
+            if converted.root is None:
+                return RewriteResult(proto=tree.proto, report=done)
+            functions = one.finish(converted)
+            new = converted.root.proto
+            return RewriteResult(proto=new, report=done, changed=True, extra_functions=functions)
+        except Exception as error:
+            _LOGGER.debug("A graph was left as it is.", exc_info=True)
+            return RewriteResult(
+                proto=tree.proto,
+                report=report(),
+                failure=f"{type(error).__name__}: {error}",
+                rejected=getattr(error, "rejected", None),
+            )
+
+
+class _TreeRewrite:
+    """The rewrite of one call tree."""
+
+    def __init__(
+        self, common: _Rewrite, tree: Region, preserve: Collection[str], shapes: Shapes | None
+    ) -> None:
+        self._common, self._config = common, common.config
+        self._tree, self._preserve, self._shapes = tree, preserve, shapes
+        self._node_types = node_types_with(common.library)
+        self._given: dict[int, GraphView] = {}  # by the id of the proto
+        self._fused: dict[Region, GraphView] = {}
+
+    def _details(self, region: Region) -> tuple[Collection[str], Shapes | None]:
+        if region.is_main:
+            return self._preserve, self._shapes
+        return (), self._common.function_shapes(region.proto.signature.name)  # type: ignore[union-attr]
+
+    def _prepare(
+        self, region: Region, body: Graph, added: Mapping[str, Sequence[Shape | None]]
+    ) -> Fusion:
+        kept, sizes = self._details(region)
+        sizes = extend_shapes(sizes, added)
+        given, fusion = prepare(
+            body, self._config, kept, self._node_types, sizes, self._common.observe
+        )
+        self._given[id(body)] = given
+        return fusion
+
+    def _view_given(self, region: Region) -> GraphView:
+        """The view of a body as the caller gave it; one that was edited before has none yet."""
+        known = self._given.get(id(region.proto))
+        return known or view_body(region.proto, None, self._node_types)
+
+    def convert(self) -> tuple[ConvertedTree, Fusion]:
+        """Plans the tree and carries the plan out; with it the units of all bodies."""
+        joint = self._config.has_rule("function-signatures")
+        if not joint and self._tree.calls:
+            return self._convert_one_by_one()
+        fused, fusions = prepare_tree(self._tree, self._config, self._preserve, self._prepare)
+        regions = zip(self._tree.walk(), fused.walk(), strict=True)
+        self._fused = {old: fusions[new].view for old, new in regions}
+        shapes = {r: extend_shapes(self._details(r)[1], f.shapes) for r, f in fusions.items()}
+        converted = convert_tree(fused, self._preserve, self._plan, fusions, shapes)
+        return converted, _found_in_all(fused, fusions)
+
+    def _convert_one_by_one(self) -> tuple[ConvertedTree, Fusion]:
+        """The same where every body is planned for itself: the outcome of the main graph's."""
+        bodies: dict[Region, Graph] = {}
+        outcomes: list[tuple[ConvertedTree, Fusion]] = []
+        for region in self._tree.walk():
+            alone, fusion = Region(region.proto), self._prepare(region, region.proto, {})
+            kept = self._details(region)[0]
+            converted = convert_tree(alone, kept, self._plan, {alone: fusion}, {})
+            changed = converted.root is not None
+            self._fused[region] = fusion.view if changed else self._view_given(region)
+            bodies[region] = type(region.proto)()
+            bodies[region].CopyFrom((converted.root or alone).proto)  # type: ignore[arg-type]
+            outcomes.append((converted, fusion))
+        root = self._tree.with_bodies(bodies.__getitem__)
+        return dataclasses.replace(outcomes[0][0], root=root), outcomes[0][1]
+
+    def _plan(
+        self,
+        graph: Graph,
+        view: GraphView,
+        preserve: Collection[str],
+        listed: Mapping[str, str],
+    ) -> tuple[Plan, Applied | None]:
+        return convert(graph, view, preserve, self._config, listed, self._common.observe)
+
+    def finish(self, converted: ConvertedTree) -> tuple[function_pb2.FunctionDef, ...]:
+        """Hoists casts, names the functions of a converted tree and verifies it.
+
+        Returns:
+            The new functions.
+
+        Raises:
+            VerificationError: a post-condition does not hold.
+        """
+        root, applied, config = converted.root, converted.applied, self._config
+        assert root is not None
+        if config.has_rule("loop-hoisting"):
+            hoist_casts(root, config.target)
+        functions = name_functions(root, self._common.library)
+        verify_tree(
+            zip(self._tree.walk(), root.walk(), strict=True),
+            self._view_given,
+            self._fused.__getitem__,
+            kernel_support(config.device, config.target),
+            self._preserve,
+            None if self._tree.calls or applied is None else applied.touched,
+        )
+        return functions
+
+    def plan_in_vain(self) -> Plan | None:
+        """What a plan says of a graph with nothing to convert, None of an invalid one."""
+        try:
+            fusion = self._prepare(self._tree, self._tree.proto, {})
+            return make_plan(paint(fusion.view, self._config, self._preserve, fusion.node_lists))
+        except Exception:
+            _LOGGER.debug("A graph was left as it is.", exc_info=True)
+            return None
+
+
+def _found_in_all(main: Region, fusions: Mapping[Region, Fusion]) -> Fusion:
+    """The main graph's outcome with the units and near misses of all bodies.
+
+    Names of nodes in functions have the function's name before them.
+    """
+    units: list[str] = []
+    misses: list[NearMiss] = []
+    for region, fusion in fusions.items():
+        where = "" if region.is_main else f"{region.proto.signature.name}/"  # type: ignore[union-attr]
+        units.extend(unit.replace(": ", f": {where}", 1) for unit in fusion.units)
+        misses.extend(dataclasses.replace(m, node=f"{where}{m.node}") for m in fusion.misses)
+    # Calls of one function have bodies of their own, in which the same was found.
+    return dataclasses.replace(
+        fusions[main], units=tuple(dict.fromkeys(units)), misses=tuple(dict.fromkeys(misses))
+    )

@@ -1,0 +1,206 @@
+"""Post-conditions of the replacement of units: what is compared with the body the caller gave."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+
+import numpy as np
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+
+from graph_passes.ir.adjacency import in_order
+from graph_passes.ir.eligibility import numbers_of
+from graph_passes.ir.view import COLOCATION, GraphView
+from graph_passes.ops.node_types import NodeType
+
+_BACK = "NextIteration"
+_STEP = 2.0**-16
+"""How far behind what it reads a node that was added counts as standing."""
+_MOST_ROUNDS = 64
+"""Longer chains of nodes that are out of order are rare."""
+
+
+class VerificationError(Exception):
+    """The rewritten graph breaks a post-condition; it must not run.
+
+    Attributes:
+        rejected: that graph.
+    """
+
+    def __init__(
+        self, message: str, rejected: graph_pb2.GraphDef | function_pb2.FunctionDef | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rejected = rejected
+
+
+def verify_units(given: GraphView, fused: GraphView, preserve: Collection[str] = ()) -> None:
+    """Checks what became of a body when its units were replaced, in time linear in its size.
+
+    Preserved nodes, everything that has an effect, control inputs and devices are still there;
+    what a fetched node made happen still happens, no location names a node that is gone, and no
+    circle was made. Dtypes are left to `verify`.
+
+    Args:
+        given: the view of the body as the caller gave it.
+        fused: that of the body after its units were replaced, with the same table of node types.
+        preserve: names of the nodes or tensors that are fed or fetched.
+
+    Raises:
+        VerificationError: a post-condition does not hold. The message names the node.
+    """
+    if given is not fused:
+        _Comparison(given, fused).check(preserve)
+
+
+class _Comparison:
+    def __init__(self, given: GraphView, fused: GraphView) -> None:
+        self._given, self._fused = given, fused
+        numbers = map(fused.index.get, given.index, itertools.repeat(-1))
+        self._numbers = np.fromiter(numbers, np.int64, len(given.index))
+        self._gone = np.flatnonzero(self._numbers < 0)
+        self._is_added = np.ones(len(fused.nodes), bool)
+        self._is_added[self._numbers[self._numbers >= 0]] = False
+
+    def check(self, preserve: Collection[str]) -> None:
+        """Runs all checks."""
+        self._check_nodes()
+        self._check_preserved(preserve)
+        self._check_controls()
+        self._check_locations()
+        self._check_effects(preserve)
+        if _has_circle(self._fused, np.flatnonzero(self._is_added)):
+            raise VerificationError("nodes read each other in a circle")
+
+    def _check_nodes(self) -> None:
+        given, fused = self._given, self._fused
+        lost = _has_effect(given) & (self._numbers < 0)
+        if lost.any():
+            name = given.names[int(np.argmax(lost))]
+            raise VerificationError(f"node {name!r}, which has an effect, is gone")
+        kept = np.flatnonzero(self._numbers >= 0)
+        devices = np.asarray(given.node_index.device_of)[kept]
+        moved = devices != np.asarray(fused.node_index.device_of)[self._numbers[kept]]
+        if moved.any():
+            name = given.names[int(kept[np.argmax(moved)])]
+            raise VerificationError(f"node {name!r} has another device")
+
+    def _check_preserved(self, preserve: Collection[str]) -> None:
+        given, fused = self._given, self._fused
+        numbers = np.array(numbers_of(given, preserve), np.int64)
+        there = self._numbers[numbers]
+        types, now = np.asarray(given.node_type_of)[numbers], np.asarray(fused.node_type_of)[there]
+        for position in np.flatnonzero((there < 0) | (types != now)).tolist():
+            name = given.names[numbers[position]]
+            if there[position] < 0:
+                raise VerificationError(f"the preserved node {name!r} is gone")
+            before, after = given.node_types[types[position]], fused.node_types[now[position]]
+            if not same_outputs(before, after):
+                raise VerificationError(f"the preserved node {name!r} was retyped")
+
+    def _check_controls(self) -> None:
+        """No node has lost a control input, and none waits for a node that is not there."""
+        given, fused = self._given, self._fused
+        for number in given.control_ends:
+            there = int(self._numbers[number])
+            before = given.nodes[number]
+            if there >= 0 and before is not fused.nodes[there]:
+                require_controls(before, fused.nodes[there])
+        for name in fused.control_readers.keys() - given.control_readers.keys():
+            if name not in fused.index:
+                raise VerificationError(f"a node waits for {name!r}, which is not there")
+
+    def _check_locations(self) -> None:
+        gone = {self._given.names[number] for number in self._gone.tolist()}
+        for node in [self._fused.nodes[n] for n in self._fused.located] if gone else ():
+            for value in node.attr[COLOCATION].list.s:
+                name = value.decode(errors="replace").removeprefix("loc:@")
+                if name in gone:
+                    raise VerificationError(f"{node.name!r} is to stand beside {name!r}, now gone")
+
+    def _check_effects(self, preserve: Collection[str]) -> None:
+        """What nodes that are gone waited for is still made to happen by what is fetched."""
+        given, fused = self._given, self._fused
+        gone = given.control_ends.intersection(self._gone.tolist())
+        waited_for = {name for number in gone for name in _controls(given.nodes[number])}
+        numbers = [fused.index[name[1:]] for name in waited_for if name[1:] in fused.index]
+        if all(fused.names[n] in fused.control_readers or fused.reading_nodes(n) for n in numbers):
+            return  # an effect is lost where the last that asks for it goes
+        read = np.zeros(len(given.nodes) + 1, bool)  # the maker of number -1 is not known
+        read[np.asarray(given.maker_nodes)] = True
+        read[[given.index[name] for name in given.control_readers if name in given.index]] = True
+        ends = np.flatnonzero(~read[:-1] & (self._numbers >= 0)).tolist()
+        ends.extend(numbers_of(given, preserve))
+        before = _reached(given, ends)
+        after = _reached(fused, self._numbers[ends].tolist())
+        for number in np.flatnonzero(_has_effect(given)).tolist():
+            if before[number] and not after[self._numbers[number]]:
+                raise VerificationError(f"what is fetched no longer needs {given.names[number]!r}")
+
+
+def same_outputs(before: NodeType, after: NodeType) -> bool:
+    """Whether nodes of two types make tensors of the same dtypes, those of the first at least."""
+    if before is after:
+        return True
+    made = [[t.dtypes[slot] for slot in t.layout.out_slots] for t in (before, after)]
+    return made[0] == made[1][: len(made[0])]
+
+
+def require_controls(before: node_def_pb2.NodeDef, after: node_def_pb2.NodeDef) -> None:
+    """Checks that a node waits for all that it waited for.
+
+    Raises:
+        VerificationError: it does not.
+    """
+    if not set(_controls(before)) <= set(_controls(after)):
+        raise VerificationError(f"node {before.name!r} has lost a control input")
+
+
+def _has_effect(view: GraphView) -> np.ndarray:
+    """For each node whether it may do more than make tensors; bool [nodes]."""
+    table = [
+        node_type.op_type is None or node_type.op_type.op_def.is_stateful or node_type.is_call
+        for node_type in view.node_types
+    ]
+    return np.array(table, bool)[np.asarray(view.node_type_of)]
+
+
+def _controls(node: node_def_pb2.NodeDef) -> list[str]:
+    return [name for name in node.input[:] if name[0] == "^"]
+
+
+def _makers(view: GraphView, number: int) -> Iterator[int]:
+    """The nodes that a node reads or waits for, but by the back edge of a loop of TensorFlow 1."""
+    yield from (m for m in view.makers(number) if m >= 0 and view.op_names[m] != _BACK)
+    if number in view.control_ends:
+        yield from (view.index[n[1:]] for n in _controls(view.nodes[number]) if n[1:] in view.index)
+
+
+def _reached(view: GraphView, ends: list[int]) -> bytearray:
+    """For each node whether one of some nodes needs it."""
+    found, pending = bytearray(len(view.nodes)), list(ends)
+    while pending:
+        number = pending.pop()
+        if not found[number]:
+            found[number] = 1
+            pending.extend(_makers(view, number))
+    return found
+
+
+def _has_circle(view: GraphView, added: np.ndarray) -> bool:
+    """Whether nodes read each other in a circle.
+
+    The nodes are put in an order in which each stands behind what it reads, starting from their
+    own, which mostly is one but for what was added. Where that takes many steps, all are counted.
+    """
+    makers, readers = view.order_edges
+    place = np.arange(len(view.nodes), dtype=np.float64)
+    place[added] = -1
+    for _ in range(_MOST_ROUNDS):
+        wrong = np.flatnonzero(place[makers] >= place[readers])
+        if not len(wrong):
+            return False
+        if len(wrong) > 16 * len(added) + 64:
+            break
+        np.maximum.at(place, readers[wrong], place[makers[wrong]] + _STEP)
+    return len(in_order(len(view.nodes), makers, readers)) < len(view.nodes)

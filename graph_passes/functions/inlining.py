@@ -1,0 +1,323 @@
+"""A call tree as one graph, and the same tree taken apart again.
+
+In the inlined graph the nodes of every body stand beside those of the main graph. A calling node
+reads, besides its own inputs, what the called bodies give, and a body's argument is another name
+for what the calling node takes. One type attribute of the calling node then stands for all places
+of a value that must have one dtype: input, argument, result and output. Painting, planning
+and verification need no other notion of a call.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+from tensorflow.python.framework import op_def_registry
+
+from graph_passes.emit.apply import Applied
+from graph_passes.functions.call_tree import Call, Graph, Region
+from graph_passes.ir.indexing import concatenated
+from graph_passes.ir.view import INLINED_ARGUMENT, GraphView, Shape, Shapes
+from graph_passes.ops.op_types import OpType
+
+_ARGUMENT, _RESULT = "_Arg", "_Retval"
+MARK = "@"
+"""In the names of all nodes of bodies. It is not legal in names of nodes, so that no name of the
+main graph is like one of a body."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inlined:
+    """A call tree as one graph.
+
+    Attributes:
+        proto: the inlined graph. Tensors have the names they have in their bodies, after a prefix.
+        op_types: op of nodes that stand for calls -> its op type, which has the name of the call's.
+        boundary: names of the nodes that stand for arguments and results of a main graph that is
+            itself a function; they must not change.
+        prefixes: region -> the prefix of its nodes' names.
+        starts: region -> the number of its first node.
+        arguments: region -> the number of the node that stands for its first argument.
+        calling: the numbers of the calling nodes.
+        aliases: number of a node that is another name for what a calling node takes -> number and
+            input port of that node.
+    """
+
+    proto: graph_pb2.GraphDef
+    op_types: dict[str, OpType]
+    boundary: tuple[str, ...]
+    prefixes: dict[Region, str]
+    starts: dict[Region, int] = dataclasses.field(default_factory=dict)
+    arguments: dict[Region, int] = dataclasses.field(default_factory=dict)
+    calling: list[int] = dataclasses.field(default_factory=list)
+    aliases: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+    def shapes(self, of_regions: Mapping[Region, Shapes | None]) -> Shapes:
+        """The static shapes of the inlined graph, from those of its regions."""
+        known = {self.prefixes[region]: shapes for region, shapes in of_regions.items()}
+
+        def shapes_of(node: str) -> Sequence[Shape | None]:
+            prefix = _prefix_of(node)
+            shapes = known[prefix]
+            return () if shapes is None else shapes(node[len(prefix) :])
+
+        return shapes_of
+
+    def view(
+        self, views: Mapping[Region, GraphView], shapes: Mapping[Region, Shapes | None]
+    ) -> GraphView:
+        """The view of the inlined graph.
+
+        Args:
+            views: those of the bodies, which have one table of node_types. What stands for calls,
+                arguments and results is read.
+            shapes: the static shapes of the regions' tensors, where they are known.
+        """
+        nodes = list(self.proto.node)
+        is_copy = np.zeros(len(nodes), bool)
+        moved = []
+        for region, view in views.items():
+            start, count = self.starts[region], len(region.nodes)
+            is_copy[start : start + count] = True
+            numbers = np.full(len(view.nodes), -1, np.int32)
+            arguments = _count_arguments(region)
+            numbers[:arguments] = np.arange(arguments) + self.arguments[region]
+            numbers[arguments : arguments + count] = np.arange(count) + start
+            moved.append(numbers)
+        is_copy[self.calling] = False
+        anew = np.flatnonzero(~is_copy).tolist()
+        node_types = next(iter(views.values())).node_index.node_types
+        for op, op_type in self.op_types.items():
+            node_types.define(op, op_type)
+        bodies = concatenated([(self.prefixes[r], view.node_index) for r, view in views.items()])
+        index = bodies.edited(nodes, np.concatenate(moved), anew)
+        return GraphView(
+            nodes, index, is_function=False, shapes=self.shapes(shapes), aliases=self.aliases
+        )
+
+
+def inline(root: Region) -> Inlined:
+    """Makes one graph of a call tree; nothing of the tree is changed."""
+    inlined = Inlined(graph_pb2.GraphDef(), {}, (), _prefixes(root))
+    _Inliner(inlined).add_main(root)
+    if isinstance(root.proto, graph_pb2.GraphDef):
+        return inlined
+    ends = (_ARGUMENT, _RESULT)
+    return dataclasses.replace(
+        inlined, boundary=tuple(n.name for n in inlined.proto.node if n.op in ends)
+    )
+
+
+def _count_arguments(region: Region) -> int:
+    proto = region.proto
+    return 0 if isinstance(proto, graph_pb2.GraphDef) else len(proto.signature.input_arg)
+
+
+def _prefixes(root: Region) -> dict[Region, str]:
+    prefixes = {root: ""}
+    for region in root.walk():
+        for call in region.calls:
+            for callee in call.callees:
+                name = callee.proto.signature.name  # type: ignore[union-attr]
+                prefixes[callee] = f"{name}{MARK}{len(prefixes)}/"
+    return prefixes
+
+
+class _Inliner:
+    def __init__(self, inlined: Inlined) -> None:
+        self._inlined = inlined
+        self._nodes = inlined.proto.node
+        self._prefixes = inlined.prefixes
+
+    def add_main(self, root: Region) -> None:
+        main = root.proto
+        self._inlined.arguments[root] = 0
+        if isinstance(main, graph_pb2.GraphDef):
+            self._add_bodies(root)
+            return
+        for arg in main.signature.input_arg:
+            self._nodes.add(name=arg.name, op=_ARGUMENT).attr["T"].type = arg.type
+        self._add_bodies(root)
+        for arg in main.signature.output_arg:
+            # A result may bear the name of a node; "@" keeps this name out of the way.
+            node = self._nodes.add(name=f"{arg.name}{MARK}", op=_RESULT, input=[main.ret[arg.name]])
+            node.attr["T"].type = arg.type
+
+    def _add_bodies(self, root: Region) -> None:
+        add = self._nodes.add
+        for region in root.walk():
+            prefix = self._prefixes[region]
+            calls = {call.node: call for call in region.calls}
+            calling = []
+            start = self._inlined.starts[region] = len(self._nodes)
+            for number, node in enumerate(region.nodes, start):
+                new = add()
+                new.CopyFrom(node)
+                if calls and node.name in calls:
+                    calling.append((calls[node.name], number, new))
+                    self._inlined.calling.append(number)
+                if prefix:
+                    _rename(new, prefix)
+            for call, number, new in calling:
+                self._add_call(call, number, new)
+
+    def _add_call(self, call: Call, number: int, node: node_def_pb2.NodeDef) -> None:
+        kind = call.kind
+        results: list[str] = []
+        groups = 0
+        for callee in call.callees:
+            function: function_pb2.FunctionDef = callee.proto  # type: ignore[assignment]
+            prefix = self._prefixes[callee]
+            self._inlined.arguments[callee] = len(self._nodes)
+            for port, arg in enumerate(function.signature.input_arg, kind.leading):
+                self._inlined.aliases[len(self._nodes)] = (number, port)
+                self._nodes.add(name=prefix + arg.name, op=INLINED_ARGUMENT)
+            if callee.callee_of[0] != kind.predicate:
+                groups += 1
+                results.extend(
+                    prefix + function.ret[arg.name] for arg in function.signature.output_arg
+                )
+        op = f"{node.op}+{groups}"
+        self._inlined.op_types[op] = _call_op_type(node.op, kind.results, groups)
+        node.op = op
+        data, controls = _divide(node)
+        node.input[:] = [*data, *results, *controls]
+
+
+def _divide(node: node_def_pb2.NodeDef) -> tuple[list[str], list[str]]:
+    """The tensors that a node reads, and its control inputs."""
+    read = node.input[:]
+    end = next((port for port, name in enumerate(read) if name[0] == "^"), len(read))
+    return read[:end], read[end:]
+
+
+@functools.lru_cache(maxsize=256)
+def _call_op_type(op: str, results: str, groups: int) -> OpType:
+    """The op type with as many inputs more as the bodies have results."""
+    op_def = copy.deepcopy(op_def_registry.get(op))
+    for group in range(groups):
+        op_def.input_arg.add(name=f"results_{group}", type_list_attr=results)
+    return OpType(op_def)
+
+
+def _rename(node: node_def_pb2.NodeDef, prefix: str) -> None:
+    node.name = prefix + node.name
+    if read := node.input[:]:
+        node.input[:] = [
+            f"^{prefix}{name[1:]}" if name[0] == "^" else prefix + name for name in read
+        ]
+
+
+def outline(root: Region, inlined: Inlined, applied: Applied) -> Region:
+    """The call tree with the bodies that a rewritten inlined graph has.
+
+    Args:
+        root: the tree that was inlined.
+        inlined: what `inline` made of it.
+        applied: the inlined graph after the rewrite.
+
+    Returns:
+        A new tree of the same form: copies of the old bodies, with the nodes that were rewritten.
+        The dtypes in a body's signature are those that its calling node has now; names of
+        functions are the old ones.
+    """
+    return _Divider(inlined, applied).divide(root)
+
+
+class _Divider:
+    def __init__(self, inlined: Inlined, applied: Applied) -> None:
+        self._inlined = inlined
+        self._nodes = applied.proto.node  # type: ignore[union-attr]
+        self._changed = sorted(applied.touched.union(inlined.calling))
+        self._casts: dict[str, list[node_def_pb2.NodeDef]] = {}
+        for cast in self._nodes[len(inlined.proto.node) :]:
+            self._casts.setdefault(_prefix_of(cast.name), []).append(cast)
+        self._is_cast = applied.casts.__contains__
+        # What is known of the signature of a body before it is made.
+        self._signatures: dict[Region, tuple[list[int], list[int], list[str]]] = {}
+
+    def divide(self, root: Region) -> Region:
+        """A tree of the same form with the rewritten bodies."""
+        main = root.proto
+        if isinstance(main, function_pb2.FunctionDef):
+            end = len(self._inlined.proto.node)
+            taken = [arg.type for arg in main.signature.input_arg]
+            given = [arg.type for arg in main.signature.output_arg]
+            results = [node.input[0] for node in self._nodes[end - len(given) : end]]
+            self._signatures[root] = taken, given, results
+        bodies = {region: self._body(region) for region in root.walk()}  # callers first
+        return root.with_bodies(bodies.__getitem__)
+
+    def _body(self, region: Region) -> Graph:
+        """A copy of a body with the signature and the nodes that it has now."""
+        body = type(region.proto)()
+        body.CopyFrom(region.proto)  # type: ignore[arg-type]
+        if isinstance(body, function_pb2.FunctionDef):
+            taken, given, results = self._signatures[region]
+            for arg, dtype in zip(body.signature.input_arg, taken, strict=True):
+                arg.type = dtype
+            if results:  # a predicate's are not among the calling node's inputs
+                ends = zip(body.signature.output_arg, given, results, strict=True)
+                for arg, dtype, tensor in ends:
+                    arg.type = dtype
+                    if self._is_cast(tensor):
+                        prefix = self._inlined.prefixes[region]
+                        (body.ret[arg.name],) = self._local([tensor], prefix)
+        self._fill(body, region)
+        return body
+
+    def _fill(self, body: Graph, region: Region) -> None:
+        """Gives a copy of a body the nodes that were rewritten."""
+        prefix, start = self._inlined.prefixes[region], self._inlined.starts[region]
+        nodes = Region(body).nodes
+        calls = iter(region.calls)
+        first, end = (bisect.bisect_left(self._changed, n) for n in (start, start + len(nodes)))
+        pairs = [(nodes[n - start], self._nodes[n]) for n in self._changed[first:end]]
+        add = nodes.add  # type: ignore[attr-defined]
+        pairs += [(add(), cast) for cast in self._casts.get(prefix, ())]
+        for kept, node in pairs:
+            kept.CopyFrom(node)
+            op_type = self._inlined.op_types.get(node.op)
+            if op_type is not None:
+                kept.op = op_type.name
+                kept.input[:] = self._read_call(next(calls), node)
+            if isinstance(body, function_pb2.FunctionDef):
+                kept.name = node.name[len(prefix) :]
+                kept.input[:] = self._local(kept.input[:], prefix)
+
+    def _local(self, tensors: Sequence[str], prefix: str) -> list[str]:
+        """The names that tensors have within a function; a Cast has a GraphDef's name yet."""
+        cut = len(prefix)
+        return [
+            f"^{name[1 + cut :]}"
+            if name[0] == "^"
+            else name[cut:] + (":y:0" if self._is_cast(name) else "")
+            for name in tensors
+        ]
+
+    def _read_call(self, call: Call, node: node_def_pb2.NodeDef) -> list[str]:
+        """The calling node's own inputs; notes the dtypes that its bodies' signatures have now."""
+        kind = call.kind
+        taken = list(node.attr[kind.arguments].list.type)
+        given = list(node.attr[kind.results].list.type)
+        data, controls = _divide(node)
+        own = kind.leading + len(taken)
+        rest = data[own:]
+        for callee in call.callees:
+            results: list[str] = []
+            if callee.callee_of[0] != kind.predicate:
+                results, rest = rest[: len(given)], rest[len(given) :]
+            self._signatures[callee] = taken, given, results
+        return [*data[:own], *controls]
+
+
+def _prefix_of(name: str) -> str:
+    head, mark, tail = name.partition(MARK)
+    if not mark or not tail:
+        return ""
+    return f"{head}{mark}{tail.partition('/')[0]}/"

@@ -1,0 +1,138 @@
+"""Sums of weight gradients move out of loops: lists in the body, one product behind the loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from tensorflow.core.framework import function_pb2
+
+from graph_passes.functions.call_tree import Call, Graph, Region
+from graph_passes.functions.loop_sum_edits import CallerEdit, LoopEdit
+from graph_passes.functions.loop_sums import LoopSearch
+from graph_passes.ir.eligibility import find_ineligible, node_name
+from graph_passes.ir.view import Shape, view_function
+from graph_passes.ops.kernels import kernel_support
+from graph_passes.policy.config import PrecisionConfig
+from graph_passes.policy.op_lists import load_op_lists
+from graph_passes.rewriter.editor import NearMiss
+from graph_passes.rewriter.matcher import Matcher
+from graph_passes.units.fusion import Fusion
+from graph_passes.units.reduction.converted_products import ConvertedProducts
+
+RULE = "loop-gradient-sums"
+
+Prepare = Callable[[Region, Graph, Mapping[str, Sequence[Shape | None]]], Fusion]
+"""Finds the units of a region's body, given the body and shapes of nodes that were added to it."""
+
+
+def prepare_tree(
+    tree: Region, config: PrecisionConfig, preserve: Collection[str], prepare: Prepare
+) -> tuple[Region, dict[Region, Fusion]]:
+    """Finds the units in all bodies of a call tree and moves sums out of its loops.
+
+    A loop's functions come before its caller: units in the body are found first, since they leave
+    out what stands between the sums and the gradients that they share, and units in the caller
+    after the sums have come to it.
+
+    Args:
+        tree: the call tree; it is not changed.
+        config: says which rules are in force.
+        preserve: names of nodes of the main graph that must stay.
+        prepare: finds the units of one body.
+
+    Returns:
+        The new tree, and for each region of it the units found there.
+    """
+    if not tree.calls:
+        return tree, {tree: prepare(tree, tree.proto, {})}
+    fusions: dict[Region, Fusion] = {}
+    bodies: dict[Region, Graph] = {}
+    prepared: dict[int, Fusion] = {}  # by the id of what was searched, which its Fusion keeps
+    moves = config.has_rule(RULE) and not config.fused
+    for region in reversed(list(tree.walk())):
+        loops = [call for call in region.calls if call.kind.is_loop] if moves else []
+        mover = _Mover(region.proto, bodies, fusions)
+        # In a loop of TensorFlow 1, what is added would have to name the loop's frame.
+        if loops and "Enter" not in {node.op for node in region.nodes}:
+            kept = {node_name(name) for name in preserve} if region is tree else set()
+            for call in loops:
+                if call.node not in kept:
+                    mover.move_from(call, config)
+            mover.finish()
+        body = mover.caller  # bodies of calls of one function are one object until they differ
+        fusion = prepared.get(id(body)) or prepare(region, body, mover.shapes)
+        prepared[id(body)] = fusion
+        bodies[region] = fusion.proto
+        fusions[region] = dataclasses.replace(
+            fusion,
+            units=(*mover.units, *fusion.units),
+            misses=(*mover.misses, *fusion.misses),
+            shapes={**mover.shapes, **fusion.shapes},
+        )
+    new = tree.with_bodies(bodies.__getitem__)
+    return new, {r: fusions[old] for old, r in zip(tree.walk(), new.walk(), strict=True)}
+
+
+class _Mover:
+    """Moves sums out of the loops of one caller.
+
+    Attributes:
+        caller: the calling graph, a copy once something has moved.
+        shapes: node added to the caller -> static shapes of its outputs.
+        units: "rule: node" of each sum that was moved.
+        misses: what came close.
+    """
+
+    def __init__(
+        self, caller: Graph, bodies: dict[Region, Graph], fusions: dict[Region, Fusion]
+    ) -> None:
+        self.caller = caller
+        self.shapes: dict[str, tuple[Shape | None, ...]] = {}
+        self.units: list[str] = []
+        self.misses: list[NearMiss] = []
+        self._bodies, self._fusions = bodies, fusions
+        self._edit: CallerEdit | None = None
+        self._moved: dict[str, str] = {}  # what loops gave -> the sums behind them
+
+    def move_from(self, call: Call, config: PrecisionConfig) -> None:
+        """Moves sums out of one loop."""
+        nodes = Region(self.caller).nodes
+        loop = next(node for node in nodes if node.name == call.node)
+        # A loop that stays one op may be for XLA, where the length of a list must be known before.
+        if not ("_lower_using_switch_merge" in loop.attr and "output_shapes" in loop.attr):
+            return
+        if not loop.attr["_lower_using_switch_merge"].b:
+            return
+        body, cond = call.callee("body"), call.callee("cond")
+        fusion = self._fusions[body]
+        lists, support = load_op_lists(config), kernel_support(config.device, config.target)
+        view = fusion.view
+        ineligible = find_ineligible(view, (), config)
+        low = ConvertedProducts(Matcher(view), lists, support, ineligible)
+        old: function_pb2.FunctionDef = self._bodies[body]  # type: ignore[assignment]
+        search = LoopSearch(loop, old, view, self._fusions[cond].view, low)
+        sums, misses = search.find()
+        self.misses.extend(misses)
+        if not sums:
+            return
+        new_body, new_cond = function_pb2.FunctionDef(), function_pb2.FunctionDef()
+        new_body.CopyFrom(old)
+        new_cond.CopyFrom(self._bodies[cond])  # type: ignore[arg-type]
+        if self._edit is None:
+            self._edit = CallerEdit(self.caller)
+            self.caller = self._edit.graph
+        self._moved.update(LoopEdit(self._edit, call.node, new_body, new_cond).move(sums))
+        self._bodies[body], self._bodies[cond] = new_body, new_cond
+        for region, edited in ((body, new_body), (cond, new_cond)):
+            before = self._fusions[region]
+            view = view_function(edited, None, before.view.node_index.node_types)
+            listed = {n: where for n, where in before.node_lists.items() if n in view.index}
+            self._fusions[region] = dataclasses.replace(before, view=view, node_lists=listed)
+        self.shapes.update(self._edit.shapes)
+        self.units.extend(f"{RULE}: {each.addition}" for each in sums)
+
+    def finish(self) -> None:
+        """Lets the caller read the sums that were moved, once they all are."""
+        if self._edit is not None:
+            self._edit.redirect(self._moved)

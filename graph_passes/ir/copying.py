@@ -1,0 +1,68 @@
+"""Copies of graphs that take their nodes from a view."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection
+from typing import TypeVar
+
+from google.protobuf.message import Message
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+
+from graph_passes.ir.view import GraphView
+
+Proto = TypeVar("Proto", graph_pb2.GraphDef, function_pb2.FunctionDef)
+
+_BODY = frozenset(("node", "node_def", "ret"))
+_VALUE = "value"
+
+
+def copy_graph(proto: Proto, view: GraphView, without_value: Collection[int] = ()) -> Proto:
+    """A copy of a graph as a view has it.
+
+    Args:
+        proto: the GraphDef or FunctionDef that was indexed; it is not changed.
+        view: the view of it, or one that was edited since: nodes and results come from there, all
+            else from the graph.
+        without_value: numbers of constants whose value is left out, because it will be another.
+    """
+    copy = type(proto)()
+    if not view.is_edited and not without_value:
+        copy.CopyFrom(proto)
+        return copy
+    _copy_fields(proto, copy, _BODY)
+    first, end = 0, len(view.nodes)
+    if isinstance(copy, function_pb2.FunctionDef):
+        results = copy.signature.output_arg
+        first, end = len(copy.signature.input_arg), end - len(results)
+        for arg, node in zip(results, view.nodes[end:], strict=True):
+            copy.ret[arg.name] = node.input[0]
+        add = copy.node_def.add
+    else:
+        add = copy.node.add
+    nodes = list(view.nodes[first:end])
+    for number in without_value:
+        nodes[number - first] = _without_value(nodes[number - first])
+    # One by one, since a field extended by messages serializes and parses each.
+    copies = [add() for _ in nodes]
+    collections.deque(map(node_def_pb2.NodeDef.CopyFrom, copies, nodes), maxlen=0)
+    return copy
+
+
+def _without_value(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
+    new = node_def_pb2.NodeDef()
+    _copy_fields(node, new, ("attr",))
+    for name, value in node.attr.items():
+        if name != _VALUE:
+            new.attr[name].CopyFrom(value)
+    return new
+
+
+def _copy_fields(old: Message, new: Message, left_out: Collection[str]) -> None:
+    for field, value in old.ListFields():
+        if field.name in left_out:
+            continue
+        if isinstance(value, int | float | str | bytes):
+            setattr(new, field.name, value)
+        else:
+            getattr(new, field.name).MergeFrom(value)

@@ -1,0 +1,54 @@
+"""Which nodes may be converted at all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from graph_passes.ir.view import GraphView
+from graph_passes.ops.reasons import Reason
+from graph_passes.policy.config import PrecisionConfig
+
+_BOUNDARY_OPS = frozenset(("_Arg", "_Retval"))
+
+
+def node_name(reference: str) -> str:
+    """The node that `name`, `name:0` or `^name` refers to."""
+    return reference.lstrip("^").partition(":")[0]
+
+
+def numbers_of(view: GraphView, references: Iterable[str]) -> list[int]:
+    """The nodes of a view that names of nodes or tensors refer to; others are left out."""
+    find = view.index.get
+    numbers = []
+    for reference in references:
+        number = find(reference)  # most are plain names, which need no taking apart
+        if number is None:
+            number = find(node_name(reference))
+        if number is not None:
+            numbers.append(number)
+    return numbers
+
+
+def find_ineligible(
+    view: GraphView, preserve: Collection[str], config: PrecisionConfig
+) -> dict[int, Reason]:
+    """The nodes that must stay as they are, each with the reason.
+
+    Args:
+        view: the graph.
+        preserve: names of nodes (or tensors) that are fed, fetched or kept for another cause.
+        config: names the device whose nodes may be converted.
+
+    Returns:
+        Node number -> `Reason.PRESERVED` or `Reason.OTHER_DEVICE`.
+    """
+    ineligible: dict[int, Reason] = {}
+    wanted = config.device.lower()
+    for device, numbers in view.devices.items():
+        if wanted not in device.rpartition("/")[2].lower():
+            ineligible.update(dict.fromkeys(numbers, Reason.OTHER_DEVICE))
+    if view.is_function:
+        boundary = view.of_node_type(lambda node_type: node_type.op in _BOUNDARY_OPS)
+        ineligible.update(dict.fromkeys(boundary, Reason.PRESERVED))
+    ineligible.update(dict.fromkeys(numbers_of(view, preserve), Reason.PRESERVED))
+    return ineligible

@@ -1,0 +1,93 @@
+"""Which functions a graph calls."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from graph_passes.ops.op_types import registered_op_type
+
+PIPELINE_MARK = "_tf_data_function"
+"""Attr of functions that were traced for a tf.data pipeline."""
+
+
+def called_functions(node: node_def_pb2.NodeDef) -> Iterator[str]:
+    """Names of the functions that a node's attrs name, and the op type, which may be one."""
+    yield node.op
+    for value in node.attr.values():
+        kind = value.WhichOneof("value")
+        if kind == "func":
+            yield value.func.name
+        elif kind == "list":
+            for function in value.list.func:
+                yield function.name
+
+
+def named_functions(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[tuple[str, str]]:
+    """The op of each node that may name functions, with each name: perhaps of no function."""
+    names_functions = functools.cache(may_name_functions)  # asked of every node
+    for node in nodes:
+        op = node.op
+        if names_functions(op):
+            yield from ((op, name) for name in called_functions(node))
+
+
+class FunctionReferences:
+    """What the functions of a graph's library call.
+
+    Attributes:
+        library: name -> function.
+    """
+
+    def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
+        self.library = {
+            function.signature.name: function for function in graph_def.library.function
+        }
+        # A function's gradient belongs to it.
+        self._gradients = {g.function_name: g.gradient_func for g in graph_def.library.gradient}
+        bodies = {name: function.node_def for name, function in self.library.items()}
+        self._named = {
+            name: list(named_functions(nodes))
+            for name, nodes in ({**bodies, "": graph_def.node} if bodies else {"": ()}).items()
+        }
+
+    def called(self, nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
+        """The functions of the library that nodes call themselves."""
+        if not self.library:
+            return set()
+        return self._functions(name for _, name in named_functions(nodes))
+
+    def _functions(self, references: Iterable[str]) -> set[str]:
+        names = set(references)
+        names.update([self._gradients[name] for name in names & self._gradients.keys()])
+        return names & self.library.keys()
+
+    def reachable(self, names: Iterable[str] = ("",)) -> set[str]:
+        """Some functions of the library with all that a run of them may call; "" is the graph."""
+        found: set[str] = set()
+        pending = list(names)
+        while pending:
+            name = pending.pop()
+            if name not in found:
+                found.add(name)
+                pending.extend(self._functions(called for _, called in self._named[name]))
+        return found - {""}
+
+    def of_pipelines(self) -> set[str]:
+        """The functions that run in a tf.data pipeline, with all that those call.
+
+        TensorFlow marks what it traces for one. Other functions may run there by name.
+        """
+        named = itertools.chain.from_iterable(self._named.values())
+        roots = {name for op, name in named if "Dataset" in op or op == "OneShotIterator"}
+        roots.update(n for n, function in self.library.items() if PIPELINE_MARK in function.attr)
+        return self.reachable(roots & self.library.keys())
+
+
+def may_name_functions(op: str) -> bool:
+    """Whether nodes of an op may name functions; an unknown op may, and may be one."""
+    op_type = registered_op_type(op)
+    return op_type is None or op_type.runs_functions

@@ -1,0 +1,389 @@
+"""An index of one graph, made once and read by every stage.
+
+Painting works on *vertices*: one per slot (type attribute) of a node, numbered in node order.
+Edges join the vertex of the port that makes a tensor to the vertex of each port that reads it.
+`view` makes the index of a GraphDef or the body of a function, `joining` that of a inlined graph.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2, types_pb2
+
+from graph_passes.ir.adjacency import Adjacency, Neighbours, in_order
+from graph_passes.ir.indexing import InvalidGraphError, NodeIndex, packed
+from graph_passes.ir.vertices import OPAQUE, Vertices, join_ports
+from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.op_types import Layout, OpType, Slot
+
+Shape = tuple[int | None, ...]
+"""A static shape; None stands for a dimension that is not known."""
+
+Shapes = Callable[[str], Sequence[Shape | None]]
+"""Gives for a node's name the shapes of its outputs, () for an unknown node."""
+
+FunctionShapes = Callable[[str], Shapes | None]
+"""Gives for a function's name the shapes of its body, where they are known."""
+
+FLOAT = types_pb2.DT_FLOAT
+ARGUMENT = "_Arg"
+RESULT = "_Retval"
+
+COLOCATION = "_class"
+"""The attribute that names the nodes with which a node must share a device."""
+
+INLINED_ARGUMENT = "_InlinedArgument"
+"""Op of a node that is another name for what a calling node takes at a port (`joining`)."""
+
+NO_ALIASES: Mapping[int, tuple[int, int]] = types.MappingProxyType({})
+
+
+class GraphView:
+    """The indexed graph. Read-only once built.
+
+    Attributes:
+        nodes: the NodeDefs, pseudo-nodes included, in graph order.
+        index: name of a node -> its number.
+        node_types: the node_types by number; nodes of other graphs may have some of them.
+        node_type_of: for each node the number of its node type.
+        base: for each node the number of its first vertex.
+        dtypes: for each vertex its dtype (a value of `types_pb2.DataType`).
+        vertex_nodes: for each vertex the node it belongs to, -1 for `OPAQUE`.
+        slot_numbers: for each vertex the number of its slot among those of all types, for tables
+            that `per_slot` makes; 0 for `OPAQUE`. int32 [vertices].
+        sources: for each edge the vertex of the port that makes the tensor; int32 [edges].
+        targets: for each edge the vertex of the port that reads it; int32 [edges].
+        edge_starts: for each node the number of its first edge, and the number of edges; edges
+            are numbered by reading node, then by port.
+        is_function: whether the graph is the body of a function.
+        node_index: what was read of the nodes.
+        is_edited: whether some nodes are others than those of the graph that was indexed.
+        aliases: number of a `INLINED_ARGUMENT` -> number and input port of its calling node.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[node_def_pb2.NodeDef],
+        index: NodeIndex,
+        *,
+        is_function: bool,
+        shapes: Shapes | None = None,
+        is_edited: bool = False,
+        aliases: Mapping[int, tuple[int, int]] = NO_ALIASES,
+    ) -> None:
+        self._shapes = shapes
+        self.node_index = index
+        self.nodes = nodes
+        self.is_function = is_function
+        self.is_edited = is_edited
+        self.index = index.numbers
+        self.node_types = index.node_types.node_types
+        self.node_type_of = index.node_type_of
+        self.aliases = aliases
+        vertices = Vertices(index)
+        self.base, self.vertex_nodes = packed(vertices.base), packed(vertices.owners)
+        self.dtypes, self.slot_numbers = packed(vertices.dtypes), vertices.slot_numbers
+        self.sources, self.targets = join_ports(index, vertices, self.aliases)
+        self.edge_starts = packed(index.starts)
+
+    def edited(
+        self,
+        nodes: Sequence[node_def_pb2.NodeDef],
+        moved: np.ndarray,
+        anew: Sequence[int],
+        shapes: Mapping[str, Sequence[Shape | None]],
+    ) -> GraphView:
+        """The view of a graph that has most of its nodes in common with this one.
+
+        Args:
+            nodes: the nodes of that graph, pseudo-nodes included.
+            moved: for each node here its number there, -1 where it is gone; int32 [nodes here].
+            anew: numbers of the nodes there that are not as they are here, in order.
+            shapes: name of an added node -> static shapes of its outputs.
+
+        Raises:
+            InvalidGraphError: as `view_graph`, or a node reads one that is gone.
+        """
+        index = self.node_index.edited(nodes, moved, anew)
+        view = GraphView(
+            nodes,
+            index,
+            is_function=self.is_function,
+            shapes=extend_shapes(self._shapes, shapes),
+            is_edited=True,
+        )
+        kept = {int(moved[number]) for number in self.located} - {-1, *anew}
+        view.located = sorted(kept.union(_located(nodes, anew)))
+        return view
+
+    @functools.cached_property
+    def ops(self) -> frozenset[str]:
+        """The ops that nodes have."""
+        return frozenset(self.node_types[node_type].op for node_type in set(self.node_type_of))
+
+    @functools.cached_property
+    def op_names(self) -> list[str]:
+        """For each node its op."""
+        of_node_type = [node_type.op for node_type in self.node_types]
+        return [of_node_type[node_type] for node_type in self.node_type_of]
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """For each node its name."""
+        return list(self.index)
+
+    def node_type(self, number: int) -> NodeType:
+        """The node type of a node."""
+        return self.node_index.node_type(number)
+
+    def op_type(self, number: int) -> OpType | None:
+        """A node's op type, None where this TensorFlow does not know the op."""
+        return self.node_index.node_type(number).op_type
+
+    def layout(self, number: int) -> Layout:
+        """A node's layout."""
+        return self.node_index.layout(number)
+
+    def of_node_type(self, fits: Callable[[NodeType], bool]) -> list[int]:
+        """The nodes whose node type fits, in order."""
+        return self._with_node_type(
+            [number for number, node_type in enumerate(self.node_types) if fits(node_type)]
+        )
+
+    def of_op(self, *ops: str) -> list[int]:
+        """The nodes whose op type has one of the names, in order."""
+        return self._with_node_type(
+            [number for op in ops for number in self._node_types_of_op.get(op, ())]
+        )
+
+    def _with_node_type(self, numbers: list[int]) -> list[int]:
+        """The nodes that have one of some node_types, in order."""
+        if not numbers:
+            return []
+        table = np.zeros(len(self.node_types), bool)
+        table[numbers] = True
+        return np.flatnonzero(table[np.asarray(self.node_type_of)]).tolist()  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def _node_types_of_op(self) -> dict[str, list[int]]:
+        """Name of an op type -> the numbers of its node_types."""
+        found: dict[str, list[int]] = {}
+        for number, node_type in enumerate(self.node_types):
+            if node_type.op_type is not None:
+                found.setdefault(node_type.op_type.name, []).append(number)
+        return found
+
+    def per_slot(self, values: Callable[[NodeType], Sequence[Any]], dtype: type) -> np.ndarray:
+        """A value for each vertex that depends on its node's type alone.
+
+        Args:
+            values: gives for a node type the values of its slots.
+            dtype: what NumPy is to keep them as; `OPAQUE` has its zero.
+        """
+        flat = [dtype(0), *(value for node_type in self.node_types for value in values(node_type))]
+        return np.array(flat, dtype)[self.slot_numbers]
+
+    @functools.cached_property
+    def control_readers(self) -> dict[str, list[int]]:
+        """Name of a node -> the nodes that have it as a control input."""
+        found: dict[str, list[int]] = {}
+        for number in self.node_index.with_controls:
+            for name in self.nodes[number].input[:]:
+                if name[0] == "^":
+                    found.setdefault(name[1:], []).append(number)
+        return found
+
+    @functools.cached_property
+    def control_ends(self) -> frozenset[int]:
+        """The nodes that have control inputs."""
+        return frozenset(self.node_index.with_controls)
+
+    @functools.cached_property
+    def located(self) -> list[int]:
+        """The nodes that name others to share a device with, in order."""
+        return _located(self.nodes, range(len(self.nodes)))
+
+    @functools.cached_property
+    def devices(self) -> dict[str, list[int]]:
+        """Device -> the nodes that name it, for those that name one."""
+        codes = np.asarray(self.node_index.device_of)
+        named = {
+            device: code for device, code in self.node_index.node_types.devices.items() if code
+        }
+        return {device: np.flatnonzero(codes == code).tolist() for device, code in named.items()}
+
+    def split(self, tensor: str) -> tuple[str, int]:
+        """The node and the output port that a tensor's name stands for.
+
+        `name` and `name:2` in a GraphDef; `node:output_arg:1` in a function, where an argument
+        goes by its name alone. A inlined graph has both.
+        """
+        return self.node_index.split(tensor)
+
+    def shape(self, tensor: str) -> Shape | None:
+        """The static shape of a tensor: None where it is unknown, a None dimension likewise."""
+        if self._shapes is None:
+            return None
+        name, port = self.split(tensor)
+        known = self._shapes(name)
+        return known[port] if port < len(known) else None
+
+    def output_shapes(self, number: int) -> Sequence[Shape | None]:
+        """The static shapes of a node's outputs, () where none is known."""
+        return () if self._shapes is None else self._shapes(self.nodes[number].name)
+
+    def node_of(self, vertex: int) -> node_def_pb2.NodeDef:
+        """The node that a vertex belongs to."""
+        return self.nodes[self.vertex_nodes[vertex]]
+
+    def slot_of(self, vertex: int) -> Slot:
+        """The slot of its node that a vertex stands for."""
+        number = self.vertex_nodes[vertex]
+        return self.layout(number).slots[vertex - self.base[number]]
+
+    def op_of(self, vertex: int) -> str:
+        """The op type of the node that a vertex belongs to, "" for `OPAQUE`."""
+        number = self.vertex_nodes[vertex]
+        return "" if number < 0 else self.node_type(number).op
+
+    def calls_function(self, number: int) -> bool:
+        """Whether a node is a call, by an op named after the function."""
+        return self.node_type(number).is_call
+
+    @functools.cached_property
+    def is_float(self) -> np.ndarray:
+        """For each vertex whether it is float32; shape [vertices], bool."""
+        return np.asarray(self.dtypes) == FLOAT
+
+    def adjacency(self, dtype: int, extra: Sequence[tuple[int, int]] = ()) -> Adjacency:
+        """The edges between vertices of one dtype, with `extra` ones as `Adjacency` takes them."""
+        of_dtype = np.asarray(self.dtypes) == dtype
+        kept = of_dtype[self.sources] & of_dtype[self.targets]
+        return Adjacency(len(self.dtypes), self.sources[kept], self.targets[kept], extra)
+
+    def require_matching_dtypes(self) -> None:
+        """Checks both ends of every edge.
+
+        Raises:
+            InvalidGraphError: a node reads a tensor of another dtype; the message names it.
+        """
+        dtypes = np.asarray(self.dtypes) % 100  # a ref dtype is its dtype plus 100
+        known = (self.sources != OPAQUE) & (self.targets != OPAQUE)
+        wrong = np.flatnonzero((dtypes[self.sources] != dtypes[self.targets]) & known)
+        if len(wrong):
+            reader = self.node_of(int(self.targets[wrong[0]]))
+            maker = self.node_of(int(self.sources[wrong[0]]))
+            raise InvalidGraphError(
+                f"node {reader.name!r} ({reader.op}) does not take the dtype of {maker.name!r}"
+            )
+
+    def require_acyclic(self) -> None:
+        """Checks that no node reads itself, but by the back edge of a loop of TensorFlow 1.
+
+        Raises:
+            InvalidGraphError: nodes read each other in a circle; the message names one of them.
+        """
+        makers, readers = self._forward_edges
+        if np.all(makers < readers):
+            return  # most graphs are in an order in which they can run
+        ready = in_order(len(self.nodes), makers, readers)
+        if len(ready) < len(self.nodes):
+            name = self.names[min(set(range(len(self.nodes))).difference(ready))]
+            raise InvalidGraphError(f"node {name!r} reads what is made of its own output")
+
+    @property
+    def _forward_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Maker and reader of each tensor, but of those that go round a loop of TensorFlow 1."""
+        makers = np.asarray(self.maker_nodes)
+        is_back = np.zeros(len(self.nodes) + 1, bool)  # the maker of number -1 is not known
+        is_back[self.of_op("NextIteration")] = is_back[-1] = True
+        kept = ~is_back[makers]
+        return makers[kept], self._edge_readers[kept]
+
+    @property
+    def order_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs of nodes of which the first runs before the second; int32 [pairs] each."""
+        waits = [
+            (self.index[name], reader)
+            for name, waiting in self.control_readers.items()
+            if name in self.index
+            for reader in waiting
+        ]
+        awaited, waiting = np.array(waits, np.int32).reshape(-1, 2).T
+        makers, readers = self._forward_edges
+        return np.concatenate([makers, awaited]), np.concatenate([readers, waiting])
+
+    @functools.cached_property
+    def _edge_readers(self) -> np.ndarray:
+        """For each edge the node that reads it."""
+        return np.repeat(np.arange(len(self.nodes), dtype=np.int32), np.diff(self.edge_starts))
+
+    @functools.cached_property
+    def _readers(self) -> Neighbours:
+        return Neighbours(len(self.dtypes), self.sources, self.targets)
+
+    def readers(self, vertex: int) -> list[int]:
+        """The vertices that read a tensor of this vertex, `OPAQUE` among them."""
+        return self._readers[vertex].tolist()
+
+    @functools.cached_property
+    def _reading_nodes(self) -> Neighbours:
+        # What an alias makes is a calling node's input.
+        is_output = self.per_slot(lambda node_type: node_type.layout.is_output, bool)[self.sources]
+        return Neighbours(
+            len(self.nodes), np.asarray(self.maker_nodes)[is_output], self._edge_readers[is_output]
+        )
+
+    def reading_nodes(self, number: int) -> list[int]:
+        """The nodes that read an output of a node, in order, control inputs not counted."""
+        found = self._reading_nodes[number].tolist()
+        return found if len(found) < 2 else list(dict.fromkeys(found))
+
+    @functools.cached_property
+    def maker_nodes(self) -> array.array[int]:
+        """For each edge the node that makes the tensor, -1 for an op that is not known."""
+        return packed(np.asarray(self.vertex_nodes)[self.sources])
+
+    @functools.cached_property
+    def tensors(self) -> array.array[int]:
+        """For each edge the number of the tensor that is read.
+
+        That is the number of the node that makes it, plus the port times the number of nodes.
+        """
+        tensors = np.asarray(self.node_index.makers).astype(np.int64)
+        names = list(self.node_index.references)
+        numbers, positions = np.unique(~tensors[tensors < 0], return_inverse=True)
+        found = [self.split(names[number]) for number in numbers.tolist()]
+        keys = [self.index[name] + port * len(self.nodes) for name, port in found]
+        tensors[tensors < 0] = np.array(keys, np.int64)[positions]
+        return array.array("q", tensors.tobytes())
+
+    def makers(self, number: int) -> list[int]:
+        """The nodes that make the tensors that a node reads, by port, -1 for unknown ops."""
+        return self.maker_nodes[self.edge_starts[number] : self.edge_starts[number + 1]].tolist()
+
+    def producers(self, number: int) -> list[int]:
+        """The vertices of the tensors that a node reads, by port."""
+        edges = slice(self.edge_starts[number], self.edge_starts[number + 1])
+        return self.sources[edges].tolist()  # type: ignore[no-any-return]
+
+
+def _located(nodes: Sequence[node_def_pb2.NodeDef], numbers: Iterable[int]) -> list[int]:
+    return [number for number in numbers if COLOCATION in nodes[number].attr]
+
+
+def no_shapes(_: str) -> None:
+    """The shapes of functions where none are known."""
+
+
+def extend_shapes(
+    shapes: Shapes | None, added: Mapping[str, Sequence[Shape | None]]
+) -> Shapes | None:
+    """The shapes of a graph with those of nodes that were added; None where none are known."""
+    return None if shapes is None else lambda node: added.get(node) or shapes(node)

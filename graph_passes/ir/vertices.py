@@ -1,0 +1,154 @@
+"""Numbers the vertices of a graph and joins them by edges, all nodes at once.
+
+What nodes of one type have in common is tabled by type, and NumPy spreads the tables over
+the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from tensorflow.core.framework import types_pb2
+
+from graph_passes.ir.indexing import InvalidGraphError, NodeIndex
+
+OPAQUE = 0
+"""The vertex that stands for every port of a node whose op type is unknown."""
+
+_NO_OUTPUT = -1
+
+
+class Vertices:
+    """The vertices of a graph: one per slot of a node, in node order, behind `OPAQUE`.
+
+    Attributes:
+        base: for each node the number of its first vertex; int32 [nodes].
+        owners: for each vertex the node it belongs to, -1 for `OPAQUE`; int32 [vertices].
+        slot_numbers: for each vertex the number of its slot among those of all node_types, 0 for
+            `OPAQUE`; int32 [vertices].
+        dtypes: for each vertex its dtype; int32 [vertices].
+    """
+
+    def __init__(self, index: NodeIndex) -> None:
+        node_types, node_type_of = index.node_types.node_types, np.asarray(index.node_type_of)
+        slots = np.array([len(node_type.dtypes) for node_type in node_types], np.int32)
+        counts = slots[node_type_of]
+        self.base = np.cumsum(counts, dtype=np.int32) - counts + 1
+        nodes = np.arange(len(counts), dtype=np.int32)
+        self.owners = np.concatenate([np.full(1, -1, np.int32), np.repeat(nodes, counts)])
+        first_slot = np.cumsum(slots, dtype=np.int32) - slots + 1
+        self.slot_numbers = np.arange(len(self.owners), dtype=np.int32)
+        self.slot_numbers[1:] += (first_slot[node_type_of] - self.base)[self.owners[1:]]
+        flat = [
+            types_pb2.DT_INVALID,
+            *(dtype for node_type in node_types for dtype in node_type.dtypes),
+        ]
+        self.dtypes = np.array(flat, np.int32)[self.slot_numbers]
+
+
+def join_ports(
+    index: NodeIndex, vertices: Vertices, aliases: Mapping[int, tuple[int, int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Makes the edges of a graph, by reading node, then by port.
+
+    Args:
+        index: what the nodes read.
+        vertices: the graph's vertices.
+        aliases: number of a node that is another name for what a calling node takes -> number and
+            input port of that node.
+
+    Returns:
+        For each edge the vertex of the port that makes the tensor, and that of the port that reads
+        it; int32 [edges].
+
+    Raises:
+        InvalidGraphError: an input names no tensor, or a node has the wrong number of inputs.
+    """
+    return _Joiner(index, vertices, aliases).sources(), _targets(index, vertices)
+
+
+class _Joiner:
+    """Finds the vertices of the tensors that nodes read."""
+
+    def __init__(
+        self, index: NodeIndex, vertices: Vertices, aliases: Mapping[int, tuple[int, int]]
+    ) -> None:
+        self._index = index
+        self._base = vertices.base
+        self._aliases = aliases
+
+    def sources(self) -> np.ndarray:
+        makers = np.asarray(self._index.makers)
+        by_reference = makers < 0
+        sources = self._first_outputs()[np.maximum(makers, 0)]
+        sources[by_reference] = OPAQUE
+        if np.any(sources == _NO_OUTPUT):
+            name = self._index.name(int(makers[np.argmin(sources)]))
+            raise InvalidGraphError(f"node {name!r} has no output 0")
+        names, read = list(self._index.references), ~makers[by_reference]
+        found = np.zeros(len(names), np.int32)
+        for number in sorted(set(read.tolist())):  # of an edited graph not all are read any more
+            found[number] = self._find(names[number])
+        sources[by_reference] = found[read]
+        return sources
+
+    def _first_outputs(self) -> np.ndarray:
+        """For each node the vertex of its output 0, or `_NO_OUTPUT`."""
+        node_types, node_type_of = (
+            self._index.node_types.node_types,
+            np.asarray(self._index.node_type_of),
+        )
+        slots = [(node_type.layout.out_slots or (_NO_OUTPUT,))[0] for node_type in node_types]
+        unknown = np.array([node_type.op_type is None for node_type in node_types], bool)
+        first = np.array(slots, np.int32)[node_type_of]
+        first = np.where(first == _NO_OUTPUT, _NO_OUTPUT, self._base + first)
+        first[unknown[node_type_of]] = OPAQUE
+        for alias in self._aliases:
+            first[alias] = self._taken(alias)
+        return first
+
+    def _taken(self, alias: int) -> int:
+        """The vertex of the port that an alias is another name for."""
+        call, port = self._aliases[alias]
+        return int(self._base[call]) + self._index.layout(call).in_slots[port]
+
+    def _find(self, tensor: str) -> int:
+        index = self._index
+        producer, _, name = tensor.partition(":")
+        number = index.numbers.get(producer)
+        if number is None:
+            raise InvalidGraphError(f"no node makes the tensor {tensor!r}")
+        if number in self._aliases:
+            return self._taken(number)
+        node_type = index.node_type(number)
+        if node_type.op_type is None:
+            return OPAQUE
+        port, out_slots = node_type.layout.port(name), node_type.layout.out_slots
+        if not 0 <= port < len(out_slots):
+            raise InvalidGraphError(f"node {producer!r} has no output {name!r}")
+        return int(self._base[number]) + out_slots[port]
+
+
+def _targets(index: NodeIndex, vertices: Vertices) -> np.ndarray:
+    node_types, node_type_of = index.node_types.node_types, np.asarray(index.node_type_of)
+    arity = np.asarray(index.arity)
+    expected = np.array([len(node_type.layout.in_slots) for node_type in node_types], np.int32)
+    unknown = np.array([node_type.op_type is None for node_type in node_types], bool)
+    wrong = np.flatnonzero((arity != expected[node_type_of]) & ~unknown[node_type_of]).tolist()
+    if wrong:
+        number, op = wrong[0], index.node_type(wrong[0]).op
+        raise InvalidGraphError(
+            f"node {index.name(number)!r} ({op}) has {arity[number]} inputs, not "
+            f"{expected[node_type_of[number]]}"
+        )
+    # The slots of all types' input ports in one row; unknown ops read it somewhere, to no effect.
+    row = np.array(
+        [0, *(slot for node_type in node_types for slot in node_type.layout.in_slots)], np.int32
+    )
+    first = (np.cumsum(expected) - expected + 1)[node_type_of] - index.starts[:-1]
+    readers = np.repeat(np.arange(len(arity), dtype=np.int32), arity)
+    positions = np.where(
+        unknown[node_type_of[readers]], 0, first[readers] + np.arange(len(readers))
+    )
+    return np.where(positions, vertices.base[readers] + row[positions], OPAQUE)

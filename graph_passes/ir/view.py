@@ -1,0 +1,142 @@
+"""Makes the views of graphs: of a GraphDef and of the body of a function.
+
+The same kind of view serves a GraphDef and the body of a FunctionDef, whose arguments and results
+appear as pseudo-nodes of the ops `_Arg` and `_Retval`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+
+from graph_passes.ir.graph_view import (
+    ARGUMENT,
+    COLOCATION,
+    FLOAT,
+    INLINED_ARGUMENT,
+    RESULT,
+    FunctionShapes,
+    GraphView,
+    Shape,
+    Shapes,
+    extend_shapes,
+    no_shapes,
+)
+from graph_passes.ir.indexing import InvalidGraphError, NodeIndex
+from graph_passes.ir.vertices import OPAQUE
+from graph_passes.ops.node_types import NodeTypeTable
+
+__all__ = [
+    "ARGUMENT",
+    "COLOCATION",
+    "FLOAT",
+    "INLINED_ARGUMENT",
+    "OPAQUE",
+    "RESULT",
+    "FunctionShapes",
+    "GraphView",
+    "InvalidGraphError",
+    "Shape",
+    "Shapes",
+    "extend_shapes",
+    "no_shapes",
+    "view_body",
+    "view_function",
+    "view_graph",
+]
+
+
+def view_graph(
+    graph_def: graph_pb2.GraphDef,
+    shapes: Shapes | None = None,
+    node_types: NodeTypeTable | None = None,
+) -> GraphView:
+    """Indexes the main graph of a GraphDef.
+
+    Args:
+        graph_def: the graph.
+        shapes: static shapes, where they are known.
+        node_types: those of graphs that belong to it; by default it has some of its own.
+
+    Raises:
+        InvalidGraphError: an input names no tensor, a name is used twice, a node has the wrong
+            number of inputs, or nodes read each other in a circle.
+    """
+    if node_types is None:
+        node_types = NodeTypeTable(
+            {f.signature.name: f.signature for f in graph_def.library.function}.get
+        )
+    index = NodeIndex(node_types)
+    nodes = list(graph_def.node)  # a field makes each object anew
+    index.extend(nodes)
+    return _checked(GraphView(nodes, index, is_function=False, shapes=shapes))
+
+
+def view_function(
+    function_def: function_pb2.FunctionDef,
+    shapes: Shapes | None = None,
+    node_types: NodeTypeTable | None = None,
+) -> GraphView:
+    """Indexes the body of a function.
+
+    Args:
+        function_def: the function.
+        shapes: static shapes of the body's tensors, where they are known.
+        node_types: those of graphs that belong to it; by default it calls no function as an op.
+
+    Raises:
+        InvalidGraphError: as `view_graph`, or an argument stands for several tensors.
+    """
+    nodes: list[node_def_pb2.NodeDef] = []
+    owner = graph_pb2.GraphDef()  # of the pseudo-nodes, which then share memory
+    for arg in function_def.signature.input_arg:
+        if arg.number_attr or arg.type_list_attr or arg.type_attr:
+            raise InvalidGraphError(f"the argument {arg.name!r} has no fixed dtype")
+        nodes.append(_add_pseudo_node(owner, ARGUMENT, arg.type, arg.name))
+    nodes.extend(function_def.node_def)
+    for arg in function_def.signature.output_arg:
+        # A result may bear the name of a node or an argument; "/" keeps this name out of the way.
+        result = function_def.ret.get(arg.name)  # [] would write to a map that lacks the key
+        if not result:
+            raise InvalidGraphError(f"nothing is named as the result {arg.name!r}")
+        pseudo = _add_pseudo_node(owner, RESULT, arg.type, f"{arg.name}/{RESULT}")
+        pseudo.input.append(result)
+        nodes.append(pseudo)
+    index = NodeIndex(node_types or NodeTypeTable(lambda _: None), named_outputs=True)
+    index.extend(nodes)
+    return _checked(GraphView(nodes, index, is_function=True, shapes=shapes))
+
+
+def _checked(view: GraphView) -> GraphView:
+    # Whatever follows tensors back must come to an end.
+    view.require_acyclic()
+    return view
+
+
+def view_body(
+    graph: graph_pb2.GraphDef | function_pb2.FunctionDef,
+    shapes: Shapes | None = None,
+    node_types: NodeTypeTable | None = None,
+) -> GraphView:
+    """Indexes a graph or a function, as `view_graph` and `view_function`."""
+    if isinstance(graph, graph_pb2.GraphDef):
+        return view_graph(graph, shapes, node_types)
+    return view_function(graph, shapes, node_types)
+
+
+def _add_pseudo_node(
+    owner: graph_pb2.GraphDef, op: str, dtype: int, name: str
+) -> node_def_pb2.NodeDef:
+    node = owner.node.add()
+    node.CopyFrom(_blank_pseudo_node(op, dtype))
+    node.name = name
+    return node
+
+
+@functools.cache
+def _blank_pseudo_node(op: str, dtype: int) -> node_def_pb2.NodeDef:
+    """A node to be copied: to set its attr anew takes twice as long."""
+    node = node_def_pb2.NodeDef(op=op)
+    node.attr["T"].type = dtype
+    return node

@@ -1,0 +1,152 @@
+"""Which kernels this TensorFlow build has, asked of its registry.
+
+The `tensorflow` wheel registers its GPU kernels on machines without a GPU as well, so a plan for a
+GPU can be made anywhere; `tensorflow-cpu` registers few of them and plans little for a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+from tensorflow.core.framework import kernel_def_pb2, node_def_pb2, types_pb2
+from tensorflow.python.framework import kernels
+
+from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.op_types import SINGLE, OpType, Slot
+
+_DEFAULT = "DEFAULT"
+"""The device type of kernels that serve every device without one of its own."""
+
+
+def _by_device(
+    kernel_defs: Iterable[kernel_def_pb2.KernelDef],
+) -> dict[str, tuple[tuple[tuple[str, frozenset[int]], ...], ...]]:
+    """Device type -> the dtype constraints of each kernel: (attr, legal dtypes) pairs."""
+    found: dict[str, list[tuple[tuple[str, frozenset[int]], ...]]] = {}
+    for kernel in kernel_defs:
+        if kernel.label:
+            continue  # chosen by a `_kernel` attr only
+        constraints = tuple(
+            (constraint.name, frozenset(constraint.allowed_values.list.type))
+            for constraint in kernel.constraint
+            if constraint.allowed_values.list.type
+        )
+        found.setdefault(kernel.device_type, []).append(constraints)
+    return {device: tuple(constraints) for device, constraints in found.items()}
+
+
+@functools.cache
+def _devices_of(op: str) -> dict[str, tuple[tuple[tuple[str, frozenset[int]], ...], ...]]:
+    # All kernels of all ops, read at once, would take longer than those of the ops that are met.
+    return _by_device(kernels.get_registered_kernels_for_op(op).kernel)
+
+
+def _kernels_of(op: str, device: str) -> tuple[tuple[tuple[str, frozenset[int]], ...], ...]:
+    devices = _devices_of(op)
+    return devices.get(device) or devices.get(_DEFAULT, ())
+
+
+def registered_gpu_kernels() -> int:
+    """How many op types have a GPU kernel in this build: few under `tensorflow-cpu`."""
+    registered = kernels.get_all_registered_kernels().kernel
+    return len({each.op for each in registered if each.device_type == "GPU" and not each.label})
+
+
+def missing_kernels_note(device: str) -> str | None:
+    """What a user must know of a build whose kernels for a device are left out; None for none."""
+    if device != "GPU" or _kernels_of("MatMul", "GPU"):
+        return None
+    return (
+        f"this TensorFlow build has GPU kernels for {registered_gpu_kernels()} op types only and "
+        "none for MatMul (tensorflow-cpu leaves them out), so a GPU plan converts next to nothing; "
+        "install the `tensorflow` wheel, which needs no GPU for planning"
+    )
+
+
+class KernelSupport:
+    """Answers, for one device type and target dtype, whether a retyped node has a kernel.
+
+    The rule is TensorFlow's: every constraint of one kernel registered for the device (or for the
+    default device where it has none) holds for the node's attrs once the slot is retyped.
+    """
+
+    def __init__(self, device: str, dtype: int) -> None:
+        self.device = device
+        self.dtype = dtype
+        self._by_attr: dict[tuple[str, str], bool | tuple[str, ...]] = {}
+        self._answers: dict[tuple[object, ...], bool] = {}
+
+    def has_kernel(self, op_type: OpType, slot: Slot, node: node_def_pb2.NodeDef) -> bool:
+        """Whether the node could run with the slot in the target dtype."""
+        if not slot.attr:
+            return False
+        slots = op_type.layout_of(node).slots
+        return self._has(op_type, slot, slots, [op_type.dtype_of(node, each) for each in slots])
+
+    def supports(self, node_type: NodeType, position: int) -> bool:
+        """Whether nodes of a node type could run with one of its slots in the target dtype.
+
+        Args:
+            node_type: the node type.
+            position: of the slot in the node type's layout.
+        """
+        return _supports(self, node_type, position)
+
+    def _has(
+        self, op_type: OpType, slot: Slot, slots: Sequence[Slot], dtypes: Sequence[int]
+    ) -> bool:
+        key = (op_type.name, slot.attr)
+        known = self._by_attr.get(key)
+        if known is None:
+            known = self._by_attr[key] = self._independent_answer(op_type, slot)
+        if isinstance(known, bool):
+            return known
+        values = tuple(self._values(name, slot, slots, dtypes) for name in known)
+        full_key = (*key, values)
+        answer = self._answers.get(full_key)
+        if answer is None:
+            given = dict(zip(known, values, strict=True))
+            answer = self._answers[full_key] = any(
+                all(given[name] <= legal for name, legal in constraints)
+                for constraints in _kernels_of(op_type.name, self.device)
+            )
+        return answer
+
+    def _independent_answer(self, op_type: OpType, slot: Slot) -> bool | tuple[str, ...]:
+        """The answer where it is the same for every node, else the attrs it depends on."""
+        if not op_type.allows(slot, self.dtype):
+            return False
+        kernels_here = _kernels_of(op_type.name, self.device)
+        if not kernels_here:
+            return False
+        names = sorted({name for constraints in kernels_here for name, _ in constraints})
+        if slot.index == SINGLE and names in ([], [slot.attr]):
+            return any(
+                all(self.dtype in legal for _, legal in constraints) for constraints in kernels_here
+            )
+        return tuple(names)
+
+    def _values(
+        self, name: str, retyped: Slot, slots: Sequence[Slot], dtypes: Sequence[int]
+    ) -> frozenset[int]:
+        """The dtypes that an attr has once a slot is retyped."""
+        return frozenset(
+            self.dtype if slot == retyped else dtype
+            for slot, dtype in zip(slots, dtypes, strict=True)
+            if slot.attr == name
+        ) or frozenset((types_pb2.DT_INVALID,))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _supports(support: KernelSupport, node_type: NodeType, position: int) -> bool:
+    slot = node_type.layout.slots[position]
+    if node_type.op_type is None or not slot.attr:
+        return False
+    return support._has(node_type.op_type, slot, node_type.layout.slots, node_type.dtypes)
+
+
+@functools.cache
+def kernel_support(device: str, dtype: int) -> KernelSupport:
+    """The shared answers for one device type and target dtype."""
+    return KernelSupport(device, dtype)

@@ -1,0 +1,147 @@
+"""What many nodes have in common: op type, layout and dtypes.
+
+A graph of a hundred thousand nodes has a few hundred *node types*. Whatever depends on op and
+dtypes alone (the list a slot is on, whether it has a kernel) is found out once a node type and
+then spread over the nodes by number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+
+from tensorflow.core.framework import node_def_pb2, op_def_pb2
+
+from graph_passes.ops.op_types import NO_LAYOUT, Layout, OpType, registered_op_type
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class NodeType:
+    """One node type of node. Within a graph equal node_types are one object.
+
+    Attributes:
+        op: the op that nodes of this node type have.
+        op_type: its op type, None where this TensorFlow does not know the op.
+        layout: the slots of its ports; none for an unknown op.
+        dtypes: for each slot its dtype.
+        is_call: whether nodes of this node type call a function by an op named after it.
+    """
+
+    op: str
+    op_type: OpType | None
+    layout: Layout
+    dtypes: tuple[int, ...]
+    is_call: bool = False
+
+    @property
+    def is_inlined_call(self) -> bool:
+        """Whether the op stands for a call whose functions' bodies are in the graph too."""
+        return self.op_type is not None and self.op_type.name != self.op
+
+
+class Family:
+    """The node_types of one op.
+
+    Attributes:
+        op: the op.
+        op_type: its op type, None where this TensorFlow does not know the op.
+        key_of: gives the key of a node, see `OpType.key_of`.
+        first_output: see `OpType.first_output`.
+        numbers: key -> the node type's number.
+        known: key -> the node type, for those that are known from other graphs as well.
+        is_function: whether the op is the name of a function.
+    """
+
+    __slots__ = ("first_output", "is_function", "key_of", "known", "numbers", "op", "op_type")
+
+    def __init__(
+        self,
+        op: str,
+        op_type: OpType | None,
+        known: dict[Hashable, NodeType],
+        *,
+        is_function: bool = False,
+    ) -> None:
+        self.op = op
+        self.op_type = op_type
+        self.is_function = is_function
+        self.key_of = _no_key if op_type is None else op_type.key_of
+        self.first_output = "" if op_type is None else op_type.first_output
+        self.numbers: dict[Hashable, int] = {}
+        self.known = known
+
+
+class NodeTypeTable:
+    """The node_types of the nodes of one graph or several, numbered as they are met.
+
+    Attributes:
+        node_types: the node_types by number.
+        families: op -> its node_types.
+        devices: device -> its number; the empty device has number 0.
+    """
+
+    def __init__(self, signature_of: Callable[[str], op_def_pb2.OpDef | None]) -> None:
+        """Makes an empty table; `signature_of` gives the definition of an op that is a function."""
+        self.node_types: list[NodeType] = []
+        self.families: dict[str, Family] = {}
+        self.devices: dict[str, int] = {"": 0}
+        self._signature_of = signature_of
+
+    def read(self, nodes: Sequence[node_def_pb2.NodeDef]) -> tuple[list[Family], list[int]]:
+        """For each of some nodes the family and the number of its node type."""
+        known = self.families
+        families = [known.get(op) or self._family(op) for op in [node.op for node in nodes]]
+        numbers = []
+        for family, node in zip(families, nodes, strict=True):
+            key = family.key_of(node)
+            number = family.numbers.get(key)
+            numbers.append(self._add(family, key, node) if number is None else number)
+        return families, numbers
+
+    def node_types_of(self, nodes: Sequence[node_def_pb2.NodeDef]) -> list[NodeType]:
+        """The node_types of some nodes."""
+        return [self.node_types[number] for number in self.read(nodes)[1]]
+
+    def _family(self, op: str) -> Family:
+        """The node_types of an op that has not been met yet."""
+        function = self._signature_of(op)
+        if function is not None:
+            family = Family(op, OpType(function), {}, is_function=True)
+        else:
+            op_type = registered_op_type(op)
+            known = {} if op_type is None else _known_node_types(op_type)
+            family = Family(op, op_type, known)
+        return self.families.setdefault(op, family)
+
+    def define(self, op: str, op_type: OpType) -> None:
+        """Makes an op known that is neither registered nor a function."""
+        self.families[op] = Family(op, op_type, _known_node_types(op_type))
+
+    def _add(self, family: Family, key: Hashable, node: node_def_pb2.NodeDef) -> int:
+        """Numbers the node type of a node that is the first with its key."""
+        node_type = family.known.get(key)
+        if node_type is None:
+            node_type = family.known[key] = _read_node_type(family, node)
+        number = family.numbers[key] = len(self.node_types)
+        self.node_types.append(node_type)
+        return number
+
+
+def _read_node_type(family: Family, node: node_def_pb2.NodeDef) -> NodeType:
+    op_type = family.op_type
+    if op_type is None:
+        return NodeType(family.op, None, NO_LAYOUT, ())
+    layout = op_type.layout_of(node)
+    dtypes = tuple(op_type.dtype_of(node, slot) for slot in layout.slots)
+    return NodeType(family.op, op_type, layout, dtypes, family.is_function)
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_node_types(_: OpType) -> dict[Hashable, NodeType]:
+    """The node_types of a registered op type that any graph has had so far, by key."""
+    return {}
+
+
+def _no_key(_: node_def_pb2.NodeDef) -> None:
+    return None

@@ -1,0 +1,232 @@
+"""What an op type's definition says about the dtypes of its ports.
+
+A *slot* is one type attribute of one node: a `type` attr, one entry of a `list(type)` attr, or the
+fixed dtype of ports that no attr names. A *layout* maps the input and output ports of a node to
+its slots. Most op types have one layout; those with variadic ports have one per arity, cached.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2, op_def_pb2, types_pb2
+from tensorflow.python.framework import op_def_registry
+
+SINGLE = -1
+"""`Slot.index` of a slot that is not an entry of a list."""
+
+
+class Slot(NamedTuple):
+    """One type attribute of a node.
+
+    Attributes:
+        attr: name of the attr, "" for ports whose dtype the op definition fixes.
+        index: position within a `list(type)` attr, else `SINGLE`.
+        fixed: the dtype that the op definition fixes, else DT_INVALID.
+    """
+
+    attr: str
+    index: int = SINGLE  # type: ignore[assignment]  # hides tuple.index, which is not used
+    fixed: int = types_pb2.DT_INVALID
+
+    def __str__(self) -> str:
+        """The name used in reports: `T`, `Tin[2]`, or the fixed dtype's."""
+        if not self.attr:
+            return types_pb2.DataType.Name(self.fixed)
+        return self.attr if self.index == SINGLE else f"{self.attr}[{self.index}]"
+
+
+class Layout:
+    """Which slot each port of a node belongs to, and for each slot whether an output has it."""
+
+    __slots__ = ("in_slots", "is_output", "out_slots", "output_offsets", "slots")
+
+    def __init__(
+        self,
+        slots: tuple[Slot, ...],
+        in_slots: tuple[int, ...],
+        out_slots: tuple[int, ...],
+        output_offsets: dict[str, int],
+    ) -> None:
+        self.slots = slots
+        self.in_slots = in_slots
+        self.out_slots = out_slots
+        self.output_offsets = output_offsets
+        self.is_output = tuple(slot in out_slots for slot in range(len(slots)))
+
+    def port(self, name: str) -> int:
+        """The output that a name stands for: "2" in a GraphDef, "arg:1" in a function; "" is 0.
+
+        -1 for a name that stands for none; of an op that is not known every argument may be one.
+        """
+        if not name or name.isdigit():
+            return int(name or 0)
+        arg, _, entry = name.partition(":")
+        if (entry and not entry.isdigit()) or (self.slots and arg not in self.output_offsets):
+            return -1
+        return self.output_offsets.get(arg, 0) + int(entry or 0)
+
+
+NO_LAYOUT = Layout((), (), (), {})
+
+
+class OpType:
+    """An op type, resolved once for all nodes that have it.
+
+    Attributes:
+        name: the op type.
+        op_def: its definition.
+        layout: the layout of every node of this type, None where it depends on the node.
+        key_of: gives for a node what decides its layout and dtypes, as one hashable value.
+        first_output: what within functions stands behind a node's name in that of its output 0;
+            "" where no node of this type has an output.
+        runs_functions: whether nodes of this type name functions that they run (While, If ...).
+    """
+
+    __slots__ = (
+        "_arity_attrs",
+        "_defaults",
+        "_layouts",
+        "first_output",
+        "key_of",
+        "layout",
+        "name",
+        "op_def",
+        "runs_functions",
+    )
+
+    def __init__(self, op_def: op_def_pb2.OpDef) -> None:
+        self.name = op_def.name
+        self.op_def = op_def
+        self._defaults = {
+            attr.name: attr.default_value for attr in op_def.attr if attr.HasField("default_value")
+        }
+        numbers = {arg.number_attr for arg in (*op_def.input_arg, *op_def.output_arg)} - {""}
+        lists = {attr.name for attr in op_def.attr if attr.type == "list(type)"}
+        types = tuple(attr.name for attr in op_def.attr if attr.type == "type")
+        self._arity_attrs = tuple(sorted(numbers)), tuple(sorted(lists))
+        self.key_of = _key_reader(types, *self._arity_attrs)
+        self.first_output = next((f":{arg.name}:0" for arg in op_def.output_arg), "")
+        self.runs_functions = any(attr.type in ("func", "list(func)") for attr in op_def.attr)
+        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self.layout: Layout | None = None
+        if not numbers and not lists:
+            self.layout = self._build(lambda _: 0)
+
+    def attr(self, node: node_def_pb2.NodeDef, name: str) -> attr_value_pb2.AttrValue:
+        """The node's attr, or the op definition's default where the node leaves it out."""
+        value = node.attr.get(name)  # [] would write to a map that lacks the key
+        if value is None:
+            value = self._defaults.get(name)
+        return attr_value_pb2.AttrValue() if value is None else value
+
+    def layout_of(self, node: node_def_pb2.NodeDef) -> Layout:
+        """The layout of one node, cached by its arity."""
+        if self.layout is not None:
+            return self.layout
+        numbers, lists = self._arity_attrs
+        counts = {name: self.attr(node, name).i for name in numbers}
+        counts.update((name, len(self.attr(node, name).list.type)) for name in lists)
+        key = tuple(counts.values())
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = self._build(counts.__getitem__)
+        return layout
+
+    def dtype_of(self, node: node_def_pb2.NodeDef, slot: Slot) -> int:
+        """The dtype that a node's slot holds (a value of `types_pb2.DataType`)."""
+        if not slot.attr:
+            return slot.fixed
+        value = self.attr(node, slot.attr)
+        return value.type if slot.index == SINGLE else value.list.type[slot.index]
+
+    def allows(self, slot: Slot, dtype: int) -> bool:
+        """Whether the op definition lets a slot hold a dtype."""
+        for attr in self.op_def.attr:
+            if attr.name == slot.attr:
+                legal = attr.allowed_values.list.type
+                return not legal or dtype in legal
+        return slot.fixed == dtype
+
+    def _build(self, count: Callable[[str], int]) -> Layout:
+        slots: list[Slot] = []
+        position: dict[Slot, int] = {}
+
+        def place(slot: Slot) -> int:
+            if slot not in position:
+                position[slot] = len(slots)
+                slots.append(slot)
+            return position[slot]
+
+        def ports(arg: op_def_pb2.OpDef.ArgDef) -> list[int]:
+            if arg.type_list_attr:
+                entries = range(count(arg.type_list_attr))
+                return [place(Slot(arg.type_list_attr, entry)) for entry in entries]
+            slot = Slot(arg.type_attr) if arg.type_attr else Slot("", SINGLE, arg.type)
+            return [place(slot)] * (count(arg.number_attr) if arg.number_attr else 1)
+
+        in_slots = [port for arg in self.op_def.input_arg for port in ports(arg)]
+        out_slots: list[int] = []
+        offsets: dict[str, int] = {}
+        for arg in self.op_def.output_arg:
+            offsets[arg.name] = len(out_slots)
+            out_slots.extend(ports(arg))
+        # Attrs without a port (TensorListReserve's element_dtype) are slots as well.
+        for attr in self.op_def.attr:
+            if attr.type == "type":
+                place(Slot(attr.name))
+            elif attr.type == "list(type)":
+                for entry in range(count(attr.name)):
+                    place(Slot(attr.name, entry))
+        return Layout(tuple(slots), tuple(in_slots), tuple(out_slots), offsets)
+
+
+def _key_reader(
+    types: tuple[str, ...], numbers: tuple[str, ...], lists: tuple[str, ...]
+) -> Callable[[node_def_pb2.NodeDef], Hashable]:
+    """Makes `OpType.key_of`. An attr that a node leaves out counts as None.
+
+    This is read for every node of a graph: the common cases, no attr and one, do without a tuple.
+    """
+
+    def no_attr(_: node_def_pb2.NodeDef) -> Hashable:
+        return None
+
+    def one_type(node: node_def_pb2.NodeDef) -> Hashable:
+        value = node.attr.get(types[0])  # [] would write to a map that lacks the key
+        return None if value is None else value.type
+
+    def some_types(node: node_def_pb2.NodeDef) -> Hashable:
+        get = node.attr.get
+        return tuple([None if (value := get(name)) is None else value.type for name in types])
+
+    def anything(node: node_def_pb2.NodeDef) -> Hashable:
+        get = node.attr.get
+        counts = (None if (value := get(name)) is None else value.i for name in numbers)
+        listed = (None if (value := get(name)) is None else (*value.list.type,) for name in lists)
+        return (some_types(node), *counts, *listed)
+
+    if numbers or lists:
+        return anything
+    return (no_attr, one_type)[len(types)] if len(types) < 2 else some_types
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_definition(name: str) -> OpType:
+    op_def = op_def_registry.get(name)
+    if op_def is None:
+        raise KeyError(name)
+    return OpType(op_def)
+
+
+def registered_op_type(name: str) -> OpType | None:
+    """The op type of that name in the running TensorFlow, or None where there is none.
+
+    Only known names are remembered: a library of custom ops may be loaded later.
+    """
+    try:
+        return _of_definition(name)
+    except KeyError:
+        return None

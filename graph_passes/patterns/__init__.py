@@ -1,1 +1,0 @@
-"""Subgraphs that are treated as units."""

@@ -1,0 +1,245 @@
+"""The stages of the pass on one graph: units, the stages that paint, plan, apply."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from tensorflow.core.framework import graph_pb2, types_pb2
+
+from graph_passes.coloring import painting, tensor_lists
+from graph_passes.coloring.bounded_rsqrt import release_bounded_rsqrts
+from graph_passes.coloring.constant_folding import paint_constants
+from graph_passes.coloring.constant_range import deny_out_of_range
+from graph_passes.coloring.losses import keep_losses
+from graph_passes.coloring.plan import Plan, make_plan
+from graph_passes.coloring.state import ALLOW, Coloring
+from graph_passes.coloring.v1_loops import match_loop_edges
+from graph_passes.coloring.variable_updates import protect_variable_updates
+from graph_passes.emit.apply import Applied, apply_plan
+from graph_passes.functions.call_tree import Graph
+from graph_passes.ir.eligibility import find_ineligible
+from graph_passes.ir.view import GraphView, Shapes, view_body
+from graph_passes.ops.kernels import kernel_support
+from graph_passes.ops.node_types import NodeTypeTable
+from graph_passes.ops.reasons import Reason
+from graph_passes.placement import byte_cost, time_cost
+from graph_passes.policy.config import RULES, PrecisionConfig
+from graph_passes.policy.op_lists import OpLists, load_op_lists
+from graph_passes.units.fusion import Fusion, find_units
+from graph_passes.units.normalization import upgrade_batch_norm
+
+NOTHING_LISTED: Mapping[str, str] = types.MappingProxyType({})
+
+Observer: TypeAlias = Callable[[str, Graph | Coloring], None]
+"""Is told the name of each stage that has run and what it has made: a graph, or its colours, which
+later stages change. With functions that are planned together, "units" runs once for each body."""
+
+
+@dataclasses.dataclass
+class Painting:
+    """A graph being painted, with what stages leave for later ones.
+
+    Attributes:
+        coloring: the colours.
+        clusters: the vertices of tensor lists that must have one colour.
+        out_of_range: vertices that must stay float32 for a constant's sake.
+        joined: vertices that were painted for the casts that it may save.
+    """
+
+    coloring: Coloring
+    clusters: list[tensor_lists.Cluster] = dataclasses.field(default_factory=list)
+    out_of_range: list[int] = dataclasses.field(default_factory=list)
+    joined: Sequence[int] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One stage of painting.
+
+    Attributes:
+        name: its name. Where `RULES` has it, `PrecisionConfig.disabled_rules` switches it off.
+        run: what it does.
+        requires: what must hold before, in words that earlier stages ensure.
+        ensures: what holds behind it.
+        when: further conditions on the configuration.
+    """
+
+    name: str
+    run: Callable[[Painting], None]
+    requires: tuple[str, ...] = ()
+    ensures: tuple[str, ...] = ()
+    when: Callable[[PrecisionConfig], bool] = lambda _: True
+
+    def applies(self, config: PrecisionConfig) -> bool:
+        """Whether it is part of the pass."""
+        return (self.name not in RULES or config.has_rule(self.name)) and self.when(config)
+
+
+def _find_lists(paint: Painting) -> None:
+    paint.clusters, implicit_edges, unsafe = tensor_lists.find_clusters(paint.coloring)
+    paint.coloring.connect(implicit_edges)
+    paint.coloring.deny(unsafe, Reason.UNSAFE_CLUSTER)
+
+
+def _deny_constants(paint: Painting) -> None:
+    paint.out_of_range = deny_out_of_range(paint.coloring)
+
+
+def _join(paint: Painting) -> None:
+    behind_units = byte_cost.is_in_force(paint.coloring.config)
+    paint.joined = painting.paint_infer_after_clear(paint.coloring, behind_units=behind_units)
+
+
+def _match_lists(paint: Painting) -> None:
+    tensor_lists.match_cluster_colours(paint.coloring, paint.clusters)
+
+
+def _on_colours(run: Callable[[Coloring], None]) -> Callable[[Painting], None]:
+    return lambda paint: run(paint.coloring)
+
+
+def _is_default(config: PrecisionConfig) -> bool:
+    return not config.parity
+
+
+STAGES = (
+    Stage("tensor-lists", _find_lists, (), ("edges", "clusters")),
+    Stage("variable-update", _on_colours(protect_variable_updates), ("edges",)),
+    Stage("loss", _on_colours(keep_losses), ("edges",)),
+    Stage("bounded-rsqrt", _on_colours(release_bounded_rsqrts)),
+    Stage(
+        "constant-range",
+        _deny_constants,
+        ("edges",),
+        when=lambda config: config.target == types_pb2.DT_HALF,
+    ),
+    Stage("allow", _on_colours(painting.paint_allow_list), ("edges",), ("allow",)),
+    Stage(
+        "deny",
+        lambda paint: painting.propagate_deny(paint.coloring, paint.out_of_range),
+        ("allow",),
+        ("deny",),
+    ),
+    Stage("lists-between", _match_lists, ("clusters", "deny")),
+    Stage("between-allow", _on_colours(painting.paint_between_allow), ("deny",)),
+    Stage("infer-after-allow", _on_colours(painting.paint_infer_after_allow), ("deny",)),
+    Stage("clear", _on_colours(painting.flood_clear), ("deny",), ("clear",)),
+    Stage("infer-after-clear", _join, ("clear",), ("joined",), when=_is_default),
+    Stage(
+        "useless-joins",
+        lambda paint: painting.erase_useless(paint.coloring, paint.joined),
+        ("joined",),
+        when=lambda config: _is_default(config) and not byte_cost.is_in_force(config),
+    ),
+    Stage("kernels", _on_colours(painting.erase_unsupported), ("clear",), ("kernels",)),
+    Stage("lists-after", _match_lists, ("clusters", "kernels"), ("lists agree",)),
+    Stage("v1-loops", _on_colours(match_loop_edges), ("kernels",), ("loops agree",)),
+    Stage(
+        "cast-cut",
+        lambda paint: byte_cost.place_casts(paint.coloring, paint.clusters),
+        ("lists agree", "loops agree"),
+        when=byte_cost.is_in_force,
+    ),
+    Stage(
+        "cost",
+        lambda paint: time_cost.keep_fast_ones(paint.coloring, paint.clusters),
+        ("lists agree", "loops agree"),
+        when=lambda config: not byte_cost.is_in_force(config),
+    ),
+    Stage("existing-casts", _on_colours(painting.match_existing_casts), ("kernels",)),
+    Stage("constant-folding", _on_colours(paint_constants), ("kernels",)),
+)
+"""The stages that paint, in order. Before them units are replaced (`units.fusion`); behind them
+come plan, apply and verify."""
+
+
+def paint(
+    view: GraphView,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    listed: Mapping[str, str] = NOTHING_LISTED,
+    observe: Observer | None = None,
+) -> Coloring:
+    """Colours a graph: all stages, in order; `listed` is what units say of single nodes."""
+    lists = load_op_lists(config)
+    support = kernel_support(config.device, config.target)
+    ineligible = find_ineligible(view, preserve, config)
+    coloring = Coloring(view, config, lists, support, config.target, ineligible)
+    coloring.relist(listed)
+    if not _anything_to_do(coloring, lists):
+        return coloring
+    state = Painting(coloring)
+    for stage in STAGES:
+        if stage.applies(config):
+            stage.run(state)
+            if observe is not None:
+                observe(stage.name, coloring)
+    coloring.disconnect()
+    return coloring
+
+
+def _anything_to_do(coloring: Coloring, lists: OpLists) -> bool:
+    return lists.force_all or bool(((coloring.list_codes == ALLOW) & coloring.eligible).any())
+
+
+def is_idle(ops: Iterable[str], lists: OpLists) -> bool:
+    """Whether a graph has no op that is converted for its own sake, nor one that is denied."""
+    return not lists.force_all and not any(lists.list_of(op) in ("allow", "deny") for op in ops)
+
+
+def prepare(
+    proto: Graph,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    node_types: NodeTypeTable,
+    shapes: Shapes | None,
+    observe: Observer | None = None,
+) -> tuple[GraphView, Fusion]:
+    """The view of a graph, and the graph with its units in place.
+
+    Args:
+        proto: the graph or function; it is not changed.
+        config: says which units are looked for.
+        preserve: names of nodes or tensors that must stay.
+        node_types: those of all graphs with it.
+        shapes: static shapes, where they are known.
+        observe: is told of the stage "units".
+    """
+    graph, given = proto, view_body(proto, shapes, node_types)
+    view = given
+    if not view.ops.isdisjoint(upgrade_batch_norm.SUCCESSOR):
+        graph = _with_upgraded_batch_norms(proto)
+        view = view_body(graph, shapes, node_types)
+    fusion = find_units(graph, view, config, preserve)
+    if observe is not None:
+        observe("units", fusion.proto)
+    return given, fusion
+
+
+def convert(
+    graph: Graph,
+    view: GraphView,
+    preserve: Collection[str],
+    config: PrecisionConfig,
+    listed: Mapping[str, str],
+    observe: Observer | None = None,
+) -> tuple[Plan, Applied | None]:
+    """Paints the graph and carries the plan out, where there is anything to do."""
+    plan = make_plan(paint(view, config, preserve, listed, observe))
+    if not plan.low:
+        return plan, None
+    applied = apply_plan(plan, graph)
+    if observe is not None:
+        observe("apply", applied.proto)
+    return plan, applied
+
+
+def _with_upgraded_batch_norms(proto: Graph) -> Graph:
+    copy = type(proto)()
+    copy.CopyFrom(proto)  # type: ignore[arg-type]
+    nodes = copy.node if isinstance(copy, graph_pb2.GraphDef) else copy.node_def
+    upgrade_batch_norm.upgrade_batch_norms(nodes)
+    return copy

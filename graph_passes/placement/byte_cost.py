@@ -1,0 +1,116 @@
+"""Casts where they move the fewest bytes, for devices of which no measured table exists.
+
+Painting gives colours first come, first served: what touches a converted op goes low, however large
+the tensors are that must be cast behind it. Here the same vertices are weighed: a Cast moves what
+it reads and writes, and an op that is bound by memory, as all element-wise ones are, moves half as
+much in the target dtype. The cheapest colouring is a minimum cut (`min_cut`).
+
+No vertex goes low that painting has not painted, so what is numerically safe is decided there.
+Taking a colour away only makes values more accurate. Painting therefore offers all that is safe
+(`painting.paint_infer_after_clear`): infer ops, which only a denied op upstream makes unsafe, where
+most of what they read is given in the target dtype. What comes before the first converted op is not
+offered, since nothing says that raw inputs are within the range of float16.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from graph_passes.coloring.state import ALLOW, Coloring
+from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.reasons import Reason
+from graph_passes.placement.cut_problem import keep_cheap_ones
+from graph_passes.placement.work_sizes import WorkSizes
+from graph_passes.policy.config import PrecisionConfig
+
+CAST_START = {"GPU": 1 << 22, "CPU": 1 << 19}
+"""What a Cast costs before it moves a byte, in bytes: what the device moves in the few microseconds
+that it takes to start a kernel."""
+
+_SAVED = 2  # bytes an element, where four become two
+_CAST = 6  # bytes an element: four on one side, two on the other
+
+_MOVES_NOTHING = frozenset(
+    (
+        "Enter",
+        "Exit",
+        "ExpandDims",
+        "Identity",
+        "IdentityN",
+        "Merge",
+        "NextIteration",
+        "PreventGradient",
+        "Rank",
+        "Reshape",
+        "Shape",
+        "ShapeN",
+        "Size",
+        "Squeeze",
+        "StopGradient",
+        "Switch",
+    )
+)
+_READS_WHAT_IT_WRITES = frozenset(
+    ("Gather", "GatherNd", "GatherV2", "ResourceGather", "Slice", "StridedSlice")
+)
+
+
+def is_in_force(config: PrecisionConfig) -> bool:
+    """Whether bytes decide where Casts are: no rule that knows the times does."""
+    has_times = config.cost_table is not None and config.has_rule("cost")
+    return config.has_rule("cast-cut") and not has_times and config.level != "UNSAFE_FORCE_ALL"
+
+
+def place_casts(coloring: Coloring, clusters: Iterable[Sequence[int]] = ()) -> None:
+    """Takes the colour from vertices that move more bytes for having it, Casts included.
+
+    A compiler that fuses element-wise ops makes Casts part of the kernels around them: they move
+    nothing of their own, and no vertex loses its colour.
+
+    Args:
+        coloring: the painting.
+        clusters: groups of vertices that share a tensor list, each of one colour.
+    """
+    if not coloring.config.fused:
+        keep_cheap_ones(coloring, _Bytes(coloring), clusters, Reason.MOVES_MORE)
+
+
+class _Bytes:
+    """Prices in bytes moved."""
+
+    def __init__(self, coloring: Coloring) -> None:
+        self._view = coloring.view
+        self._sizes = WorkSizes(coloring.view)
+        self._start = CAST_START[coloring.config.device]
+
+    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes that nodes move less for being low; what is on the allow list stays low."""
+        is_bound = listed == ALLOW
+        per_kind = np.array([_saved(node_type) for node_type in self._view.node_types])
+        saved = per_kind[np.asarray(self._view.node_type_of)[numbers]].T * ~is_bound
+        gains = np.zeros(len(numbers), np.int64)
+        for weights, tensors_of in zip(saved, (self._sizes.read, self._sizes.written), strict=True):
+            movers = np.flatnonzero(weights)
+            tensors, of = tensors_of(numbers[movers])
+            np.add.at(gains, movers[of], weights[movers[of]] * self._sizes.counted(tensors))
+        return gains, is_bound
+
+    def casts(self, tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes that Casts move, the same in both directions."""
+        prices = self._start + _CAST * self._sizes.counted(tensors)
+        return prices, prices
+
+
+@functools.lru_cache(maxsize=4096)
+def _saved(node_type: NodeType) -> tuple[int, int]:
+    """The bytes that a node of a type saves for each element that it reads, and writes."""
+    if (
+        node_type.op in _MOVES_NOTHING
+        or node_type.op_type is None
+        or node_type.op_type.runs_functions
+    ):
+        return 0, 0
+    return (0, 2 * _SAVED) if node_type.op in _READS_WHAT_IT_WRITES else (_SAVED, _SAVED)

@@ -1,0 +1,212 @@
+"""What is painted as a problem for a minimum cut: vertices with gains, tensors with Cast prices.
+
+Whichever prices there are (measured times, or bytes), what must have one colour is decided as one:
+the ends of a tensor list, both ends of a loop's back edge, an op that TensorFlow fuses into its
+producer. Nothing is painted that was not painted before, so no rule about accuracy is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from graph_passes.coloring.state import ALLOW, Coloring
+from graph_passes.ir.view import GraphView
+from graph_passes.ops.reasons import Reason
+from graph_passes.placement.min_cut import FLOAT32, LOW, LinkTable, cheapest_colours
+
+_LOGGER = logging.getLogger(__name__)
+
+# Folded into the constant by TensorFlow, but one step dearer than no Cast at all.
+_CONSTANT_CAST = 1
+_FUSED_WITH_PRODUCER = {
+    "BiasAdd": frozenset(("Conv2D", "DepthwiseConv2dNative", "MatMul")),
+    "Relu": frozenset(("BiasAdd",)),
+    "Relu6": frozenset(("BiasAdd",)),
+    "Elu": frozenset(("BiasAdd",)),
+}
+
+
+class Prices(Protocol):
+    """What the two colours cost, in one unit of the caller's choice."""
+
+    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What nodes save by being low, and which of them stay low whatever it costs.
+
+        Args:
+            numbers: of the nodes; [n].
+            listed: the codes of their lists; [n].
+
+        Returns:
+            int64 [n], and bool [n].
+        """
+
+    def casts(self, tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The prices of Casts to the target dtype and of those to float32.
+
+        Args:
+            tensors: their numbers, see `GraphView.tensors`; [n].
+
+        Returns:
+            int64 [n] each.
+        """
+
+
+def keep_cheap_ones(
+    coloring: Coloring, prices: Prices, clusters: Iterable[Sequence[int]], reason: Reason
+) -> None:
+    """Takes the colour from the vertices that are cheaper in float32, Casts included.
+
+    Args:
+        coloring: the painting.
+        prices: what decides.
+        clusters: groups of vertices that share a tensor list, each of one colour.
+        reason: why what loses its colour does.
+    """
+    if not any(coloring.low):
+        return
+    problem = _Problem(coloring, prices, (*clusters, *_loop_groups(coloring.view)))
+    colours, skipped = cheapest_colours(problem.gains, problem.links)
+    if skipped:
+        _LOGGER.warning(
+            "Costs are left out of account for %d ops of a graph of %d nodes: weighing them "
+            "against each other would take too long.",
+            skipped,
+            len(coloring.view.nodes),
+        )
+    coloring.erase(problem.vertices[colours[problem.variables] == FLOAT32].tolist(), reason)
+    low = np.frombuffer(bytes(coloring.low), bool)
+    if not coloring.lists.force_all and not (low & (coloring.list_codes == ALLOW)).any():
+        # Everything else went low for the sake of a product, and none is left.
+        coloring.erase(np.flatnonzero(low).tolist(), reason)
+
+
+class _Problem:
+    """The painted vertices as variables, and the tensors between them as links.
+
+    Attributes:
+        vertices: the painted vertices; int64 [painted].
+        variables: for each of them its variable; int64 [painted].
+        gains: for each variable what it saves by staying low; int64 [variables].
+        links: the tensors that may need a Cast.
+    """
+
+    def __init__(self, coloring: Coloring, prices: Prices, bound: Iterable[Sequence[int]]) -> None:
+        self._coloring = coloring
+        self._view = coloring.view
+        self._prices = prices
+        self.vertices = np.flatnonzero(np.frombuffer(bytes(coloring.low), np.uint8))
+        followers = self._followers()
+        roots = np.arange(len(coloring.low))
+        for vertex, root in self._merged(bound, followers).items():
+            roots[vertex] = root
+        roots = roots[self.vertices]
+        gains, stays_low = self._gains(followers)
+        is_open = np.zeros(len(coloring.low), bool)
+        is_open[roots] = True
+        is_open[roots[stays_low]] = False
+        self.variables = np.where(is_open, LOW + np.cumsum(is_open), LOW)[roots]
+        self.gains = np.zeros(LOW + 1 + np.count_nonzero(is_open), np.int64)
+        np.add.at(self.gains, self.variables, gains)
+        self.links = self._make_links()
+
+    def _followers(self) -> dict[int, int]:
+        """Vertex -> the vertex of the op that TensorFlow computes this one together with."""
+        view, low, found = self._view, self._coloring.low, {}
+        readers = np.bincount(view.sources, minlength=len(low))
+        for number in view.of_op(*_FUSED_WITH_PRODUCER):
+            vertex = view.base[number]
+            if not low[vertex]:
+                continue
+            source = view.producers(number)[0]
+            fused = view.op_of(source) in _FUSED_WITH_PRODUCER[view.node_type(number).op]
+            if low[source] and fused and readers[source] == 1:
+                found[vertex] = source
+        return found
+
+    def _merged(
+        self, bound: Iterable[Sequence[int]], followers: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Vertex -> the vertex that stands for its group, for those in one."""
+        parents: dict[int, int] = {}
+
+        def find(vertex: int) -> int:
+            while vertex in parents:
+                parent = parents[vertex]
+                if parent in parents:  # the next search takes half the steps
+                    parents[vertex] = parents[parent]
+                vertex = parent
+            return vertex
+
+        low = self._coloring.low
+        pairs = [(group[0], vertex) for group in bound for vertex in group[1:]]
+        for first, second in (*followers.items(), *pairs):
+            if low[first] and low[second] and find(first) != find(second):
+                parents[find(first)] = find(second)
+        return {vertex: find(vertex) for vertex in parents}
+
+    def _gains(self, followers: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
+        """What painted vertices save by being low, and which stay so whatever it costs."""
+        view, vertices = self._view, self.vertices
+        numbers = np.asarray(view.vertex_nodes)[vertices]
+        # A node is judged once, by its first vertex if that is float32.
+        first = np.asarray(view.base)[numbers]
+        is_judged = (vertices == first) | ~view.is_float[first]
+        is_judged[np.searchsorted(vertices, [*followers])] = False
+        gains, stays_low = np.zeros(len(vertices), np.int64), np.zeros(len(vertices), bool)
+        gains[is_judged], stays_low[is_judged] = self._prices.gains(
+            numbers[is_judged], self._coloring.list_codes[vertices[is_judged]]
+        )
+        return gains, stays_low
+
+    def _make_links(self) -> LinkTable:
+        view = self._view
+        variable_of = np.zeros(len(view.dtypes), np.int64)
+        variable_of[self.vertices] = self.variables
+        makers, readers = variable_of[view.sources], variable_of[view.targets]
+        crossing = np.flatnonzero(makers != readers)
+        tensors, readers = np.asarray(view.tensors)[crossing], readers[crossing]
+        order = np.lexsort((readers, tensors))
+        tensors, makers, readers = tensors[order], makers[crossing][order], readers[order]
+        is_new = _differ(tensors)
+        once = is_new | _differ(readers)
+        tensors, makers, readers, is_new = tensors[once], makers[once], readers[once], is_new[once]
+        firsts = np.flatnonzero(is_new)
+        of_row = np.cumsum(is_new) - 1
+        is_open = np.zeros(len(firsts), bool)
+        is_open[of_row[np.maximum(makers, readers) > LOW]] = True
+        kept = is_open[of_row]
+        return LinkTable(
+            makers[firsts[is_open]],
+            np.append(np.flatnonzero(is_new[kept]), kept.sum()),
+            readers[kept],
+            *self._casts(tensors[firsts[is_open]]),
+        )
+
+    def _casts(self, tensors: np.ndarray) -> np.ndarray:
+        """The prices of Casts to the target dtype, and of those to float32; int64 [2, tensors]."""
+        view = self._view
+        is_constant = np.array([node_type.op == "Const" for node_type in view.node_types], bool)
+        has_price = ~is_constant[np.asarray(view.node_type_of)[tensors % len(view.nodes)]]
+        prices = np.full((2, len(tensors)), _CONSTANT_CAST)
+        prices[:, has_price] = self._prices.casts(tensors[has_price])
+        return prices
+
+
+def _differ(values: np.ndarray) -> np.ndarray:
+    """For each value whether it is another than the one before; bool."""
+    differ = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=differ[1:])
+    return differ
+
+
+def _loop_groups(view: GraphView) -> list[list[int]]:
+    """The vertices at both ends of each back edge of a TensorFlow 1 loop."""
+    groups = []
+    for number in view.of_op("NextIteration"):
+        back = view.base[number] + view.layout(number).out_slots[0]
+        groups.append([back, *view.readers(back)])
+    return groups

@@ -1,0 +1,95 @@
+"""Float32 for what the target dtype makes slower on this device, Casts included.
+
+After painting, the kernel times and Cast times of a measured table decide which of the painted
+vertices are worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from graph_passes.coloring.state import ALLOW, Coloring
+from graph_passes.ops.reasons import Reason
+from graph_passes.placement.cut_problem import keep_cheap_ones
+from graph_passes.placement.work_sizes import UNKNOWN_ELEMENTS, WorkSizes
+from graph_passes.policy.cost_table import CostTable, OpCost
+
+UNKNOWN_FLOPS = 1 << 26
+"""What counts for the work of a matrix product or convolution whose shapes are not known."""
+DOUBT = 1.5
+"""How many times slower the target dtype must be before that counts. An op measured alone does not
+show what smaller tensors save the ops beside it: at up to 1.5 times, networks do not gain from
+taking it out."""
+COMPILED_MARGIN = 1.1
+"""How many times faster the target dtype must be in what XLA compiles before that counts. What it
+costs the fused element-wise ops around a product is in no table, and it is no saving on a CPU."""
+
+_PER_SECOND = 1e9
+
+
+def keep_fast_ones(coloring: Coloring, clusters: Iterable[Sequence[int]] = ()) -> None:
+    """Takes the colour from vertices that are faster in float32.
+
+    Args:
+        coloring: the painting.
+        clusters: groups of vertices that share a tensor list, each of one colour.
+    """
+    table = coloring.config.cost_table
+    if table is not None:
+        keep_cheap_ones(coloring, _Times(coloring, table), clusters, Reason.SLOWER_HERE)
+
+
+class _Times:
+    """Prices in nanoseconds, from a measured table."""
+
+    def __init__(self, coloring: Coloring, table: CostTable) -> None:
+        self._view = coloring.view
+        self._fused = coloring.config.fused
+        self._table = table
+        self._sizes = WorkSizes(coloring.view)
+        self._saved: dict[tuple[str, str, int | None], int | None] = {}
+
+    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The times that nodes save by being low; what is allowed and not judged stays low."""
+        gains = [self._gain(number) for number in numbers.tolist()]
+        is_judged = np.array([gain is not None for gain in gains], bool)
+        return np.array([gain or 0 for gain in gains], np.int64), ~is_judged & (listed == ALLOW)
+
+    def _gain(self, number: int) -> int | None:
+        """The time that a node saves by being low; None if that cannot be told."""
+        op = self._view.node_type(number).op
+        measured = self._table.variants_of(op)
+        variant = self._sizes.variant(number) if any(measured) else ""
+        cost = measured.get(variant) or measured.get("")
+        if cost is None:
+            return None
+        if cost.measure == "elements" and self._fused:
+            return 0
+        key = op, variant, self._sizes.size(number, cost)
+        if key not in self._saved:
+            self._saved[key] = self._save(cost, key[-1])
+        return self._saved[key]
+
+    def _save(self, cost: OpCost, size: int | None) -> int | None:
+        """The time that work of a size, None for one not known, saves by being low."""
+        assumed = UNKNOWN_FLOPS if cost.measure == "flops" else UNKNOWN_ELEMENTS
+        if self._table.compiled:
+            gain = cost.gain_beyond(assumed if size is None else size, COMPILED_MARGIN)
+        elif size is not None:
+            gain = cost.gain(size, DOUBT)
+        else:
+            gain = cost.clear_gain(assumed, DOUBT)
+            if not gain:
+                return None
+        return round(gain * _PER_SECOND)
+
+    def casts(self, tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The times of Casts to the target dtype, and of those to float32."""
+        sizes, places = np.unique(self._sizes.counted(tensors), return_inverse=True)
+        to_low, to_float32 = (
+            np.array([round(curve.at(size) * _PER_SECOND) for size in sizes.tolist()], np.int64)
+            for curve in (self._table.to_low, self._table.to_float32)
+        )
+        return to_low[places], to_float32[places]

@@ -1,0 +1,213 @@
+"""How much work the nodes of a graph have, told from static shapes, as cost tables count it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from graph_passes.ir.view import FLOAT, GraphView, Shape
+from graph_passes.ops.node_types import NodeType
+from graph_passes.policy.cost_table import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, OpCost
+
+UNKNOWN_DIMENSION = 32
+"""What counts for a dimension that is not known, nearly always the batch."""
+
+UNKNOWN_ELEMENTS = 1 << 18
+"""What counts for a tensor whose shape is not known: neither in a cache nor large."""
+
+# Op of a convolution -> the axes of its filter.
+_CONVOLUTIONS = {
+    **{
+        f"{op}{part}": 4
+        for op in ("Conv2D", "DepthwiseConv2dNative")
+        for part in ("", "BackpropInput", "BackpropFilter")
+    },
+    **dict.fromkeys(("Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"), 5),
+}
+_TO_INPUT, _TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")
+
+
+class WorkSizes:
+    """Sizes of tensors and of the work of nodes, from static shapes.
+
+    Tensors go by their numbers, see `GraphView.tensors`.
+    """
+
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._is_float = bytes(view.is_float[view.targets])  # of edges
+        self._nodes = len(view.nodes)
+        self._shapes: dict[int, Sequence[Shape | None]] = {}
+        self._elements: dict[int, int | None] = {}
+
+    def read(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The float32 tensors that nodes read.
+
+        Args:
+            numbers: of the nodes; [n].
+
+        Returns:
+            The tensors of all of them; and for each tensor the place of its node in `numbers`.
+        """
+        starts, ends = (np.asarray(self._view.edge_starts)[numbers + step] for step in (0, 1))
+        counts = ends - starts
+        of = np.repeat(np.arange(len(numbers)), counts)
+        edges = np.arange(len(of)) + (ends - np.cumsum(counts))[of]
+        is_float = np.frombuffer(self._is_float, bool)[edges]
+        return np.asarray(self._view.tensors)[edges[is_float]], of[is_float]
+
+    def written(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The float32 tensors that nodes make, in the form of those that they read."""
+        node_types = np.asarray(self._view.node_type_of)[numbers].tolist()
+        ports = [_float_outputs(self._view.node_types[node_type]) for node_type in node_types]
+        of = np.repeat(np.arange(len(numbers)), [len(of_node) for of_node in ports])
+        flat = np.array([*itertools.chain.from_iterable(ports)], np.int64)
+        return numbers[of] + flat * self._nodes, of
+
+    def counted(self, tensors: np.ndarray) -> np.ndarray:
+        """The numbers of elements of tensors, `UNKNOWN_ELEMENTS` where that is not known; int64."""
+        sizes = map(self.elements, tensors.tolist())
+        return np.array([UNKNOWN_ELEMENTS if size is None else size for size in sizes], np.int64)
+
+    def elements(self, tensor: int) -> int | None:
+        """The number of elements of a tensor, None where its shape is not known."""
+        known, way = self._elements, []
+        step: int | None = tensor
+        while step is not None and step not in known:
+            shape = self._shape(step)
+            way.append((step, shape))
+            known[step] = None  # for a way that leads back here
+            is_known = shape is not None and None not in shape
+            step = None if is_known else self._reshaped(step)
+        elements = None if step is None else known[step]
+        for passed, shape in reversed(way):
+            # Of what is reshaped more may be known than of the shape that it gets.
+            elements = known[passed] = _elements(shape) if elements is None else elements
+        return elements
+
+    def _reshaped(self, tensor: int) -> int | None:
+        """Another tensor of as many elements."""
+        view, number = self._view, tensor % self._nodes
+        if number in view.aliases:
+            call, port = view.aliases[number]
+            return view.tensors[view.edge_starts[call] + port]
+        is_reshape = view.node_type(number).op == "Reshape"
+        return view.tensors[view.edge_starts[number]] if is_reshape else None
+
+    def variant(self, number: int) -> str:
+        """The variant of its op that a node is."""
+        node, op = self._view.nodes[number], self._view.node_type(number).op
+        if op == "MatMul":
+            return TRANSPOSED if "transpose_b" in node.attr and node.attr["transpose_b"].b else ""
+        if op in _CONVOLUTIONS:
+            if "strides" in node.attr and max(node.attr["strides"].list.i, default=1) > 1:
+                return STRIDED
+            weights = self._filter(number)
+            return POINTWISE if weights is not None and set(weights[:-2]) == {1} else ""
+        made = self._shape(number)
+        if made is None:
+            return ""
+        read = map(self._shape, self._read(number))
+        return BROADCAST if any(shape not in (None, made) for shape in read) else ""
+
+    def size(self, number: int, cost: OpCost) -> int | None:
+        """The size of a node's work as its costs count it, None where it is not known."""
+        if cost.measure == "flops":
+            return self._flops(number)
+        known = map(self.elements, self._read(number))
+        sizes = [size for size in (*known, _elements(self._shape(number))) if size is not None]
+        return max(sizes, default=None)
+
+    def _flops(self, number: int) -> int | None:
+        op = self._view.node_type(number).op
+        if op in _CONVOLUTIONS:
+            weights, windows = self._filter(number), self._windows(number)
+            if weights is None or windows is None:
+                return None
+            read = weights[:-2] if op.startswith("Depthwise") else weights[:-1]
+            return 2 * windows * math.prod(read)
+        if op == "Einsum":
+            return self._einsum_flops(number)
+        # A matrix product: every element made is a sum over one axis of the first factor.
+        factors = self._read(number)
+        left = self._shape(factors[0]) if factors else None
+        made = _elements(self._shape(number))
+        if left is None or len(left) < 2 or made is None:
+            return None
+        attr = self._view.nodes[number].attr
+        # Asking a protobuf map for a key that it lacks would add the key.
+        transposed = any(name in attr and attr[name].b for name in ("transpose_a", "adj_x"))
+        return 2 * made * self._length(factors[0], left, -2 if transposed else -1)
+
+    def _einsum_flops(self, number: int) -> int | None:
+        """One multiplication and addition for each combination of all labels' values."""
+        equation = self._view.nodes[number].attr["equation"].s.decode()
+        lengths: dict[str, int] = {}
+        for tensor, axes in zip(
+            self._read(number), equation.partition("->")[0].split(","), strict=True
+        ):
+            shape = self._shape(tensor)
+            if shape is None or "." in axes:
+                return None
+            for label, length in zip(axes, shape, strict=True):
+                lengths[label] = UNKNOWN_DIMENSION if length is None else length
+        return 2 * math.prod(lengths.values())
+
+    def _length(self, tensor: int, shape: Shape, axis: int) -> int:
+        """The length of one axis, worked out from the elements where it alone is not known."""
+        length = shape[axis]
+        if length is None:
+            others = [size for size in shape if size is not None]
+            elements = self.elements(tensor) if len(others) == len(shape) - 1 else None
+            length = (elements or 0) // (math.prod(others) or 1) or UNKNOWN_DIMENSION
+        return length or UNKNOWN_DIMENSION
+
+    def _filter(self, number: int) -> tuple[int, ...] | None:
+        """The shape of a convolution's filter."""
+        op, read = self._view.node_type(number).op, self._read(number)
+        if op.endswith(_TO_FILTER):
+            shape = self._shape(number)
+        else:
+            shape = self._shape(read[0 if op.endswith(_TO_INPUT) else 1])
+        if shape is None or len(shape) != _CONVOLUTIONS[op]:
+            return None
+        return tuple(UNKNOWN_DIMENSION if size is None else size for size in shape)
+
+    def _windows(self, number: int) -> int | None:
+        """The elements of a convolution's result, or of the gradient of it."""
+        if self._view.node_type(number).op.endswith((*_TO_INPUT, *_TO_FILTER)):
+            return self.elements(self._read(number)[-1])
+        return _elements(self._shape(number))
+
+    def _read(self, number: int) -> list[int]:
+        """The float32 tensors that a node reads."""
+        start, end = self._view.edge_starts[number : number + 2]
+        return list(itertools.compress(self._view.tensors[start:end], self._is_float[start:end]))
+
+    def _shape(self, tensor: int) -> Shape | None:
+        """The static shape of a tensor, that of a node's first output by the node's number."""
+        port, number = divmod(tensor, self._nodes)
+        shapes = self._shapes.get(number)
+        if shapes is None:
+            shapes = self._shapes[number] = self._view.output_shapes(number)
+        return shapes[port] if port < len(shapes) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _float_outputs(node_type: NodeType) -> list[int]:
+    """The output ports of a node type that are float32."""
+    slots = enumerate(node_type.layout.out_slots)
+    return [port for port, slot in slots if node_type.dtypes[slot] == FLOAT]
+
+
+def _elements(shape: Shape | None) -> int | None:
+    if shape is None:
+        return None
+    elements = 1
+    for size in shape:
+        elements *= UNKNOWN_DIMENSION if size is None else size
+    return elements

@@ -1,0 +1,158 @@
+"""What a caller may choose about a rewrite."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from graph_passes.policy.cost_table import CostTable
+
+TargetDtype = Literal["float16", "bfloat16"]
+Device = Literal["GPU", "CPU"]
+Level = Literal["", "TENSOR_CORES_ONLY", "TREAT_INFER_AS_DENY", "UNSAFE_FORCE_ALL"]
+ListName = Literal["allow", "infer", "clear", "deny"]
+Action = Literal["add", "remove"]
+
+
+def _require(name: str, value: object, legal: tuple[object, ...]) -> None:
+    if value not in legal:
+        choices = ", ".join(repr(choice) for choice in legal)
+        raise ValueError(f"`{name}` must be one of {choices}. Received: {name}={value!r}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListEdit:
+    """One change of an op list: an op type added to a list or removed from it.
+
+    Attributes:
+        list_name: the list that changes: "allow", "infer", "clear" or "deny".
+        action: "add" or "remove". Adding an op takes it off whatever list it was on.
+        op: the op type, as in `NodeDef.op`; case matters.
+        source: who asked for it (an environment variable, say), for messages.
+
+    Raises:
+        ValueError: the list, the action or the op name is not a legal one.
+    """
+
+    list_name: ListName
+    action: Action
+    op: str
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _require("list_name", self.list_name, get_args(ListName))
+        _require("action", self.action, get_args(Action))
+        if not self.op or self.op != self.op.strip():
+            raise ValueError(
+                f"`op` must be an op type without blanks around it. Received: op={self.op!r}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Everything that decides how a graph is rewritten.
+
+    Attributes:
+        target_dtype: the low-precision dtype, "float16" or "bfloat16".
+        device: the device type whose kernels must exist, "GPU" or "CPU". A plan for a GPU needs
+            no GPU: it is made from the kernels that this TensorFlow build has registered.
+        parity: plan as TensorFlow's own `auto_mixed_precision` pass does, with its lists.
+            False (the default) uses the lists and rules of this project.
+        level: "" (all four lists), "TENSOR_CORES_ONLY" (the allow list alone),
+            "TREAT_INFER_AS_DENY", or "UNSAFE_FORCE_ALL" (float16 on a GPU only).
+        list_edits: changes of the lists, applied in order.
+        disabled_rules: names of rules and patterns (see `graph_passes.RULES`) to leave out.
+        cost_table: what kernels and Casts cost on the device, or in what XLA makes of a function
+            for it; what is slower in the target dtype stays float32. None leaves cost out of
+            account.
+        fused: whether the graph is for a compiler that fuses element-wise ops (XLA), so that only
+            matrix products and convolutions have a price of their own, and Casts have none.
+
+    Raises:
+        ValueError: a value is not one of the legal ones, or they do not go together.
+    """
+
+    target_dtype: TargetDtype = "float16"
+    device: Device = "GPU"
+    parity: bool = False
+    level: Level = ""
+    list_edits: tuple[ListEdit, ...] = ()
+    disabled_rules: frozenset[str] = frozenset()
+    cost_table: CostTable | None = None
+    fused: bool = False
+
+    def __post_init__(self) -> None:
+        # Configurations are keys of caches: a list or a set would be none.
+        object.__setattr__(self, "list_edits", tuple(self.list_edits))
+        object.__setattr__(self, "disabled_rules", frozenset(self.disabled_rules))
+        _require("target_dtype", self.target_dtype, get_args(TargetDtype))
+        _require("device", self.device, get_args(Device))
+        _require("level", self.level, get_args(Level))
+        if self.level == "UNSAFE_FORCE_ALL" and (self.target_dtype, self.device) != (
+            "float16",
+            "GPU",
+        ):
+            raise ValueError(
+                "`level='UNSAFE_FORCE_ALL'` exists for float16 on a GPU only. Received: "
+                f"target_dtype={self.target_dtype!r}, device={self.device!r}. "
+                "Leave the level empty, or choose float16 on a GPU."
+            )
+        table = self.cost_table
+        if table is not None and (table.target_dtype, table.device) != (
+            self.target_dtype,
+            self.device,
+        ):
+            raise ValueError(
+                f"`cost_table` is for {table.target_dtype} on {table.device}, and the graph is to "
+                f"be rewritten for {self.target_dtype} on {self.device}. Choose another table or "
+                "None."
+            )
+        unknown = sorted(self.disabled_rules - RULES.keys())
+        if unknown:
+            raise ValueError(
+                f"`disabled_rules` names unknown rules: {', '.join(unknown)}. "
+                f"Legal: {', '.join(sorted(RULES))}."
+            )
+
+    @property
+    def target(self) -> int:
+        """The target dtype as a value of `types_pb2.DataType`."""
+        # Settings are read while TensorFlow is being imported: this module must not need it.
+        from tensorflow.core.framework import types_pb2
+
+        return types_pb2.DT_HALF if self.target_dtype == "float16" else types_pb2.DT_BFLOAT16
+
+    def has_rule(self, name: str) -> bool:
+        """Whether the named rule of the default mode is in force."""
+        return not self.parity and name not in self.disabled_rules
+
+
+RULES: dict[str, str] = {
+    "variable-update": "what is assigned to a variable is computed in float32",
+    "constant-range": "a constant that float16 cannot hold keeps its consumers in float32",
+    "function-signatures": "functions are planned with their callers and may take and give the "
+    "target dtype",
+    "loop-hoisting": "casts of what a loop does not change move out of the loop",
+    "loop-gradient-sums": "sums of weight gradients over the rounds of a loop become one product",
+    "batch-norm": "a batch normalization written in primitives becomes one fused op, or part "
+    "of the convolution before it",
+    "idle-sum": "a sum over the axes that broadcasting added is left out where it added none",
+    "weight-gradient": "the sum over a batch of matrix products becomes one matrix product",
+    "bias-gradient": "the sum of a gradient over its leading axes becomes BiasAddGrad",
+    "ones-product": "on a CPU the gradient of a bias becomes a bfloat16 matrix product with ones",
+    "constant-folding": "a constant that only converted ops read is stored in the target dtype",
+    "attention-mask": "a mask before a softmax becomes one that float16 can hold",
+    "softmax": "a softmax over several axes takes and gives the target dtype",
+    "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",
+    "unread-sum": "a sum that nothing reads denies nothing, nor does what it is made with",
+    "gelu": "the powers and exponentials in a GELU and its gradient deny nothing",
+    "layer-norm": "a layer or group normalization takes and gives the target dtype",
+    "rms-norm": "a root-mean-square normalization takes and gives the target dtype",
+    "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",
+    "loss": "what a scalar loss or metric is reduced from is computed in float32",
+    "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
+    "cost": "what is slower in the target dtype on this device stays float32",
+    "cast-cut": "without a cost table, casts are placed where they move the fewest bytes",
+}
+"""Rules of the default mode, by the name that switches each off."""

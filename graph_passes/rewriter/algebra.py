@@ -1,0 +1,125 @@
+"""Polynomials over named tensors, to tell whether two ways of writing a computation agree.
+
+Element-wise sums and products of tensors are polynomials in them, whatever the order in which they
+are written. A sum over axes is one more name, once what does not vary along the axes is taken out
+of it: `total(x * d * r)` is `r * [d x]` where r is the same for all elements that are summed.
+
+Units of one kind are written alike, so that results are remembered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable
+from fractions import Fraction
+
+Monomial = tuple[tuple[str, int], ...]
+"""Names with their exponents, in order."""
+_Terms = frozenset[tuple[Monomial, Fraction]]
+
+_REMEMBERED = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial:
+    """A sum of monomials with coefficients other than 0. Immutable."""
+
+    terms: _Terms
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        return _sum(self.terms, other.terms)
+
+    def __sub__(self, other: Polynomial) -> Polynomial:
+        return _difference(self.terms, other.terms)
+
+    def __mul__(self, other: Polynomial) -> Polynomial:
+        return _multiplied(self.terms, other.terms)
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The names that occur."""
+        return frozenset(name for monomial, _ in self.terms for name, _ in monomial)
+
+    def total(self, fixed: Collection[str]) -> Polynomial:
+        """The sum over axes along which the names in `fixed`, and earlier sums, do not vary.
+
+        A sum of nothing but fixed names has the name "[]", the number of elements.
+        """
+        return _total(self, frozenset(fixed))
+
+    def replace(self, name: str, value: Polynomial) -> Polynomial:
+        """The polynomial with another in the place of a name that occurs to the first power."""
+        return _replaced(self, name, value) if name in self.names else self
+
+    def inverse(self) -> Polynomial | None:
+        """One divided by the polynomial, None where it is not a single monomial."""
+        if len(self.terms) != 1:
+            return None
+        ((monomial, coefficient),) = self.terms
+        inverted = tuple((name, -exponent) for name, exponent in monomial)
+        return Polynomial(frozenset(((inverted, 1 / coefficient),)))
+
+
+@functools.lru_cache(_REMEMBERED)
+def symbol(name: str, exponent: int = 1) -> Polynomial:
+    """The polynomial that is a name to some power, which may be negative."""
+    return Polynomial(frozenset(((((name, exponent),), Fraction(1)),)))
+
+
+@functools.lru_cache(_REMEMBERED)
+def constant(value: Fraction | int | float) -> Polynomial:
+    """The polynomial that is a number."""
+    return _collect((((), Fraction(value)),))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _sum(left: _Terms, right: _Terms) -> Polynomial:
+    return _collect((*left, *right))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _difference(left: _Terms, right: _Terms) -> Polynomial:
+    return _collect((*left, *((monomial, -coefficient) for monomial, coefficient in right)))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _multiplied(left: _Terms, right: _Terms) -> Polynomial:
+    return _collect((_product(a, b), p * q) for a, p in left for b, q in right)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _total(summed: Polynomial, fixed: frozenset[str]) -> Polynomial:
+    totals = []
+    for monomial, coefficient in summed.terms:
+        outside = [(n, e) for n, e in monomial if n in fixed or n.startswith("[")]
+        inside = [(n, e) for n, e in monomial if (n, e) not in outside]
+        name = "[" + " ".join(n if e == 1 else f"{n}^{e}" for n, e in inside) + "]"
+        totals.append((_product(tuple(outside), ((name, 1),)), coefficient))
+    return _collect(totals)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _replaced(whole: Polynomial, name: str, value: Polynomial) -> Polynomial:
+    result = constant(0)
+    for monomial, coefficient in whole.terms:
+        rest = tuple((n, e) for n, e in monomial if n != name)
+        if dict(monomial).get(name) == 1:
+            result += Polynomial(frozenset(((rest, coefficient),))) * value
+        else:
+            result += Polynomial(frozenset(((monomial, coefficient),)))
+    return result
+
+
+def _product(left: Monomial, right: Monomial) -> Monomial:
+    exponents = dict(left)
+    for name, exponent in right:
+        exponents[name] = exponents.get(name, 0) + exponent
+    return tuple(sorted((name, e) for name, e in exponents.items() if e))
+
+
+def _collect(terms: Iterable[tuple[Monomial, Fraction]]) -> Polynomial:
+    found: dict[Monomial, Fraction] = {}
+    for monomial, coefficient in terms:
+        found[monomial] = found.get(monomial, Fraction(0)) + coefficient
+    return Polynomial(frozenset((monomial, c) for monomial, c in found.items() if c))

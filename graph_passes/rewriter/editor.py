@@ -1,0 +1,186 @@
+"""Gathers the replacements of all units in a graph, and makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from graph_passes.ir.eligibility import numbers_of
+from graph_passes.ir.view import GraphView, Shape
+from graph_passes.rewriter.emitter import TensorFact
+from graph_passes.rewriter.gate import Gate
+from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.replacement import Replacement
+from graph_passes.rewriter.surgery import Unread, replace_tensors
+
+_LOGGER = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
+
+
+@dataclasses.dataclass(frozen=True)
+class NearMiss:
+    """A subgraph that looks like a pattern but is not one.
+
+    Attributes:
+        node: the node that the search started from.
+        why: what is amiss.
+    """
+
+    node: str
+    why: str
+
+
+class GraphEdits:
+    """The replacements that were accepted in one graph, and what came close.
+
+    Attributes:
+        view: the graph that the edits are for.
+        redirect: tensor -> the tensor that its readers shall read instead.
+        inputs: node -> all its new data inputs.
+        controls: node with new inputs -> control inputs that it gets besides.
+        new_nodes: nodes to add.
+        made: tensors of new nodes -> what is known of them.
+        shapes: static shapes of the outputs of new nodes.
+        units: "rule: node" of each subgraph that is replaced.
+        misses: what came close to a pattern.
+        listed: node -> the list that it counts as being on, `op_lists.FLOAT32` for what computes in
+            float32 inside a unit. A denied op within a unit denies nothing outside.
+        kept: the numbers of nodes that must stay as they are.
+        owner: of the protos of new nodes; each alone would take a thousand bytes.
+        taken: the names of new nodes.
+    """
+
+    def __init__(self, view: GraphView, preserve: Collection[str] = ()) -> None:
+        """Starts without edits; `preserve` are the names of nodes or tensors that must stay."""
+        self.view = view
+        self.redirect: dict[str, str] = {}
+        self.inputs: dict[str, Sequence[str]] = {}
+        self.controls: dict[str, Sequence[str]] = {}
+        self.new_nodes: list[node_def_pb2.NodeDef] = []
+        self.made: dict[str, TensorFact] = {}
+        self.shapes: dict[str, tuple[Shape | None, ...]] = {}
+        self.units: list[str] = []
+        self.misses: list[NearMiss] = []
+        self.listed: dict[str, str] = {}
+        self.owner = graph_pb2.GraphDef()
+        self.taken: set[str] = set()
+        self._facts: dict[str, TensorFact] = {}
+        self.kept = frozenset(numbers_of(view, preserve))
+
+    @functools.cached_property
+    def matcher(self) -> Matcher:
+        """Reads the graph; all patterns share it, and with it what it remembers."""
+        return Matcher(self.view)
+
+    @functools.cached_property
+    def gate(self) -> Gate:
+        """Decides which replacements are made."""
+        return Gate(self.matcher, self.kept)
+
+    @functools.cached_property
+    def unread(self) -> Unread:
+        """Finds the nodes of which nothing comes."""
+        return Unread(self.view, self.kept)
+
+    def attempt(self, number: int, find: Callable[[int], _Found]) -> _Found | None:
+        """What a search that starts from a node finds; None, and a near miss, where it fails.
+
+        A fault of one search costs neither the graph nor other units; it is said as what it is.
+        """
+        try:
+            return find(number)
+        except NoMatchError as miss:
+            self.miss(number, str(miss))
+        except Exception as error:
+            _LOGGER.warning(
+                "A search for a unit at the node %r failed, and what is there stays as it is. This "
+                "is a fault of tf_amp, please report it.",
+                self.view.names[number],
+                exc_info=True,
+            )
+            self.miss(number, f"the search failed: {type(error).__name__}: {error}")
+        return None
+
+    def miss(self, number: int, why: str) -> None:
+        """Notes what came close to a pattern."""
+        self.misses.append(NearMiss(self.view.nodes[number].name, why))
+
+    def propose(
+        self, rule: str, number: int, write: Callable[[Replacement], None], *, stem: str = ""
+    ) -> bool:
+        """Makes one replacement if it passes the gate; a near miss tells why it does not.
+
+        Args:
+            rule: the rule that it falls under.
+            number: the node that it is named after, whose device and colocation new nodes have.
+            write: writes it; raises NoMatchError if it cannot be.
+            stem: what names of new nodes begin with; the name of that node by default.
+
+        Returns:
+            Whether it is made. One that changes nothing is not.
+        """
+
+        def admitted(number: int) -> Replacement:
+            new = Replacement(self, number, stem)
+            write(new)
+            if new.edits_graph:
+                self.gate.admit(new)
+            return new
+
+        new = self.attempt(number, admitted)
+        if new is None or not (new.edits_graph or new.listed):
+            return False
+        self._accept(new)
+        self.units.append(f"{rule}: {self.view.names[number]}")
+        return True
+
+    def _accept(self, new: Replacement) -> None:
+        self.redirect.update(new.redirect.maps[0])
+        self.inputs.update(new.inputs.maps[0])
+        for name, controls in new.controls.items():
+            self.controls[name] = (*self.controls.get(name, ()), *controls)
+        self.listed.update(new.listed)
+        self.made.update(new.made)
+        self.new_nodes.extend(node for node, _, _ in new.new_nodes)
+        for tensor, fact in new.made.items():
+            name = new.makers[tensor].name
+            self.shapes[name] = (*self.shapes.get(name, ()), fact.shape)
+
+    def fact(self, tensor: str) -> TensorFact:
+        """What is known of a tensor of the graph or of an accepted replacement."""
+        known = self.made.get(tensor) or self._facts.get(tensor)
+        if known is not None:
+            return known
+        view, number = self.view, self.matcher.maker(tensor)
+        slots = view.layout(number).out_slots
+        port = view.split(tensor)[1]
+        dtype = view.dtypes[view.base[number] + slots[port]] if slots else 0
+        fact = self._facts[tensor] = TensorFact(dtype % 100, view.shape(tensor))
+        return fact
+
+    def apply(self) -> GraphView:
+        """The graph with all edits made; nothing in the view or the protos is changed."""
+        if not (self.redirect or self.inputs):
+            return self.view
+        for name in ("matcher", "gate", "_facts"):
+            self.__dict__.pop(name, None)  # in a large graph they remember a lot
+        return replace_tensors(
+            self.view,
+            redirect={tensor: self._final(tensor) for tensor in self.redirect},
+            inputs={n: [self._final(t) for t in tensors] for n, tensors in self.inputs.items()},
+            controls=self.controls,
+            new_nodes=self.new_nodes,
+            unread=self.unread,
+            shapes=self.shapes,
+        )
+
+    def _final(self, tensor: str) -> str:
+        """Follows redirections whose target is redirected as well (two units in a row)."""
+        while tensor in self.redirect:
+            tensor = self.redirect[tensor]
+        return tensor

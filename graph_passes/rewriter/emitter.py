@@ -1,0 +1,330 @@
+"""New nodes, written op by op: `new.op.MatMul(x, w, name="sum", transpose_b=True)`.
+
+What follows from the surroundings is filled in: type attributes and counts from the inputs, the
+op's defaults, a free name, device and colocation of the node that is replaced, the static shapes of
+outputs, and in loops of TensorFlow 1 the frame of constants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Container, MutableSequence, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2, tensor_pb2
+from tensorflow.python.framework import tensor_util
+
+from graph_passes.ir.view import COLOCATION, Shape
+from graph_passes.ops.node_types import NodeType, NodeTypeTable
+from graph_passes.ops.op_types import registered_op_type
+from graph_passes.rewriter.matcher import NoMatchError
+from graph_passes.rewriter.output_shapes import shapes_of_outputs
+
+_FEW_ELEMENTS = 8
+"""Constants of no more are mostly shapes, which come again from unit to unit."""
+_FIELDS = {"type": "type", "int": "i", "float": "f", "bool": "b", "string": "s", "shape": "shape"}
+
+
+class TensorFact(NamedTuple):
+    """What is known of a tensor: its dtype, and its static shape, None where it is unknown."""
+
+    dtype: int
+    shape: Shape | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prototype:
+    """A node with all attributes but neither name nor inputs.
+
+    Attributes:
+        node: the node.
+        node_type: its node type.
+        suffixes: what stands behind its name in those of its outputs, within functions.
+    """
+
+    node: node_def_pb2.NodeDef
+    node_type: NodeType
+    suffixes: tuple[str, ...]
+
+
+def free_name(name: str, *taken: Container[str]) -> str:
+    """The name itself where it is free, else followed by the first number that makes it so."""
+    found, count = name, 0
+    while any(found in names for names in taken):
+        count += 1
+        found = f"{name}_{count}"
+    return found
+
+
+class Emitter:
+    """Adds nodes to a graph or to the body of a function.
+
+    Attributes:
+        op: `op.NAME(*inputs, name=..., shape=..., **attrs)` adds a node and returns its tensor, a
+            tuple where the op has several outputs. `name` goes behind the stem, "" is the stem
+            itself; `shape` is the static shape of the first output where it is not that which
+            `output_shapes` works out.
+        made: tensors of new nodes -> what is known of them.
+        makers: tensor of a new node -> the node.
+        read: the tensors that new nodes read.
+        new_nodes: the new nodes, each with its node type and what is known of what it reads.
+    """
+
+    def __init__(
+        self,
+        like: node_def_pb2.NodeDef,
+        *,
+        nodes: MutableSequence[node_def_pb2.NodeDef],
+        known: Container[str],
+        taken: set[str],
+        fact: Callable[[str], TensorFact],
+        is_function: bool,
+        has_frames: bool = False,
+        stem: str = "",
+    ) -> None:
+        """Starts writing.
+
+        Args:
+            like: the node whose device and colocation new nodes have.
+            nodes: the field of a proto that receives them.
+            known: the names that the graph has.
+            taken: other names that are not free; receives those of new nodes.
+            fact: what is known of a tensor of the graph.
+            is_function: whether tensors are named as within functions.
+            has_frames: whether the graph has loops of TensorFlow 1.
+            stem: what names of new nodes begin with; the name of `like` by default.
+        """
+        self.device, self.stem = like.device, stem or like.name
+        self.made: dict[str, TensorFact] = {}
+        self.makers: dict[str, node_def_pb2.NodeDef] = {}
+        self.new_nodes: list[tuple[node_def_pb2.NodeDef, NodeType, Sequence[TensorFact]]] = []
+        self.read: set[str] = set()
+        self.op = _Ops(self.add)
+        self._colocation = like.attr.get(COLOCATION)
+        self._nodes, self._known, self._taken, self._fact = nodes, known, taken, fact
+        self._is_function, self._has_frames = is_function, has_frames
+
+    def fact(self, tensor: str) -> TensorFact:
+        """What is known of a tensor, new or old."""
+        return self.made.get(tensor) or self._fact(tensor)
+
+    def add(
+        self,
+        op: str,
+        *inputs: str,
+        name: str | None = None,
+        shape: Shape | None = None,
+        **attrs: Any,
+    ) -> Any:
+        """Adds a node as `op.NAME` does.
+
+        Raises:
+            ValueError: the op is not registered, or an attribute is missing.
+        """
+        facts = [self.fact(tensor) for tensor in inputs]
+        dtypes = tuple(fact.dtype for fact in facts)
+        prototype = _prototype(op, dtypes, tuple(attrs.items()))
+        return self._add(prototype, inputs, facts, op if name is None else name, shape, attrs)
+
+    def copy(
+        self, node: node_def_pb2.NodeDef, *inputs: str, name: str, shape: Shape | None = None
+    ) -> Any:
+        """Adds a node with the op and the attributes of another."""
+        attrs = {key: value for key, value in node.attr.items() if key[0] != "_"}
+        prototype = _finished(node.op, attrs)
+        return self._add(prototype, inputs, [self.fact(t) for t in inputs], name, shape, {})
+
+    def _add(
+        self,
+        prototype: _Prototype,
+        inputs: Sequence[str],
+        facts: Sequence[TensorFact],
+        name: str,
+        shape: Shape | None,
+        attrs: dict[str, Any],
+    ) -> Any:
+        node, node_type = self._new(prototype, name, facts), prototype.node_type
+        node.input.extend(inputs)
+        self.read.update(inputs)
+        shapes = list(shapes_of_outputs(node.op, [fact.shape for fact in facts], attrs))
+        if shape is not None:
+            shapes[:1] = [shape]
+        tensors, full = [], node.name
+        for port, slot in enumerate(node_type.layout.out_slots):
+            known = shapes[port] if port < len(shapes) else None
+            tensor = self._output(full, prototype, port)
+            self.made[tensor] = TensorFact(node_type.dtypes[slot], known)
+            self.makers[tensor] = node
+            tensors.append(tensor)
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+    def _output(self, name: str, prototype: _Prototype, port: int) -> str:
+        if self._is_function:
+            return name + prototype.suffixes[port]
+        return f"{name}:{port}" if port else name
+
+    def _new(
+        self, prototype: _Prototype, name: str, facts: Sequence[TensorFact] = ()
+    ) -> node_def_pb2.NodeDef:
+        full = f"{self.stem}/{name}" if name else self.stem
+        node = self._nodes.add()  # type: ignore[attr-defined]
+        node.CopyFrom(prototype.node)
+        node.name = free = free_name(full, self._known, self._taken)
+        self._taken.add(free)
+        node.device = self.device
+        if self._colocation is not None:
+            node.attr[COLOCATION].CopyFrom(self._colocation)
+        self.new_nodes.append((node, prototype.node_type, facts))
+        return node
+
+    def merge_shape(self, tensor: str, shape: Shape | None) -> None:
+        """Adds the sizes of another tensor of the same values to what is known of a new one."""
+        fact = self.made.get(tensor)
+        if shape is not None and fact is not None and fact.shape not in (None, shape):
+            pairs = zip(fact.shape, shape, strict=True)
+            merged = tuple(other if own is None else own for own, other in pairs)
+            self.made[tensor] = TensorFact(fact.dtype, merged)
+
+    def constant(
+        self, value: Any, *, name: str, beside: str, dtype: Any = None, shape: Shape | None = None
+    ) -> str:
+        """Adds a constant and returns its tensor.
+
+        Args:
+            value: the value, of float32 or int32 unless `dtype` says otherwise.
+            name: what goes behind the stem.
+            beside: a tensor that its reader reads as well. In a graph with loops of
+                TensorFlow 1, a control input from the node that makes it keeps the constant in the
+                frame of the loop.
+            dtype: what NumPy is to make of the value.
+            shape: all known; that of a tensor whose elements all have the one value.
+        """
+        array = np.asarray(value)
+        if dtype is None:
+            dtype = np.float32 if array.dtype.kind == "f" else np.int32
+        proto = _tensor_proto(array.astype(dtype, copy=False))
+        node = self._new(_prototype("Const", (), (("dtype", proto.dtype),)), name)
+        held = node.attr["value"].tensor
+        held.CopyFrom(proto)
+        if shape is not None:
+            for size in shape:
+                held.tensor_shape.dim.add(size=size)
+        if self._has_frames:
+            node.input.append(f"^{beside.partition(':')[0]}")
+        tensor = f"{node.name}:output:0" if self._is_function else node.name
+        self.made[tensor] = TensorFact(proto.dtype, array.shape if shape is None else shape)
+        self.makers[tensor] = node
+        return tensor
+
+    def reshape(
+        self,
+        tensor: str,
+        sizes: Shape,
+        *,
+        name: str,
+        shape: Shape | None = None,
+    ) -> str:
+        """Adds a Reshape to certain sizes, of which one may be None, and returns its tensor.
+
+        Args:
+            tensor: what is reshaped.
+            sizes: what it is reshaped to.
+            name: of the Reshape; the constant has the same with "_shape" behind it.
+            shape: its static shape, where more is known than `sizes` says.
+
+        Raises:
+            NoMatchError: nothing shows that there are as many elements as all sizes ask for.
+        """
+        filled = [-1 if size is None else size for size in sizes]
+        known: Any = self.fact(tensor).shape
+        if None not in sizes and (known is None or None in known or prod(known) != prod(filled)):
+            raise NoMatchError(f"{tensor!r} of shape {known} may not fit the shape {sizes}")
+        wanted = self.constant(np.array(filled, np.int32), name=f"{name}_shape", beside=tensor)
+        made: str = self.add("Reshape", tensor, wanted, name=name, shape=shape or sizes)
+        return made
+
+    def reshape_like(self, tensor: str, like: str, *, name: str) -> str:
+        """Adds a Reshape to the shape of another tensor and returns its tensor.
+
+        Args:
+            tensor: what is reshaped.
+            like: a tensor of the shape.
+            name: of the Reshape; what makes the sizes has the same with "_shape" behind it.
+        """
+        shape = self.fact(like).shape
+        if shape is not None and shape.count(None) <= 1:
+            return self.reshape(tensor, shape, name=name)
+        wanted = self.add("Shape", like, name=f"{name}_shape")
+        made: str = self.add("Reshape", tensor, wanted, name=name, shape=shape)
+        return made
+
+
+class _Ops:
+    """Makes `op.NAME(...)` of an emitter's `add`."""
+
+    __slots__ = ("_add",)
+
+    def __init__(self, add: Callable[..., Any]) -> None:
+        self._add = add
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        return functools.partial(self._add, op)
+
+
+@functools.lru_cache(maxsize=4096)
+def _prototype(op: str, dtypes: tuple[int, ...], given: tuple[tuple[str, Any], ...]) -> _Prototype:
+    """The node of an op for inputs of certain dtypes, with some attributes given."""
+    op_type = registered_op_type(op)
+    if op_type is None:
+        raise ValueError(f"TensorFlow knows no op {op!r}")
+    attrs, kinds = dict(given), {attr.name: attr.type for attr in op_type.op_def.attr}
+    variadic = [arg.number_attr for arg in op_type.op_def.input_arg if arg.number_attr]
+    count = len(dtypes) - (len(op_type.op_def.input_arg) - len(variadic))
+    position = 0
+    for arg in op_type.op_def.input_arg:
+        if arg.type_attr and position < len(dtypes):
+            attrs.setdefault(arg.type_attr, dtypes[position])
+        if arg.number_attr:
+            attrs.setdefault(arg.number_attr, count)
+        position += count if arg.number_attr else 1
+    values = {}
+    for name, value in attrs.items():
+        values[name] = made = attr_value_pb2.AttrValue()
+        setattr(made, _FIELDS[kinds[name]], value.encode() if isinstance(value, str) else value)
+    return _finished(op, values)
+
+
+def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> _Prototype:
+    """A node with the op's defaults for what is not given."""
+    op_type = registered_op_type(op)
+    if op_type is None:
+        raise ValueError(f"TensorFlow knows no op {op!r}")
+    node = node_def_pb2.NodeDef(op=op)
+    for attr in op_type.op_def.attr:
+        if attr.name in attrs:
+            node.attr[attr.name].CopyFrom(attrs[attr.name])
+        elif attr.HasField("default_value"):
+            node.attr[attr.name].CopyFrom(attr.default_value)
+        elif op != "Const":
+            raise ValueError(f"a new {op} needs the attribute {attr.name!r}")
+    node_type = NodeTypeTable(lambda _: None).node_types_of([node])[0]
+    outputs = {offset: arg for arg, offset in node_type.layout.output_offsets.items()}
+    first, suffixes = 0, []
+    for port in range(len(node_type.layout.out_slots)):
+        first = port if port in outputs else first
+        suffixes.append(f":{outputs[first]}:{port - first}")
+    return _Prototype(node, node_type, tuple(suffixes))
+
+
+def _tensor_proto(value: np.ndarray) -> tensor_pb2.TensorProto:
+    if value.size > _FEW_ELEMENTS:
+        return tensor_util.make_tensor_proto(value)
+    return _small_tensor(value.dtype.str, value.shape, value.tobytes())
+
+
+@functools.lru_cache(maxsize=1024)
+def _small_tensor(dtype: str, shape: tuple[int, ...], content: bytes) -> tensor_pb2.TensorProto:
+    return tensor_util.make_tensor_proto(np.frombuffer(content, dtype).reshape(shape))

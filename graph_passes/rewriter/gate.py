@@ -1,0 +1,336 @@
+"""The conditions under which a replacement is accepted, whatever pattern proposes it.
+
+All of them are about the graph as it was before any replacement. The *interior* are the nodes on a
+path from a tensor that the replacement reads to one that it makes anew: their work is no longer
+asked for, so nothing else may need it, and what they waited for their successors must wait for.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Collection, Sequence
+
+from tensorflow.core.framework import node_def_pb2, types_pb2
+
+from graph_passes.ir.adjacency import Neighbours, in_order
+from graph_passes.ir.view import ARGUMENT, GraphView, Shape
+from graph_passes.ops.node_types import NodeType
+from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.replacement import Replacement
+from graph_passes.rewriter.search import SHAPERS
+from graph_passes.rewriter.stored_shapes import known_shape
+
+SIZES = ("Shape", "ShapeN", "Size", "Rank")
+"""Ops that ask for the shape of a tensor only."""
+CONTROL_FLOW = ("Enter", "Exit", "Switch", "Merge", "NextIteration", "LoopCond")
+_ANY = 1 << 30
+_NORM = dict.fromkeys((1, 2, 3, 4), (1, 1))
+_RANKS: dict[str, dict[int, tuple[int, int]]] = {
+    "FusedBatchNormV3": {0: (4, 4), **_NORM},
+    "FusedBatchNormGradV3": {0: (4, 4), **_NORM, 1: (4, 4)},
+    "MatMul": {0: (2, 2), 1: (2, 2)},
+    "BatchMatMulV2": {0: (2, _ANY), 1: (2, _ANY)},
+    "BiasAdd": {0: (2, _ANY), 1: (1, 1)},
+    "BiasAddGrad": {0: (2, _ANY)},
+    "Conv2D": {0: (4, 4), 1: (4, 4)},
+    "DepthwiseConv2dNative": {0: (4, 4), 1: (4, 4)},
+}
+"""Op -> port -> the least and the largest rank that its kernel takes."""
+_WHOLE = (types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL)
+_MOST_NODES = 2000
+"""More nodes than any unit has."""
+_DEEPEST_IDLE = 5
+
+
+class Gate:
+    """Checks the replacements in one graph.
+
+    Attributes:
+        kept: the nodes that are fed, fetched or otherwise to be left as they are, by number.
+    """
+
+    def __init__(self, matcher: Matcher, kept: Collection[int]) -> None:
+        self.kept = kept
+        self._m = matcher
+        self._levels: list[int] = []
+        boundaries = matcher.view.of_node_type(_is_boundary)
+        self._is_boundary = bytearray(len(matcher.view.nodes))
+        for number in boundaries:
+            self._is_boundary[number] = 1
+
+    def admit(self, new: Replacement) -> None:
+        """Lets a replacement pass, and gives it the control inputs of what it replaces.
+
+        Raises:
+            NoMatchError: it must not be made; the message says why.
+        """
+        self._check_operands(new)
+        self._check_results(new)
+        interior = _Interior(self._m, new, self._is_boundary)
+        self._check_interior(new, interior)
+        if interior.waits():
+            self._inherit_controls(new, interior)
+
+    def _check_operands(self, new: Replacement) -> None:
+        for node, node_type, facts in new.new_nodes:
+            fault = _illegal_dtype(node_type)
+            if fault is not None:
+                raise NoMatchError(fault)
+            for slot, fact in zip(node_type.layout.in_slots, facts, strict=True):
+                if fact.dtype != node_type.dtypes[slot]:
+                    taken = _name(node_type.dtypes[slot])
+                    raise NoMatchError(f"{node.op} takes {taken}, not {_name(fact.dtype)}")
+            for port, (least, most) in _RANKS.get(node.op, {}).items():
+                self._require_rank(facts[port].shape, node, port, least, most)
+
+    def _require_rank(
+        self, shape: Shape | None, node: node_def_pb2.NodeDef, port: int, least: int, most: int
+    ) -> None:
+        tensor = node.input[port]
+        if shape is None and self._m.view.split(tensor)[0] in self._m.view.index:
+            shape = known_shape(self._m, tensor)
+        if shape is None:
+            raise NoMatchError(f"nothing shows the rank of {tensor!r}, which {node.op} would read")
+        if not least <= len(shape) <= most:
+            raise NoMatchError(f"{node.op} takes no operand of rank {len(shape)}, as {tensor!r} is")
+
+    def _check_results(self, new: Replacement) -> None:
+        view, m = self._m.view, self._m
+        for tensor, target in new.redirect.maps[0].items():
+            if tensor in new.accepted.redirect:
+                raise NoMatchError(f"another unit makes {tensor!r}")
+            old, made = new.fact(tensor), new.fact(target)
+            if old.dtype != made.dtype:
+                raise NoMatchError(
+                    f"{tensor!r} would change from {_name(old.dtype)} to {_name(made.dtype)}"
+                )
+            shape = old.shape
+            if shape is None or _agrees(shape, made.shape):
+                new.merge_shape(target, shape)
+                continue
+            number, port = m.maker(tensor), view.split(tensor)[1]
+            is_single = port == 0 and len(view.layout(number).out_slots) == 1
+            readers = m.readers(number)
+            if is_single and readers and all(m.op(reader) == "Reshape" for reader in readers):
+                continue
+            raise NoMatchError(f"{tensor!r} would change its shape from {shape} to {made.shape}")
+
+    def _check_interior(self, new: Replacement, interior: _Interior) -> None:
+        m, view = self._m, self._m.view
+        for number in interior.nodes:
+            if number in self.kept:
+                raise NoMatchError(f"{view.names[number]!r} is to be preserved")
+        if interior.reads_state is not None:
+            raise NoMatchError(f"{view.names[interior.reads_state]!r} inside has a state")
+        for number in interior.on_path:
+            if number in new.open or number in interior.ends:
+                continue
+            for reader in m.readers(number):
+                if reader in interior.nodes or reader in interior.rewired:
+                    continue
+                if not self._is_harmless(number, reader):
+                    raise NoMatchError(
+                        f"{view.names[reader]!r} outside the unit reads {view.names[number]!r}"
+                    )
+
+    def _is_harmless(self, number: int, reader: int) -> bool:
+        """Whether what a node outside reads of one inside asks for no more than there is."""
+        ops = self._m.ops
+        if ops[reader] in SIZES or (ops[number] in SHAPERS and ops[reader] in SHAPERS):
+            return True
+        return self.is_idle(reader)
+
+    def is_idle(self, number: int, depth: int = _DEEPEST_IDLE) -> bool:
+        """Whether nothing comes of a node: a gradient for what needs none.
+
+        Should somebody fetch it all the same, the primitives are there still, since it reads them.
+        """
+        view = self._m.view
+        if number in self.kept or view.names[number] in view.control_readers or not depth:
+            return False
+        node_type = view.node_type(number)
+        if not node_type.layout.out_slots or _has_state(node_type):
+            return False  # the result of a function, or an op that has an effect
+        return all(self.is_idle(reader, depth - 1) for reader in self._m.readers(number))
+
+    def _inherit_controls(self, new: Replacement, interior: _Interior) -> None:
+        """Lets what takes the place of nodes wait for what they waited for.
+
+        Raises:
+            NoMatchError: nothing takes their place, or waiting would make a cycle.
+        """
+        ends = new.redirect.maps[0]
+        behind = _dependents(new)
+        for tensor, target in ends.items():
+            waits = interior.controls_of(self._m.maker(tensor))
+            heir = new.makers.get(target)
+            if waits and heir is None:
+                raise NoMatchError(f"{tensor!r} waits for {min(waits)!r}")
+            if heir is not None:
+                later = [t for t, made in ends.items() if made in behind[heir.name]]
+                self._require_no_cycle(waits, [t for t in later if t != tensor])
+                known = set(heir.input)
+                heir.input.extend(c for w in sorted(waits) if (c := f"^{w}") not in known)
+        for name, dropped in interior.dropped.items():
+            waits = {w for t in dropped for w in interior.controls_of(self._m.maker(t))}
+            if waits:
+                new.controls[name] = tuple(f"^{w}" for w in sorted(waits))
+
+    def _require_no_cycle(self, waits: Collection[str], later: Sequence[str]) -> None:
+        """Asks that nothing waited for comes of tensors that a replacement will make.
+
+        A node never comes of one that is as far from the sources of the graph as itself.
+        """
+        if not later or not waits:
+            return
+        if not self._levels:
+            self._levels = _levels(self._m.view)
+        limit = min(self._levels[self._m.maker(tensor)] for tensor in later)
+        for name in waits:
+            if self._levels[self._m.view.index[name]] >= limit:
+                raise NoMatchError(f"waiting for {name!r} could make a cycle")
+
+
+class _Interior:
+    """What a replacement makes superfluous.
+
+    Attributes:
+        nodes: the nodes that the tensors it makes anew are made with, back to what it reads.
+        on_path: those of them that are made of what it reads.
+        ends: the nodes all of whose tensors are made anew.
+        rewired: the nodes that it gives other inputs.
+        dropped: name of such a node -> what it no longer reads.
+        reads_state: a node with a state, or of a loop, whose values are read inside.
+    """
+
+    def __init__(self, m: Matcher, new: Replacement, is_boundary: bytearray) -> None:
+        """Walks back; `is_boundary` says by node where the walk ends in any case."""
+        self._m, view = m, m.view
+        redirected = new.redirect.maps[0]
+        self.rewired = {view.index[name] for name in new.inputs.maps[0]}
+        self.dropped = {
+            name: [t for t in m.inputs(view.index[name]) if t not in tensors]
+            for name, tensors in new.inputs.maps[0].items()
+        }
+        roots = [m.maker(tensor) for tensor in redirected]
+        self.ends = {n for n in roots if len(view.layout(n).out_slots) == 1}
+        roots += [m.maker(tensor) for dropped in self.dropped.values() for tensor in dropped]
+        sources = {m.maker(tensor) for tensor in new.reads()}
+        self.reads_state: int | None = None
+        feeds: dict[int, list[int]] = collections.defaultdict(list)
+        fed = []
+        pending = [number for number in roots if number not in sources]
+        if len(pending) < len(roots) and any(m.maker(t) in sources for t in redirected):
+            raise NoMatchError("the replacement reads what it is to make")
+        self.nodes = nodes = set(pending)
+        ops, makers_of = m.ops, m.makers
+        while pending:
+            number = pending.pop()
+            if ops[number] in SIZES:
+                continue
+            for maker in makers_of(number):
+                if maker in sources:
+                    fed.append(number)
+                elif not is_boundary[maker]:
+                    feeds[maker].append(number)
+                    if maker not in nodes:
+                        nodes.add(maker)
+                        pending.append(maker)
+                elif self._takes_values(number, maker):
+                    self.reads_state = maker
+            if len(nodes) > _MOST_NODES:
+                raise NoMatchError("the nodes that it would replace are too many")
+        self.on_path = set(fed)
+        while fed:
+            for reader in feeds.get(fed.pop(), ()):
+                if reader not in self.on_path:
+                    self.on_path.add(reader)
+                    fed.append(reader)
+
+    def _takes_values(self, reader: int, maker: int) -> bool:
+        """Whether more than sizes, axes and conditions goes between two nodes."""
+        view = self._m.view
+        made = [view.dtypes[vertex] for vertex in view.producers(reader)]
+        read = zip(self._m.makers(reader), made, strict=True)
+        return any(number == maker and dtype not in _WHOLE for number, dtype in read)
+
+    def waits(self) -> bool:
+        """Whether one of the nodes waits for one outside."""
+        view = self._m.view
+        return any(
+            name[0] == "^" and view.index[name[1:]] not in self.nodes
+            for number in self.nodes & view.control_ends
+            for name in view.nodes[number].input[:]
+        )
+
+    def controls_of(self, root: int) -> set[str]:
+        """The nodes outside that those waited for with which a node is made."""
+        m, view = self._m, self._m.view
+        found: set[str] = set()
+        pending, seen = [root], {root}
+        while pending:
+            number = pending.pop()
+            if number not in self.nodes:
+                continue
+            reached = m.makers(number)
+            if number in view.control_ends:
+                waits = [name[1:] for name in m.node(number).input if name[0] == "^"]
+                found.update(w for w in waits if view.index[w] not in self.nodes)
+                reached = [*reached, *(view.index[w] for w in waits)]
+            for other in reached:
+                if other not in seen:
+                    seen.add(other)
+                    pending.append(other)
+        return found
+
+
+def _is_boundary(node_type: NodeType) -> bool:
+    return _has_state(node_type) or node_type.op in (*CONTROL_FLOW, "Placeholder", ARGUMENT)
+
+
+def _has_state(node_type: NodeType) -> bool:
+    op_type = node_type.op_type
+    return op_type is None or op_type.op_def.is_stateful or node_type.is_call
+
+
+@functools.lru_cache(maxsize=1024)
+def _illegal_dtype(node_type: NodeType) -> str | None:
+    """What the op's definition has against the dtypes of a new node."""
+    op_type = node_type.op_type
+    for slot, dtype in zip(node_type.layout.slots, node_type.dtypes, strict=True):
+        if op_type is not None and slot.attr and not op_type.allows(slot, dtype):
+            return f"{node_type.op} does not compute in {_name(dtype)}"
+    return None
+
+
+def _agrees(old: Shape, new: Shape | None) -> bool:
+    if new is None or len(old) != len(new):
+        return False
+    return all(a == b or None in (a, b) for a, b in zip(old, new, strict=True))
+
+
+def _dependents(new: Replacement) -> dict[str, set[str]]:
+    """Name of a new node -> the new tensors that are made with it."""
+    of_node: dict[str, set[str]] = collections.defaultdict(set)
+    for tensor, node in new.makers.items():
+        of_node[node.name].add(tensor)
+    for node, _, _ in reversed(new.new_nodes):  # makers come before their readers
+        for tensor in node.input:
+            maker = new.makers.get(tensor)
+            if maker is not None:
+                of_node[maker.name] |= of_node[node.name]
+    return of_node
+
+
+def _levels(view: GraphView) -> list[int]:
+    """For each node the length of the longest way to it, going round no loop."""
+    makers, readers = view.order_edges
+    before, levels = Neighbours(len(view.nodes), readers, makers), [0] * len(view.nodes)
+    for number in in_order(len(view.nodes), makers, readers):
+        levels[number] = max([levels[maker] + 1 for maker in before[number]], default=0)
+    return levels
+
+
+def _name(dtype: int) -> str:
+    return types_pb2.DataType.Name(dtype)[3:].lower()  # type: ignore[no-any-return]

@@ -1,0 +1,178 @@
+"""Reading a graph by its structure: producers, readers and the few shapes of subgraph in use.
+
+Patterns match operators and the way they are joined, never names. Tensors are the names that
+nodes' inputs hold, so that two outputs of one node stay apart.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2, tensor_pb2
+from tensorflow.python.framework import tensor_util
+
+from graph_passes.ir.view import GraphView, Shape
+
+_FEW_BYTES = 64
+"""Constants of no more are mostly shapes and axes, which come again all over a graph."""
+
+
+class NoMatchError(Exception):
+    """A subgraph is not an instance of the pattern; the message says what is amiss."""
+
+
+class Matcher:
+    """Walks one graph. What is read again and again is remembered.
+
+    Attributes:
+        view: the graph.
+        ops: for each node its op.
+        op: gives a node's op type.
+        maker: gives the node that makes a tensor.
+        inputs: gives the tensors that a node reads, control inputs left out.
+        makers: gives the nodes that make these, by port.
+        readers: gives the nodes that read an output of a node, in order.
+        shape_of: gives the static shape of a tensor, None where it is not known.
+    """
+
+    def __init__(self, view: GraphView) -> None:
+        self.view = view
+        self.ops = view.op_names
+        self._starts, self._sources = view.edge_starts, view.maker_nodes.tolist()
+        self._constants: dict[int, np.ndarray] = {}
+        self._values: dict[bytes, np.ndarray] = {}
+        self.op: Callable[[int], str] = self.ops.__getitem__
+        # Bound methods of its own would keep the matcher, and the graph, from being freed at once.
+        maker = functools.cache(functools.partial(_maker, view))
+        inputs = functools.cache(_inputs(view))
+        makers = functools.partial(_makers, self._starts, self._sources, inputs, maker)
+        self.maker: Callable[[str], int] = maker
+        self.inputs: Callable[[int], list[str]] = inputs
+        self.makers: Callable[[int], list[int]] = functools.cache(makers)
+        self.readers: Callable[[int], list[int]] = functools.cache(view.reading_nodes)
+        self.shape_of: Callable[[str], Shape | None] = functools.cache(view.shape)
+
+    def node(self, number: int) -> node_def_pb2.NodeDef:
+        """A node by its number."""
+        return self.view.nodes[number]
+
+    def tensor(self, number: int, port: int) -> str:
+        """The tensor that a node reads at a port."""
+        return self.inputs(number)[port]
+
+    def source(self, number: int, port: int) -> int:
+        """The node that makes the tensor that a node reads at a port."""
+        found = self._sources[self._starts[number] + port]
+        return found if found >= 0 else self.maker(self.tensor(number, port))
+
+    def output(self, number: int) -> str:
+        """The first tensor that a node makes, as its readers write it."""
+        if not self.view.is_function:
+            return self.view.names[number]
+        op_type = self.view.op_type(number)
+        arg = op_type.op_def.output_arg[0].name if op_type else ""
+        return f"{self.view.names[number]}:{arg}:0"
+
+    def shape(self, number: int) -> Shape | None:
+        """The static shape of the first tensor that a node makes, None where it is not known."""
+        return self.shape_of(self.output(number))
+
+    def reads(self, number: int, tensor: str) -> bool:
+        """Whether a node reads a tensor."""
+        return tensor in self.inputs(number)
+
+    def expect(self, number: int, *ops: str) -> int:
+        """The same node, if its op is one of those given.
+
+        Raises:
+            NoMatchError: it is another op.
+        """
+        if self.op(number) not in ops:
+            raise NoMatchError(f"{self.node(number).name!r} is {self.op(number)}, not {ops[0]}")
+        return number
+
+    def other_input(self, number: int, tensor: str) -> str:
+        """The other of the two tensors that a commutative node reads.
+
+        Raises:
+            NoMatchError: the node does not read the tensor, or reads it twice.
+        """
+        inputs = self.inputs(number)
+        if len(inputs) != 2 or inputs.count(tensor) != 1:
+            raise NoMatchError(f"{self.node(number).name!r} does not join {tensor!r} to another")
+        return inputs[1 - inputs.index(tensor)]
+
+    def through(self, tensor: str, *ops: str) -> str:
+        """Follows a tensor back through single-input ops that only change shape."""
+        number = self.maker(tensor)
+        while self.ops[number] in ops:
+            tensor = self.tensor(number, 0)
+            number = self.source(number, 0)
+        return tensor
+
+    def is_made_by(self, tensor: str, ops: Collection[str]) -> bool:
+        """Whether an op of some types is among those that a tensor is made with."""
+        pending, seen = [self.maker(tensor)], {self.maker(tensor)}
+        while pending:
+            number = pending.pop()
+            if self.op(number) in ops:
+                return True
+            new = set(self.makers(number)) - seen
+            seen |= new
+            pending.extend(new)
+        return False
+
+    def constant(self, tensor: str) -> np.ndarray:
+        """The value of a constant tensor.
+
+        Raises:
+            NoMatchError: the tensor is not a constant.
+        """
+        number = self.expect(self.maker(tensor), "Const")
+        found = self._constants.get(number)
+        if found is None:
+            value = self.node(number).attr["value"].tensor
+            found = self._constants[number] = self._value(value)
+        return found
+
+    def _value(self, value: tensor_pb2.TensorProto) -> np.ndarray:
+        if value.ByteSize() > _FEW_BYTES:
+            return tensor_util.MakeNdarray(value)
+        content = value.SerializeToString()
+        found = self._values.get(content)
+        if found is None:
+            found = self._values[content] = tensor_util.MakeNdarray(value)
+        return found
+
+
+def _maker(view: GraphView, tensor: str) -> int:
+    found = view.index.get(tensor)  # most tensors go by the name of a node
+    return view.index[view.split(tensor)[0]] if found is None else found
+
+
+def _inputs(view: GraphView) -> Callable[[int], list[str]]:
+    if view.node_index.named_outputs:
+        nodes = view.nodes
+        return lambda number: [name for name in nodes[number].input[:] if name[0] != "^"]
+    # Names that are at hand cost less than those that protos make anew.
+    names, references = view.names, list(view.node_index.references)
+    starts, makers = view.edge_starts, view.node_index.makers
+
+    def inputs(number: int) -> list[str]:
+        read = makers[starts[number] : starts[number + 1]]
+        return [names[maker] if maker >= 0 else references[~maker] for maker in read]
+
+    return inputs
+
+
+def _makers(
+    starts: Sequence[int],
+    sources: list[int],
+    inputs: Callable[[int], list[str]],
+    maker: Callable[[str], int],
+    number: int,
+) -> list[int]:
+    found = sources[starts[number] : starts[number + 1]]
+    return [maker(tensor) for tensor in inputs(number)] if -1 in found else found

@@ -1,0 +1,87 @@
+"""What one unit wants changed in a graph."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from graph_passes.rewriter.emitter import Emitter
+
+if TYPE_CHECKING:
+    from graph_passes.rewriter.editor import GraphEdits
+
+
+class Replacement(Emitter):
+    """New nodes, tensors that come from elsewhere, and nodes with other inputs or on other lists.
+
+    Attributes:
+        accepted: what the graph's other units have changed so far.
+        view: the graph.
+        matcher: reads it.
+        redirect: tensor -> the tensor that its readers shall read instead; those of units that
+            were accepted show through.
+        inputs: node -> all its new data inputs; likewise.
+        controls: node with new inputs -> control inputs that it gets besides.
+        listed: node -> the list that it counts as being on.
+        open: nodes that the unit leaves in place for readers outside.
+    """
+
+    def __init__(self, edits: GraphEdits, like: int, stem: str = "") -> None:
+        """Starts a replacement.
+
+        Args:
+            edits: those of the graph.
+            like: the node that is replaced, whose device and colocation new nodes have.
+            stem: what names of new nodes begin with; the name of that node by default.
+        """
+        self.accepted, self.view, self.matcher = edits, edits.view, edits.matcher
+        self.redirect = collections.ChainMap[str, str]({}, edits.redirect)
+        self.inputs = collections.ChainMap[str, Sequence[str]]({}, edits.inputs)
+        self.controls: dict[str, Sequence[str]] = {}
+        self.listed: dict[str, str] = {}
+        self.open: set[int] = set()
+        super().__init__(
+            edits.view.nodes[like],
+            nodes=edits.owner.node,
+            known=edits.view.index,
+            taken=edits.taken,
+            fact=edits.fact,
+            is_function=edits.view.is_function,
+            has_frames="Enter" in edits.view.ops,
+            stem=stem,
+        )
+
+    def reads(self) -> set[str]:
+        """The tensors of the graph that take part in the replacement."""
+        read = self.read.union(self.redirect.maps[0].values(), *self.inputs.maps[0].values())
+        made, earlier = self.made, self.accepted.made
+        return {tensor for tensor in read if tensor not in made and tensor not in earlier}
+
+    @property
+    def edits_graph(self) -> bool:
+        """Whether it changes more than lists."""
+        return bool(self.redirect.maps[0] or self.inputs.maps[0])
+
+    def replace(self, number: int, tensor: str) -> None:
+        """Lets what reads a node's first output read another tensor."""
+        self.redirect[self.matcher.output(number)] = tensor
+
+    def shaped_as(self, tensor: str, made: str) -> str:
+        """What stands for a tensor, reshaped to its static shape unless all its readers do that."""
+        shape, own, m = self.view.shape(tensor), self.fact(made).shape, self.matcher
+        if shape is None or own is None or len(shape) == len(own) or None in shape:
+            return made
+        if all(m.op(reader) == "Reshape" for reader in m.readers(m.maker(tensor))):
+            return made
+        return self.reshape(made, shape, name="shaped")
+
+    def take_shapes_of(self, tensor: str, nodes: Iterable[int]) -> None:
+        """Lets what asks for the shape of one of some nodes ask a tensor of the same shape."""
+        m, shape = self.matcher, self.view.shape(tensor)
+        if shape is None or "Shape" not in self.view.ops:
+            return
+        for number in nodes:
+            asking = [reader for reader in m.readers(number) if m.op(reader) == "Shape"]
+            if asking and self.view.shape(m.output(number)) == shape:
+                self.inputs.update((m.node(reader).name, [tensor]) for reader in asking)

@@ -1,0 +1,239 @@
+"""Replacing parts of a graph: new nodes in, tensors redirected, what nobody reads out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+
+import numpy as np
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+from graph_passes.ir.eligibility import node_name, numbers_of
+from graph_passes.ir.view import ARGUMENT, COLOCATION, RESULT, GraphView, Shape
+from graph_passes.ops.node_types import NodeType
+
+_AT = "loc:@"
+
+
+def replace_tensors(
+    view: GraphView,
+    *,
+    redirect: Mapping[str, str],
+    inputs: Mapping[str, Sequence[str]],
+    controls: Mapping[str, Sequence[str]],
+    new_nodes: Sequence[node_def_pb2.NodeDef],
+    unread: Unread,
+    shapes: Mapping[str, Sequence[Shape | None]],
+) -> GraphView:
+    """A graph in which tensors come from elsewhere.
+
+    Args:
+        view: the graph; it is not changed.
+        redirect: tensor -> the tensor that its readers shall read instead.
+        inputs: node -> all its new data inputs.
+        controls: one of these nodes -> control inputs that it gets besides those it has.
+        new_nodes: nodes to add; their inputs are redirected too.
+        unread: finds what nothing reads, and knows what must stay.
+        shapes: name of a new node -> static shapes of its outputs.
+
+    Returns:
+        The view of the new graph, which shares with the old one the nodes that are as they were.
+        Nodes that made redirected tensors or fed replaced inputs, and that nothing reads any more,
+        are gone with all that only they read.
+
+    Raises:
+        InvalidGraphError: a name is used twice, or an input names no tensor.
+    """
+    orphans = {view.split(tensor)[0] for tensor in redirect}
+    touched = {view.index[name] for name in inputs}
+    for name in orphans:
+        touched.update(view.reading_nodes(view.index[name]))
+    # What a tensor is redirected to has readers that its view does not know of.
+    targets = (view.index.get(view.split(tensor)[0]) for tensor in redirect.values())
+    kept = {number for number in targets if number is not None}
+    reads: dict[int, list[str]] = {}  # by changed nodes
+    for number in touched:
+        node = view.nodes[number]
+        read = node.input[:]
+        given = inputs.get(node.name)
+        if given is not None:
+            orphans.update(node_name(name) for name in read if name[0] != "^")
+            waits = dict.fromkeys(name for name in read if name[0] == "^")
+            waits.update(dict.fromkeys(controls.get(node.name, ())))
+            read = [*given, *waits]
+        elif redirect.keys().isdisjoint(read):
+            continue
+        reads[number] = [redirect.get(name, name) for name in read]
+    added = [node.input[:] for node in new_nodes]
+    for node, read in zip(new_nodes, added, strict=True):
+        if not redirect.keys().isdisjoint(read):
+            read[:] = [redirect.get(name, name) for name in read]
+            node.input[:] = read
+    dead = unread.after(reads, added, kept, orphans)
+    owner = graph_pb2.GraphDef()  # messages of one owner share memory
+    changed = {
+        number: _with_inputs(owner, view.nodes[number], read)
+        for number, read in reads.items()
+        if number not in dead
+    }
+    if dead:
+        heirs = {view.split(old)[0]: node_name(new) for old, new in redirect.items()}
+        gone = {view.names[number]: heirs.get(view.names[number], "") for number in dead}
+        for number in view.located:
+            node = view.nodes[number]
+            if number not in dead and _is_beside(node, gone):
+                if number not in changed:
+                    changed[number] = owner.node.add()
+                    changed[number].CopyFrom(node)
+                _move(changed[number], gone)
+        for node in new_nodes:
+            if COLOCATION in node.attr:
+                _move(node, gone)
+    nodes, moved, anew = _assemble(view, changed, new_nodes, dead)
+    return view.edited(nodes, moved, anew, shapes)
+
+
+def _is_beside(node: node_def_pb2.NodeDef, gone: Container[str]) -> bool:
+    """Whether a node is placed with one that is gone."""
+    return any(place.decode().removeprefix(_AT) in gone for place in node.attr[COLOCATION].list.s)
+
+
+def _move(node: node_def_pb2.NodeDef, gone: Mapping[str, str]) -> None:
+    """Places a node with what stands for nodes that are gone, "" for nothing."""
+    places = node.attr[COLOCATION].list.s
+    names = [place.decode().removeprefix(_AT) for place in places]
+    now = dict.fromkeys(gone.get(name, name) for name in names)
+    now.pop("", None)
+    now.pop(node.name, None)
+    if now:
+        places[:] = [f"{_AT}{name}".encode() for name in now]
+    else:
+        del node.attr[COLOCATION]
+
+
+def _with_inputs(
+    owner: graph_pb2.GraphDef, node: node_def_pb2.NodeDef, inputs: Sequence[str]
+) -> node_def_pb2.NodeDef:
+    """A copy of a node that reads other tensors, perhaps fewer."""
+    new = owner.node.add()
+    new.CopyFrom(node)
+    new.input[:] = inputs
+    if node.op == "AddN":
+        new.attr["N"].i = sum(name[0] != "^" for name in inputs)
+    return new
+
+
+def _assemble(
+    view: GraphView,
+    changed: Mapping[int, node_def_pb2.NodeDef],
+    new_nodes: Sequence[node_def_pb2.NodeDef],
+    dead: Collection[int],
+) -> tuple[list[node_def_pb2.NodeDef], np.ndarray, list[int]]:
+    """What is left of a graph, with its changed and its new nodes, as `GraphView.edited` takes it.
+
+    New nodes stand behind the others, but before the results of a function.
+    """
+    alive = np.ones(len(view.nodes), bool)
+    alive[list(dead)] = False
+    moved = np.where(alive, np.cumsum(alive, dtype=np.int32) - 1, -1)
+    end = len(view.nodes) - len(view.of_op(RESULT) if view.is_function else ())
+    moved[end:] += len(new_nodes)
+    first_new = int(np.count_nonzero(alive[:end]))
+    all_nodes = list(view.nodes)
+    for number, node in changed.items():
+        all_nodes[number] = node
+    nodes = list(itertools.compress(all_nodes, alive.tobytes()))
+    nodes[first_new:first_new] = new_nodes
+    anew = [*moved[list(changed)].tolist(), *range(first_new, first_new + len(new_nodes))]
+    return nodes, moved, sorted(anew)
+
+
+class Unread:
+    """Finds nodes of which nothing comes: no effect, no result, and none that must stay.
+
+    Args:
+        view: the graph.
+        kept: numbers of nodes that must stay.
+    """
+
+    def __init__(self, view: GraphView, kept: Collection[int]) -> None:
+        self._view = view
+        self._starts, self._makers = view.edge_starts, view.maker_nodes
+        stays = np.array([_has_effect(node_type) for node_type in view.node_types])[
+            np.asarray(view.node_type_of)
+        ]
+        stays[list(kept)] = True
+        makers = np.asarray(self._makers)
+        # How often a node that stays reads each node, control inputs included. One that stays in
+        # any case counts as read once more, as does the maker of number -1, which is not known.
+        self._uses = np.bincount(makers + 1, minlength=len(view.nodes) + 1)
+        self._uses = np.roll(self._uses, -1)
+        self._uses[:-1] += stays
+        self._uses[-1] += len(makers) + 1
+        for name, waiting in view.control_readers.items():
+            if name in view.index:
+                self._uses[view.index[name]] += len(waiting)
+
+    def now(self) -> set[int]:
+        """Those of the graph as it is, by number."""
+        return self._behind(np.flatnonzero(self._uses == 0).tolist(), self._uses.tolist(), {})
+
+    def after(
+        self,
+        reads: Mapping[int, Sequence[str]],
+        added: Iterable[Sequence[str]],
+        kept: Iterable[int],
+        orphans: Collection[str],
+    ) -> set[int]:
+        """Those among some nodes, and among what only they read, once the graph is edited.
+
+        Args:
+            reads: number of a changed node -> what it reads then.
+            added: what each new node reads.
+            kept: numbers of more nodes that must stay.
+            orphans: names of the nodes to begin with.
+        """
+        uses: list[int] = self._uses.tolist()
+        for number in kept:
+            uses[number] += 1
+        for number, then in reads.items():
+            for read in self._read_before(number):
+                uses[read] -= 1
+            for read in numbers_of(self._view, then):
+                uses[read] += 1
+        for names in added:
+            for read in numbers_of(self._view, names):
+                uses[read] += 1
+        orphaned = numbers_of(self._view, orphans)
+        return self._behind([number for number in orphaned if not uses[number]], uses, reads)
+
+    def _behind(
+        self, pending: list[int], uses: list[int], reads: Mapping[int, Sequence[str]]
+    ) -> set[int]:
+        dead: set[int] = set()
+        while pending:
+            number = pending.pop()
+            dead.add(number)
+            then = reads.get(number)
+            for read in self._read_before(number) if then is None else numbers_of(self._view, then):
+                uses[read] -= 1
+                if not uses[read]:
+                    pending.append(read)
+        return dead
+
+    def _read_before(self, number: int) -> Sequence[int]:
+        """The nodes that a node read before the edits, each as often as it did."""
+        read = self._makers[self._starts[number] : self._starts[number + 1]]
+        if number not in self._view.control_ends:
+            return read
+        names = self._view.nodes[number].input[:]
+        return [*read, *numbers_of(self._view, [n for n in names if n[0] == "^"])]
+
+
+def _has_effect(node_type: NodeType) -> bool:
+    return (
+        node_type.op_type is None
+        or node_type.op_type.op_def.is_stateful
+        or node_type.op in ("Placeholder", ARGUMENT, RESULT)
+        or node_type.is_call  # it may have an effect inside
+    )

@@ -1,0 +1,165 @@
+"""Both forms of GELU, and their gradients.
+
+    tanh form:  0.5 * x * (1 + Tanh(c * (x + b * Pow(x, 3))))      gradient: Pow(x, 2)
+    erf form:   0.5 * x * Erfc(-x / sqrt(2)), or 1 + Erf           gradient: Exp(-Square(v))
+
+Pow, Square and Exp are denied, and with them all that is behind, the next matrix product's operand
+included. Here they do no harm:
+
+- Rounding. With everything in the target dtype, values and gradients are within 5 and 8 units of
+  2^-9 (bfloat16) or within 9 and 9 units of 2^-12 (float16) on [-12, 12], where float32 inside and
+  one rounding at the end give 4 and 2: a few roundings of a number near 1. Exp(-v^2) turns the
+  rounding of v into at most 2 v^2 Exp(-v^2) < 0.74 times as much.
+- Range, tanh form. float16 overflows at |x| = 40, and the gradient multiplies infinity by 0. In
+  float16 the powers read x clamped to `CLAMP`. Beyond it, the tanh is at least that of
+  c * (10 + b * 1000) > 43, which is exactly 1 in float32 already, and its slope exactly 0: neither
+  the value nor the gradient changes. bfloat16 has float32's range.
+- Range, erf form. v^2 may overflow to infinity; then Exp(-v^2) is 0, as it is in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.replacement import Replacement
+from graph_passes.rewriter.search import ADDS
+
+RULE = "gelu"
+CLAMP = 10.0
+"""How far from 0 the argument of the powers may be in float16: 10^3 is well within its range."""
+
+_INNER = 0.044715
+_OUTER = float(np.sqrt(2 / np.pi))
+
+
+def lower_tanh_gelus(edits: GraphEdits, *, clamp: bool) -> None:
+    """Lets the powers of GELUs go low.
+
+    Args:
+        edits: receives the replacements and the near misses.
+        clamp: whether powers could leave the range of the target dtype.
+    """
+    for number in edits.view.of_op("Tanh"):
+        edits.propose(RULE, number, lambda new, n=number: _lower_powers(new, n, clamp=clamp))  # type: ignore[misc]
+
+
+def lower_erf_gelus(edits: GraphEdits, erfs: Collection[int]) -> None:
+    """Lets the exponentials in gradients of GELUs go low.
+
+    Args:
+        edits: receives the lists and the near misses.
+        erfs: the Erf and Erfc nodes, by number.
+    """
+    for number in erfs:
+        edits.propose(RULE, number, lambda new, n=number: _lower_exponential(new, n))  # type: ignore[misc]
+
+
+def _lower_powers(new: Replacement, tanh: int, *, clamp: bool) -> None:
+    m = new.matcher
+    cube = _cube_in(m, tanh)
+    if cube is None:
+        return
+    x, exponent = m.inputs(cube)
+    if len(_value_readers(m, cube)) != 1:
+        raise NoMatchError("more than the tanh reads the cube")
+    squares = [n for n in m.readers(m.maker(x)) if _is_slope_of(m, n, x, exponent)]
+    powers = [cube, *squares]
+    for number in squares:
+        if any(m.op(reader) != "Mul" for reader in _value_readers(m, number)):
+            raise NoMatchError("more than a product reads the square")
+    for number in powers:
+        if number in new.accepted.kept:
+            raise NoMatchError(f"{m.node(number).name!r} is to be preserved")
+    names = [m.node(number).name for number in powers]
+    if clamp and names[0] not in new.inputs:
+        clamped = _clamped(new, cube, x)
+        for number, name in zip(powers, names, strict=True):
+            new.inputs[name] = (clamped, m.tensor(number, 1))
+    new.listed.update(dict.fromkeys(names, "infer"))
+
+
+def _value_readers(m: Matcher, number: int) -> list[int]:
+    """The readers of a node that ask for more than its shape."""
+    return [reader for reader in m.readers(number) if m.op(reader) not in ("Shape", "ShapeN")]
+
+
+def _cube_in(m: Matcher, tanh: int) -> int | None:
+    """The cube in tanh(c * (x + b * x^3)); None where a tanh is of something else."""
+    total = _scaled(m, m.tensor(tanh, 0), _OUTER)
+    if total is None or m.op(m.maker(total)) not in ADDS:
+        return None
+    operands = m.inputs(m.maker(total))
+    for x, cubic in (operands, operands[::-1]):
+        cube = _scaled(m, cubic, _INNER)
+        if cube is None:
+            continue
+        number = m.maker(cube)
+        if m.op(number) != "Pow":
+            raise NoMatchError(f"the cube is made by {m.op(number)}, not by Pow")
+        if m.tensor(number, 0) != x or _number(m, m.tensor(number, 1)) != 3:
+            raise NoMatchError("the power inside the tanh is not the cube of what it is added to")
+        return number
+    return None
+
+
+def _scaled(m: Matcher, tensor: str, factor: float) -> str | None:
+    """What a product multiplies by a constant factor; None where it is no such product."""
+    number = m.maker(tensor)
+    if m.op(number) != "Mul":
+        return None
+    operands = m.inputs(number)
+    for constant, other in (operands, operands[::-1]):
+        value = _number(m, constant)
+        if value is not None and abs(value / factor - 1) < 1e-2:
+            return other
+    return None
+
+
+def _number(m: Matcher, tensor: str) -> float | None:
+    """The value of a constant with one element, or of the difference of two; None otherwise."""
+    number = m.maker(tensor)
+    if m.op(number) == "Const":
+        value = m.constant(tensor)
+        return float(value.ravel()[0]) if value.size == 1 else None
+    if m.op(number) == "Sub":
+        whole, part = (_number(m, operand) for operand in m.inputs(number))
+        return None if whole is None or part is None else whole - part
+    return None
+
+
+def _is_slope_of(m: Matcher, number: int, x: str, exponent: str) -> bool:
+    """Whether a node is the Pow(x, 2) that the gradient of Pow(x, 3) makes."""
+    if m.op(number) != "Pow" or m.tensor(number, 0) != x:
+        return False
+    lowered = m.tensor(number, 1)
+    if m.op(m.maker(lowered)) == "Sub" and m.tensor(m.maker(lowered), 0) != exponent:
+        return False
+    return _number(m, lowered) == 2
+
+
+def _clamped(new: Replacement, cube: int, x: str) -> str:
+    new.stem = f"{new.view.names[cube]}/clamped"
+    bounds = [
+        new.constant(bound, name=side, beside=x)
+        for side, bound in (("least", -CLAMP), ("most", CLAMP))
+    ]
+    made: str = new.op.ClipByValue(x, *bounds, name="")
+    return made
+
+
+def _lower_exponential(new: Replacement, erf: int) -> None:
+    """Lists Exp(-v^2) in the gradient of Erf(v) or Erfc(v)."""
+    m = new.matcher
+    v = m.tensor(erf, 0)
+    for square in m.readers(m.maker(v)):
+        if m.op(square) != "Square" or m.tensor(square, 0) != v:
+            continue
+        negated = m.readers(square)
+        exponentials = [n for number in negated for n in m.readers(number)]
+        if [m.op(n) for n in negated] != ["Neg"] or [m.op(n) for n in exponentials] != ["Exp"]:
+            raise NoMatchError("the square is not only negated and taken to a power of e")
+        new.listed.update((m.node(n).name, "infer") for n in (square, exponentials[0]))

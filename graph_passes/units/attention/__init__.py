@@ -1,0 +1,1 @@
+"""Masks of attention, and the sum in the gradient of a softmax."""

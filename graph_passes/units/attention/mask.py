@@ -1,0 +1,223 @@
+"""Masks of attention whose large negative number float16 cannot hold.
+
+A mask takes positions out of a softmax by putting a number in their place, or adding one, that is
+so far below all others that its exponential is 0:
+
+    Softmax(Select(mask, scores, -1e9))            Softmax(scores + (1 - mask) * -1e9)
+
+float16 ends at -65504. A number within its range does the same to a softmax, as long as the scores
+of one row are less than `REPLACED` (or `ADDED`) apart; in bfloat16 there is nothing to do. It stays
+finite even where three masks are added to one another, so a row in which every position is masked
+gives no NaN. In such a row, softmax over -1e9 is uniform in float32, since -1e9 swallows the
+scores; in float16 it is uniform where the number replaces the scores, and nearly so where it is
+added to scores within 8 of 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from tensorflow.python.framework import dtypes
+
+from graph_passes.ops.float_range import LARGEST
+from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.replacement import Replacement
+from graph_passes.rewriter.search import ADDS, SHAPERS
+
+RULE = "attention-mask"
+REPLACED = 30000.0
+"""How far below 0 what replaces a masked score is, as Keras chooses for float16."""
+ADDED = 20000.0
+"""How far below 0 what is added to a masked score is: three of them are within float16."""
+LONGEST_WAY = 16
+"""Ops between a mask's constant and its softmax that are looked through."""
+MOST_OPS = 64
+"""Ops that are looked at for one softmax."""
+
+_SELECTS = ("SelectV2", "Select")
+_MOVES = (*SHAPERS, "Transpose")
+_SPREADS = ("BroadcastTo", "Tile")
+_SIZES = ("Shape", "ShapeN", "Size", "Rank")
+_PICKS = ("StridedSlice", "Slice", "GatherV2", "MatrixBandPart", *_SPREADS, *_MOVES)
+_JOINS = ("Mul", "Maximum", "Minimum")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mask:
+    """A constant that takes positions out of a softmax.
+
+    Attributes:
+        reader: node that reads it.
+        port: where.
+        bound: the least value that it may have, or the largest where that is positive.
+    """
+
+    reader: int
+    port: int
+    bound: float
+
+
+def bound_masks(edits: GraphEdits) -> None:
+    """Puts numbers that float16 holds in the place of those in masks of softmaxes.
+
+    Args:
+        edits: receives the replacements and the near misses.
+    """
+    search = _MaskSearch(edits)
+    for number in edits.view.of_op("Softmax"):
+        search.follow(number)
+    for mask in search.closed():
+        edits.propose(RULE, mask.reader, lambda new, mask=mask: _bound(new, mask))  # type: ignore[misc]
+
+
+def _bound(new: Replacement, mask: _Mask) -> None:
+    m, name = new.matcher, new.view.names[mask.reader]
+    old = m.tensor(mask.reader, mask.port)
+    clip = np.maximum if mask.bound < 0 else np.minimum
+    value = clip(m.constant(old), np.float32(mask.bound))
+    inputs = list(new.inputs.get(name, m.inputs(mask.reader)))
+    inputs[mask.port] = new.constant(value, name=f"mask_{mask.port}", beside=old)
+    new.inputs[name] = inputs
+
+
+class _MaskSearch:
+    """Follows the inputs of softmaxes back to the constants of masks."""
+
+    def __init__(self, edits: GraphEdits) -> None:
+        self.m, self._edits = edits.matcher, edits
+        self._masks: dict[tuple[int, int], _Mask] = {}
+        # Each node on a way from a mask to a softmax -> the nodes that it feeds on such ways.
+        self._feeds: dict[int, set[int]] = {}
+        self._conflicts: set[int] = set()
+        self._left = 0
+
+    def follow(self, softmax: int) -> None:
+        """Finds the masks of one softmax."""
+        self._left = MOST_OPS
+        for mask, way in self._search(self.m.tensor(softmax, 0), -1.0, (softmax,)):
+            known = self._masks.setdefault((mask.reader, mask.port), mask)
+            if known != mask:
+                self._conflicts.add(mask.reader)
+            for reader, node in itertools.pairwise(way):
+                self._feeds.setdefault(node, set()).add(reader)
+
+    def _search(
+        self, tensor: str, sign: float, way: tuple[int, ...], *, added: bool = False
+    ) -> Iterator[tuple[_Mask, tuple[int, ...]]]:
+        """The masks in what makes a tensor, each with the nodes on the way back to it."""
+        m = self.m
+        number = m.maker(tensor)
+        op, way = m.op(number), (*way, number)
+        self._left -= 1
+        if len(way) > LONGEST_WAY or self._left < 0:
+            return  # what is not found counts as a leak of the masks on other ways
+        ports: tuple[int, ...] = ()
+        if op in _MOVES or op in _SPREADS:
+            ports = (0,)
+        elif op == "Fill":
+            ports = (1,)
+        elif op in _SELECTS:
+            ports = (1, 2)
+        elif op in (*ADDS, "Sub"):
+            ports, added = (0, 1), True
+        elif op == "Mul" and added:
+            ports = self._factor(number)
+        for port in ports:
+            towards = -sign if op == "Sub" and port == 1 else sign
+            operand = m.tensor(number, port)
+            if m.op(m.maker(operand)) != "Const":
+                yield from self._search(operand, towards, way, added=added)
+            elif self._is_beyond(operand, towards * (REPLACED if added else LARGEST)):
+                yield _Mask(number, port, towards * (ADDED if added else REPLACED)), way
+
+    def _is_beyond(self, tensor: str, limit: float) -> bool:
+        """Whether a constant goes beyond a limit, and not to infinity."""
+        value = self.m.constant(tensor)
+        if value.dtype != np.float32 or not value.size:
+            return False
+        far = float(value.min() if limit < 0 else value.max())
+        return bool(np.isfinite(far)) and far / limit > 1
+
+    def _factor(self, number: int) -> tuple[int, ...]:
+        """The port of the constant that a mask of zeros and ones is multiplied by, if any."""
+        m = self.m
+        for port in (0, 1):
+            if m.op(m.source(number, port)) == "Const":
+                if _is_indicator(m, m.tensor(number, 1 - port)):
+                    return (port,)
+                value = m.constant(m.tensor(number, port))
+                if value.size == 1 and abs(float(value)) > REPLACED:
+                    self._edits.miss(
+                        number, "nothing shows that the mask holds zeros and ones only"
+                    )
+        return ()
+
+    def closed(self) -> list[_Mask]:
+        """The masks that reach nothing but softmaxes."""
+        feeders: dict[int, list[int]] = {}
+        for node, readers in self._feeds.items():
+            for reader in readers:
+                feeders.setdefault(reader, []).append(node)
+        leaking = [node for node in self._feeds if node in self._conflicts or self._leak(node)]
+        pending = list(leaking)
+        while pending:
+            for node in feeders.get(pending.pop(), ()):
+                if node not in leaking:
+                    leaking.append(node)
+                    pending.append(node)
+        return [mask for mask in self._masks.values() if mask.reader not in leaking]
+
+    def _leak(self, number: int) -> bool:
+        m = self.m
+        if number in self._edits.kept:
+            self._edits.miss(number, f"{m.node(number).name!r} is to be preserved")
+            return True
+        for reader in m.readers(number):
+            if reader not in self._feeds[number] and m.op(reader) not in _SIZES:
+                self._edits.miss(number, f"{m.node(reader).name!r} reads the masked scores as well")
+                return True
+        return False
+
+
+def _is_indicator(matcher: Matcher, tensor: str) -> bool:
+    """Whether a float32 tensor holds zeros and ones: made from booleans or whole numbers."""
+    pending, seen = [tensor], 0
+    while pending and seen <= LONGEST_WAY:
+        seen += 1
+        tensor = pending.pop()
+        number = matcher.maker(tensor)
+        op = matcher.op(number)
+        if op == "Const":
+            if not np.isin(matcher.constant(tensor), (0, 1)).all():
+                return False
+        elif op == "Cast":
+            view = matcher.view
+            made = view.dtypes[view.sources[view.edge_starts[number]]]
+            if not _is_whole(made):
+                pending.append(matcher.tensor(number, 0))
+        elif op in _PICKS:
+            pending.append(matcher.tensor(number, 0))
+        elif op in _JOINS:
+            pending.extend(matcher.inputs(number))
+        elif op == "Fill":
+            pending.append(matcher.tensor(number, 1))
+        elif op == "Sub":
+            whole, part = matcher.inputs(number)
+            try:
+                if float(matcher.constant(whole)) != 1.0:
+                    return False
+            except (NoMatchError, TypeError, ValueError):
+                return False
+            pending.append(part)
+        elif op not in ("OnesLike", "ZerosLike"):
+            return False
+    return not pending
+
+
+def _is_whole(dtype: int) -> bool:
+    known = dtypes.as_dtype(dtype)
+    return known.is_bool or known.is_integer

@@ -1,0 +1,211 @@
+"""All patterns, applied to one graph before it is painted."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping
+
+from graph_passes.ir.copying import Proto, copy_graph
+from graph_passes.ir.eligibility import find_ineligible
+from graph_passes.ir.view import GraphView, Shape
+from graph_passes.ops.kernels import kernel_support
+from graph_passes.policy.config import PrecisionConfig
+from graph_passes.policy.op_lists import load_op_lists
+from graph_passes.rewriter.editor import GraphEdits, NearMiss
+from graph_passes.units.activation import gelu, softmax
+from graph_passes.units.attention import mask, softmax_gradient
+from graph_passes.units.float32_units import Float32Unit, keep_inside
+from graph_passes.units.normalization.fused_batch_norm import (
+    MIN_EPSILON,
+    fuse_batch_norms,
+    has_fused_kernels,
+)
+from graph_passes.units.normalization.fused_batch_norm import RULE as BATCH_NORM
+from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
+from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
+from graph_passes.units.normalization.norms import CENTRED, UNCENTRED
+from graph_passes.units.reduction import bias_sums, broadcast_sums, dead_sums, gradient_sums
+from graph_passes.units.reduction.converted_products import ConvertedProducts
+from graph_passes.units.reduction.ones_product import ones_products_pay
+from graph_passes.units.unit_pass import UnitPass, UnitSearch
+
+
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """The outcome of looking for units.
+
+    Attributes:
+        original: the graph that was searched.
+        view: the view of the new graph, that of the original where nothing was replaced.
+        units: "rule: node" of each subgraph that was replaced.
+        misses: what came close.
+        shapes: static shapes of the outputs of new nodes.
+        node_lists: node -> the list that it counts as being on, as in `GraphEdits`.
+    """
+
+    original: Proto  # type: ignore[valid-type]
+    view: GraphView
+    units: tuple[str, ...] = ()
+    misses: tuple[NearMiss, ...] = ()
+    shapes: Mapping[str, tuple[Shape | None, ...]] = dataclasses.field(default_factory=dict)
+    node_lists: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def proto(self) -> Proto:  # type: ignore[type-var]
+        """The new graph, the original where nothing was replaced."""
+        return copy_graph(self.original, self.view) if self.view.is_edited else self.original
+
+
+def find_units(
+    proto: Proto, view: GraphView, config: PrecisionConfig, preserve: Collection[str]
+) -> Fusion:
+    """Replaces the subgraphs that the patterns in force recognize.
+
+    Nothing is done in a graph without an op of the allow list: there is nothing to gain.
+
+    Args:
+        proto: the GraphDef or FunctionDef; it is not changed.
+        view: its view.
+        config: says which patterns are in force.
+        preserve: names of nodes or tensors that must stay.
+
+    Returns:
+        The new graph, what was replaced, and near misses.
+    """
+    lists = load_op_lists(config)
+    if config.parity or not any(lists.list_of(op) == "allow" for op in view.ops):
+        return Fusion(proto, view)
+    effects: Collection[str] = proto.control_ret.values() if view.is_function else ()
+    edits = GraphEdits(view, (*preserve, *effects))
+    search = UnitSearch(edits, config, lists, kernel_support(config.device, config.target))
+    for each in UNIT_PASSES:
+        if config.has_rule(each.rule) and not view.ops.isdisjoint(each.ops):
+            each.run(search)
+    keep_inside(edits, search.in_float32)
+    if not edits.units:
+        return Fusion(proto, view, misses=tuple(edits.misses))
+    new = edits.apply()
+    node_lists = {n: where for n, where in edits.listed.items() if n in new.index}
+    return Fusion(proto, new, tuple(edits.units), tuple(edits.misses), edits.shapes, node_lists)
+
+
+def _fuse_batch_norms(search: UnitSearch) -> None:
+    left = fuse_batch_norms(
+        search.edits,
+        least_epsilon=MIN_EPSILON[search.config.device],
+        has_kernels=has_fused_kernels(search.support),
+        fold=search.is_bfloat16_cpu,
+        products=search.lists.ops("allow"),
+    )
+    _keep_exact(search, left)
+
+
+def _find_softmaxes(search: UnitSearch) -> None:
+    _keep_exact(search, softmax.find_softmaxes(search.edits))
+
+
+def _keep_exact(search: UnitSearch, units: list[Float32Unit]) -> None:
+    search.in_float32 += units
+    search.exact.update(number for unit in units for number in unit.inside)
+
+
+def _fuse_layer_norms(search: UnitSearch) -> None:
+    config = search.config
+    # A compiler that fuses element-wise ops has no use for fused kernels.
+    if config.device == "GPU" and not config.fused and has_fused_kernels(search.support):
+        search.norms[:] = fuse_layer_norms(search.edits, search.norms)
+
+
+def _keep_norms(rule: str, search: UnitSearch) -> None:
+    search.in_float32 += [
+        Float32Unit(rule, norm.forward.output, norm.inside)
+        for norm in search.norms
+        if norm.rule == rule
+    ]
+
+
+def _use_bias_gradients(search: UnitSearch) -> None:
+    if search.infers("BiasAddGrad"):
+        bias_sums.use_bias_gradients(search.edits, search.exact)
+
+
+def _multiply_by_ones(search: UnitSearch) -> None:
+    edits, lists, config = search.edits, search.lists, search.config
+    if ones_products_pay(config, lists):
+        ineligible = {*find_ineligible(edits.view, (), config), *edits.kept}
+        products = ConvertedProducts(edits.matcher, lists, search.support, ineligible)
+        bias_sums.multiply_by_ones(edits, search.exact, products)
+
+
+def _bound_masks(search: UnitSearch) -> None:
+    if search.is_float16 and search.infers("Softmax"):
+        mask.bound_masks(search.edits)
+
+
+def _lower_softmax_gradients(search: UnitSearch) -> None:
+    if search.infers("Softmax"):
+        softmax_gradient.lower_softmax_gradients(
+            search.edits, search.lists, adds_up_in_float32=search.is_bfloat16_cpu
+        )
+
+
+def _lower_gelus(search: UnitSearch) -> None:
+    if search.infers("Tanh"):
+        gelu.lower_tanh_gelus(search.edits, clamp=search.is_float16)
+    erfs = [op for op in ("Erf", "Erfc") if search.infers(op)]
+    gelu.lower_erf_gelus(search.edits, search.edits.view.of_op(*erfs))
+
+
+def _pass_unread_sums(search: UnitSearch) -> None:
+    dead_sums.pass_unread_sums(search.edits, search.lists.ops("deny"))
+
+
+def _run(write: Callable[[GraphEdits], None]) -> Callable[[UnitSearch], None]:
+    return lambda search: write(search.edits)
+
+
+UNIT_PASSES = (
+    UnitPass(BATCH_NORM, _fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
+    UnitPass(softmax.RULE, _find_softmaxes, ops=("Log",), ensures=("exact sums",)),
+    UnitPass(FUSED_LAYER_NORM, _fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
+    UnitPass(
+        CENTRED,
+        functools.partial(_keep_norms, CENTRED),
+        ops=("Rsqrt",),
+        requires=("fused norms",),
+    ),
+    UnitPass(UNCENTRED, functools.partial(_keep_norms, UNCENTRED), ops=("Rsqrt",)),
+    UnitPass(
+        broadcast_sums.RULE,
+        _run(broadcast_sums.leave_out_idle_sums),
+        ops=("BroadcastGradientArgs",),
+        requires=("fused norms",),
+        ensures=("idle sums",),
+    ),
+    UnitPass(
+        gradient_sums.RULE,
+        _run(gradient_sums.merge_weight_gradients),
+        ops=("Sum",),
+        requires=("idle sums",),
+    ),
+    UnitPass(
+        bias_sums.BIAS_GRADIENT,
+        _use_bias_gradients,
+        ops=("Sum",),
+        requires=("exact sums", "fused norms", "idle sums"),
+    ),
+    UnitPass(
+        bias_sums.ONES_PRODUCT,
+        _multiply_by_ones,
+        ops=("Sum", "BiasAddGrad"),
+        requires=("exact sums", "fused norms", "idle sums"),
+    ),
+    UnitPass(mask.RULE, _bound_masks, ops=("Softmax",)),
+    UnitPass(
+        softmax_gradient.RULE, _lower_softmax_gradients, ops=("Softmax",), requires=("idle sums",)
+    ),
+    UnitPass(gelu.RULE, _lower_gelus, ops=("Tanh", "Erf", "Erfc"), ensures=("lists",)),
+    UnitPass(dead_sums.RULE, _pass_unread_sums, ops=("Sum", "Mean"), requires=("lists",)),
+)
+"""The passes in the order in which they run; what a pass requires, passes before it ensure."""

@@ -1,0 +1,1 @@
+"""Batch, layer, group and root-mean-square normalization, forward and gradient."""

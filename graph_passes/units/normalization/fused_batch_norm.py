@@ -1,0 +1,260 @@
+"""Puts TensorFlow's fused kernels in the place of batch normalizations written in primitives.
+
+`FusedBatchNormV3` takes and gives the target dtype while it keeps scale, offset and statistics in
+float32 inside, so no float32 island is left between two convolutions. A missing scale is a constant
+of ones, a missing offset one of zeros; nothing reads their gradients. What the fused op cannot
+stand for, by its epsilon or by what is read inside, stays in primitives as a unit in float32; and
+so does the normalization of data, since rounding would come before the mean is subtracted.
+
+With stored statistics, the forward half may go into the convolution before it (`folded_batch_norm`)
+where that is faster: in bfloat16 on a CPU. The gradient of a layer that is frozen while others are
+trained has no sums over x * dy, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2, types_pb2
+
+from graph_passes.ir.view import FLOAT
+from graph_passes.ops.kernels import KernelSupport
+from graph_passes.ops.op_types import Slot, registered_op_type
+from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.float32_units import Float32Unit
+from graph_passes.units.normalization.folded_batch_norm import fold_batch_norm
+from graph_passes.units.normalization.forward import Norm, misaligned
+from graph_passes.units.normalization.gradient import NormGradient
+from graph_passes.units.normalization.images import Images
+from graph_passes.units.normalization.norms import FoundNorm, find_norms
+
+RULE = "batch-norm"
+FORWARD = "FusedBatchNormV3"
+BACKWARD = "FusedBatchNormGradV3"
+MIN_EPSILON = {"GPU": float(np.float32(1e-5)), "CPU": 0.0}
+"""Device -> the smallest epsilon that its fused kernels take; on a GPU that is cuDNN's."""
+_RESHAPES = ("Reshape", "Squeeze", "ExpandDims")
+
+
+def has_fused_kernels(support: KernelSupport) -> bool:
+    """Whether both fused ops have a kernel for the device and dtype."""
+    probe = node_def_pb2.NodeDef()
+    probe.attr["T"].type = probe.attr["U"].type = FLOAT
+    types = [registered_op_type(op) for op in (FORWARD, BACKWARD)]
+    return all(t is not None and support.has_kernel(t, Slot("T"), probe) for t in types)
+
+
+def fuse_batch_norms(
+    edits: GraphEdits,
+    *,
+    least_epsilon: float,
+    has_kernels: bool,
+    fold: bool,
+    products: Collection[str],
+) -> list[Float32Unit]:
+    """Replaces every batch normalization, with its gradient, by the fused ops.
+
+    Args:
+        edits: receives the changes, the units and the near misses.
+        least_epsilon: the smallest that the kernels of the device take.
+        has_kernels: whether there are kernels of the fused ops for the target dtype.
+        fold: whether one with stored statistics may be folded into the convolution before it.
+        products: the ops of the allow list.
+
+    Returns:
+        The batch normalizations, and the gradients of such, that no fused op can stand for.
+    """
+    left, m = [], edits.matcher
+    for found in find_norms(edits, of_batch=True):
+        norm, gradient = found.forward, found.gradient
+        output, is_stored = norm.output, norm.is_stored
+        stray = misaligned(m, norm)
+        folds = is_stored and fold and stray is None
+        if has_kernels and not (folds and fold_batch_norm(edits, norm)):
+            if is_stored and gradient is not None and not _fits(m, norm, gradient, products):
+                left.append(Float32Unit(f"{RULE} in float32", output, gradient.nodes))
+                gradient = None
+            unit = _Unit(norm, gradient, least_epsilon, products, stray)
+            stem = f"{edits.view.names[output]}/{FORWARD}"
+            if edits.propose(RULE, output, unit.write, stem=stem):
+                continue
+        if not is_stored:
+            left.append(Float32Unit(f"{RULE} in float32", output, found.inside))
+    return left
+
+
+def _fits(m: Matcher, norm: Norm, gradient: NormGradient, products: Collection[str]) -> bool:
+    """Whether the op can make a gradient with stored statistics: only with channels last."""
+    is_last = norm.shape is not None and len(norm.shape) - 1 not in norm.axes
+    return is_last and gradient.is_proved and _may_round(m, norm.x, gradient, products)
+
+
+def _may_round(
+    m: Matcher, x: str, gradient: NormGradient | None, products: Collection[str]
+) -> bool:
+    """Whether the op of the gradient, which dy draws into the target dtype, may draw x with it.
+
+    Data that comes with a mean far from 0 would lose in the rounding what the unit is to bring out.
+    """
+    return gradient is None or gradient.dx is not None or m.is_made_by(x, products)
+
+
+def _images(m: Matcher, norm: Norm) -> Images:
+    """The layout of x."""
+    if norm.shape is None:
+        raise NoMatchError("nothing shows the rank of the input")
+    shape = norm.shape
+    kept = [axis for axis in range(len(shape)) if axis not in norm.axes]
+    if len(kept) != 1:
+        raise NoMatchError(f"the statistics keep {len(kept)} axes, not 1")
+    (axis,) = kept
+    if norm.statistics.stored_variance is None:
+        return Images(shape, axis)
+    stored = m.shape_of(norm.statistics.stored_variance) or (None,)
+    width = max(stored, key=lambda size: size or 0)
+    if width is None:
+        raise NoMatchError("the number of channels is not known")
+    if axis < 1 or shape[axis] not in (None, width):
+        raise NoMatchError("the statistics are not those of one axis of the input")
+    return Images((*shape[:axis], width, *shape[axis + 1 :]), axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unit:
+    """One batch normalization to be written with the fused ops."""
+
+    norm: Norm
+    gradient: NormGradient | None
+    least_epsilon: float
+    products: Collection[str]
+    stray: str | None
+
+    def write(self, new: Replacement) -> None:
+        """Adds the fused ops and redirects what they make."""
+        m, norm, gradient = new.matcher, self.norm, self.gradient
+        images, epsilon = _images(m, norm), norm.statistics.epsilon
+        if self.stray is not None:
+            raise NoMatchError(f"{self.stray!r} varies along an axis of the statistics")
+        if epsilon < self.least_epsilon:
+            raise NoMatchError(f"epsilon {epsilon:g} is below {self.least_epsilon:g}")
+        images.require_known(filled=norm.is_stored or norm.gamma is None or norm.beta is None)
+        if gradient is not None and not gradient.is_proved:
+            raise NoMatchError("the shapes inside the gradient are not known")
+        if not _may_round(m, norm.x, gradient, self.products):
+            raise NoMatchError(
+                "the input is data, which must not be rounded before its mean is subtracted"
+            )
+        gamma = _vector(new, images, norm.x, "gamma", norm.gamma, 1.0)
+        beta = _vector(new, images, norm.x, "beta", norm.beta, 0.0)
+        x = images.enter(new, "x", norm.x)
+        common = {
+            "epsilon": epsilon,
+            "data_format": images.data_format,
+            "is_training": not norm.is_stored,
+            "shape": images.sizes,
+        }
+        if norm.is_stored:
+            mean = _vector(new, images, norm.x, "mean", norm.stored_mean, 0.0)
+            variance = _vector(
+                new, images, norm.x, "variance", norm.statistics.stored_variance, 1.0
+            )
+            saved: tuple[str, ...] = (mean, variance, mean)
+            y = new.op.FusedBatchNormV3(x, gamma, beta, mean, variance, name="", **common)[0]
+            # A gradient that stays reads what is made of the statistics, all of it [channels].
+            new.open |= {n for n in norm.nodes if not norm.depends_on_x(n)}
+            read = {t for n in norm.nodes for t in m.inputs(n)} - {norm.x}
+            shaped = {m.maker(t) for t in read if m.op(m.maker(t)) in _RESHAPES}
+            new.open |= {n for n in shaped if not norm.depends_on_x(n)}
+        else:
+            empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
+            made = new.op.FusedBatchNormV3(
+                x, gamma, beta, empty, empty, name="", exponential_avg_factor=1.0, **common
+            )
+            y, saved = made[0], made[3:]
+            self._redirect(new, _shaped(m, norm.statistics.mean), lambda: made[1])
+            self._redirect(
+                new,
+                _shaped(m, norm.statistics.variance),
+                lambda: self._population_variance(new, made[2], gamma),
+            )
+        new.replace(norm.output, images.leave(new, "y", y, norm.x))
+        if gradient is not None:
+            dy = images.enter(new, "dy", gradient.dy)
+            dx, d_gamma, d_beta, *_ = new.op.FusedBatchNormGradV3(
+                dy, x, gamma, *saved, name="Grad", **common
+            )
+            self._redirect(new, gradient.d_gamma, lambda: d_gamma)
+            self._redirect(new, gradient.d_beta, lambda: d_beta)
+            if gradient.dx is not None:
+                gradient.redirect_dx(new, images.leave(new, "dx", dx, norm.x))
+        new.take_shapes_of(norm.x, sorted(self._inside - {norm.output}))
+
+    @property
+    def _inside(self) -> frozenset[int]:
+        return FoundNorm(self.norm, self.gradient).inside
+
+    def _redirect(
+        self, new: Replacement, numbers: Iterable[int], vector: Callable[[], str]
+    ) -> None:
+        """Lets what reads some nodes of equal elements read a tensor [channels].
+
+        One that is reshaped in any case gives way to it as it is; else what is read outside gives
+        way to it in the same shape.
+        """
+        m, numbers = new.matcher, set(numbers)
+        new.open |= numbers
+        ends = [n for n in numbers if m.op(n) not in _RESHAPES]
+        if not ends or any(m.op(reader) != "Reshape" for n in ends for reader in m.readers(n)):
+            known = self._inside | numbers
+            ends = [n for n in numbers if not known.issuperset(m.readers(n))]
+        for number in sorted(ends, key=new.view.names.__getitem__):
+            if m.output(number) in new.redirect:
+                continue  # two units share dy, and with it its sum
+            if m.shape(number) is None:
+                raise NoMatchError(f"the shape of {m.view.names[number]!r} is not known")
+            new.replace(number, new.shaped_as(m.output(number), vector()))
+
+    def _population_variance(self, new: Replacement, variance: str, gamma: str) -> str:
+        """Tensor [channels], the variance over n values; the fused op's is over n - 1.
+
+        n is the number of elements of x a channel, found when the graph runs.
+        """
+        counts = {}
+        for name, tensor in (("elements", self.norm.x), ("channels", gamma)):
+            size = new.op.Size(tensor, name=name, out_type=types_pb2.DT_INT64)
+            counts[name] = new.op.Cast(size, name=f"{name}_float", DstT=FLOAT)
+        inverse = new.op.RealDiv(counts["channels"], counts["elements"], name="inverse_count")
+        one = new.constant(np.array(1, np.float32), name="one", beside=variance)
+        made: str = new.op.Mul(variance, new.op.Sub(one, inverse, name="factor"), name="variance")
+        return made
+
+
+def _vector(
+    new: Replacement, images: Images, x: str, name: str, tensor: str | None, value: float
+) -> str:
+    """A stored tensor as [channels], or a constant where there is none."""
+    channels = images.channels
+    if tensor is None:
+        filled = np.full(channels or 0, value, np.float32)
+        return new.constant(filled, name=f"{name}_{value:g}", beside=x)
+    tensor = new.matcher.through(tensor, *_RESHAPES)
+    shape = new.view.shape(tensor)
+    if shape is None or len(shape) == 1:
+        return tensor
+    return new.reshape(tensor, (channels,), name=name)
+
+
+def _shaped(m: Matcher, number: int | None) -> set[int]:
+    """A node, and the nodes that give its elements in another shape."""
+    nodes = set() if number is None else {number}
+    pending = list(nodes)
+    while pending:
+        for reader in m.readers(pending.pop()):
+            if m.op(reader) in _RESHAPES and reader not in nodes:
+                nodes.add(reader)
+                pending.append(reader)
+    return nodes

@@ -1,0 +1,186 @@
+"""Puts TensorFlow's fused kernels in the place of layer normalizations on a GPU.
+
+A layer normalization is a batch normalization of [1, rows, size, 1] in which every row is a
+channel: `FusedBatchNormV3` with a scale of 1 and an offset of 0 makes the normalized rows, in and
+out in the target dtype, with statistics in float32. The stored scale and offset are applied
+behind it. TensorFlow's own Keras layers do the same on GPUs.
+
+The gradients of scale and offset are sums over rows, by `BiasAddGrad`, which adds up in float32 on
+a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from graph_passes.ir.view import Shape
+from graph_passes.rewriter.algebra import symbol
+from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.rewriter.matcher import NoMatchError
+from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.normalization.forward import Norm
+from graph_passes.units.normalization.fused_batch_norm import FORWARD, MIN_EPSILON
+from graph_passes.units.normalization.gradient import NormGradient
+from graph_passes.units.normalization.norms import FoundNorm
+
+RULE = "fused-layer-norm"
+
+
+def fuse_layer_norms(edits: GraphEdits, norms: Iterable[FoundNorm]) -> list[FoundNorm]:
+    """Replaces layer normalizations over the last axes, with their gradients, by fused ops.
+
+    Args:
+        edits: receives the changes, the units and the near misses.
+        norms: the normalizations in the graph.
+
+    Returns:
+        The normalizations that were not replaced: no fused op leaves the mean in.
+    """
+    return [norm for norm in norms if not (norm.forward.is_centred and _fuse(edits, norm))]
+
+
+def _fuse(edits: GraphEdits, found: FoundNorm) -> bool:
+    norm, gradient = found.forward, found.gradient
+
+    def write(new: Replacement) -> None:
+        epsilon = norm.statistics.epsilon
+        if norm.statistics.weights is not None:
+            raise NoMatchError("the statistics are weighted")
+        if epsilon < MIN_EPSILON["GPU"]:
+            raise NoMatchError(f"epsilon {epsilon:g} is below {MIN_EPSILON['GPU']:g}")
+        if gradient is not None and not gradient.is_proved:
+            raise NoMatchError("the shapes inside the gradient are not known")
+        _Emission(new, norm).emit(gradient, _parameter_sums(norm))
+        new.take_shapes_of(norm.x, sorted(found.inside - {norm.output}))
+
+    stem = f"{edits.view.names[norm.output]}/{FORWARD}"
+    return edits.propose(RULE, norm.output, write, stem=stem)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ParameterSums:
+    """The sums over the batch behind the gradient of a normalization.
+
+    Attributes:
+        gamma: nodes that sum the gradient with regard to gamma.
+        beta: nodes that sum the gradient with regard to beta.
+    """
+
+    gamma: tuple[int, ...]
+    beta: tuple[int, ...]
+
+
+def normalized_size(norm: Norm) -> int:
+    """The number of elements that a statistic is taken over, where they lie side by side.
+
+    Raises:
+        NoMatchError: the axes are not the last ones, or their sizes are not known.
+    """
+    if norm.shape is None:
+        raise NoMatchError(f"the shape of {norm.x!r} is not known")
+    first = len(norm.shape) - len(norm.axes)
+    if norm.axes != tuple(range(first, len(norm.shape))) or not first:
+        raise NoMatchError("the statistics are not taken over the last axes")
+    sizes = [size for size in norm.shape[first:] if size is not None]
+    if len(sizes) < len(norm.axes):
+        raise NoMatchError("the size of a statistic's axes is not known")
+    return math.prod(sizes)
+
+
+def _parameter_sums(norm: Norm) -> _ParameterSums:
+    """The sums over all axes before those of the statistics."""
+    leading = norm.algebra.counted(range(len(norm.shape or ()) - len(norm.axes)))
+    d, r, x, m = (symbol(name) for name in "drxm")
+    sums = norm.algebra.outer_sums.items()
+    gamma = [n for n, (value, axes) in sums if axes == leading and value == d * r * (x - m)]
+    beta = [n for n, (value, axes) in sums if axes == leading and value == d]
+    return _ParameterSums(tuple(sorted(gamma)), tuple(sorted(beta)))
+
+
+class _Emission:
+    """Writes the fused nodes of one unit."""
+
+    def __init__(self, new: Replacement, norm: Norm) -> None:
+        self._new, self._norm = new, norm
+        self._size = normalized_size(norm)
+        shape = norm.shape or ()
+        leading = shape[: len(shape) - len(norm.axes)]
+        known = [size for size in leading if size is not None]
+        self._rows = math.prod(known) if len(known) == len(leading) else None
+        self._images: Shape = (1, self._rows, self._size, 1)
+
+    def emit(self, gradient: NormGradient | None, sums: _ParameterSums) -> None:
+        """Adds the nodes and the redirections of tensors."""
+        new, norm, op = self._new, self._norm, self._new.op
+        common = {
+            "epsilon": norm.statistics.epsilon,
+            "data_format": "NCHW",
+            "is_training": True,
+            "shape": self._images,
+        }
+        x = self._as_images("x", norm.x)
+        ones, zeros = self._filled("ones", x, 1.0), self._filled("zeros", x, 0.0)
+        empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
+        rows, _, _, *saved = op.FusedBatchNormV3(
+            x, ones, zeros, empty, empty, name="", exponential_avg_factor=1.0, **common
+        )
+        normalized = output = new.reshape_like(rows, norm.x, name="normalized")
+        if norm.gamma is not None:
+            output = op.Mul(output, norm.gamma, name="scaled", shape=norm.shape)
+        if norm.beta is not None:
+            output = op.AddV2(output, norm.beta, name="shifted", shape=norm.shape)
+        new.replace(norm.output, output)
+        if gradient is None:
+            return
+        dy = gradient.dy
+        if gradient.dx is not None:
+            scaled = dy
+            if norm.gamma is not None:
+                scaled = op.Mul(dy, norm.gamma, name="dy_scaled", shape=norm.shape)
+            inputs = (self._as_images("dy", scaled), x, ones, *saved)
+            rows = op.FusedBatchNormGradV3(*inputs, name="Grad", **common)[0]
+            gradient.redirect_dx(new, new.reshape_like(rows, norm.x, name="dx"))
+        for number in sums.gamma:
+            weighted = op.Mul(dy, normalized, name="weighted", shape=norm.shape)
+            self._emit_sum(number, weighted)
+        for number in sums.beta:
+            self._emit_sum(number, dy)
+
+    def _emit_sum(self, number: int, tensor: str) -> None:
+        """Replaces a sum over all rows."""
+        new = self._new
+        if new.matcher.output(number) in new.redirect:
+            return  # two units share dy, and with it its sum
+        stem, new.stem = new.stem, f"{new.view.names[number]}/BiasAddGrad"
+        if len(self._norm.axes) > 1:
+            tensor = new.reshape(tensor, (self._rows, self._size), name="rows")
+            new.listed[f"{new.stem}/rows"] = "infer"  # or its reader would not follow what is low
+        made = new.op.BiasAddGrad(tensor, name="", shape=(self._size,), data_format="NHWC")
+        shape = new.matcher.shape(number)
+        if shape is None:
+            raise NoMatchError(f"the shape of {new.view.names[number]!r} is not known")
+        new.replace(number, new.reshape(made, tuple(shape), name="shaped"))
+        new.stem = stem
+
+    def _as_images(self, name: str, tensor: str) -> str:
+        """A tensor of x's shape as [1, rows, size, 1]."""
+        return self._new.reshape(tensor, self._images, name=name)
+
+    def _filled(self, name: str, images: str, value: float) -> str:
+        """A tensor [rows] of one value."""
+        new = self._new
+        if self._rows is not None:
+            return new.constant(value, name=name, beside=images, shape=(self._rows,))
+        bounds = [
+            new.constant(np.array([at], np.int32), name=f"{name}/{bound}", beside=images)
+            for bound, at in (("begin", 1), ("end", 2), ("stride", 1))
+        ]
+        sizes = new.op.Shape(images, name=f"{name}/sizes")
+        rows = new.op.StridedSlice(sizes, *bounds, name=f"{name}/rows", shape=(1,))
+        one = new.constant(value, name=f"{name}/value", beside=images)
+        made: str = new.op.Fill(rows, one, name=name, shape=(None,))
+        return made

@@ -1,0 +1,76 @@
+"""A tensor with one axis of channels, seen as the images that a fused batch normalization takes.
+
+`FusedBatchNormV3` takes rank 4, channels last or second. A tensor of another rank, or with its
+channels elsewhere, is a Reshape away from one of both:
+
+    channels last:  [1, all other axes, 1, channels]
+    otherwise:      [axes before, channels, axes behind, 1]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from graph_passes.ir.view import Shape
+from graph_passes.rewriter.matcher import NoMatchError
+from graph_passes.rewriter.replacement import Replacement
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """The layout of a tensor.
+
+    Attributes:
+        shape: its static shape; the rank is known, sizes may be None.
+        axis: the axis of the channels, counted from 0.
+    """
+
+    shape: Shape
+    axis: int
+
+    @property
+    def channels(self) -> int | None:
+        """The number of channels, None where it is not known."""
+        return self.shape[self.axis]
+
+    @property
+    def data_format(self) -> str:
+        """The layout of the images, as the fused op names it."""
+        return "NHWC" if self.axis == len(self.shape) - 1 else "NCHW"
+
+    @property
+    def sizes(self) -> Shape:
+        """The static shape of the images."""
+        if len(self.shape) == 4 and self.axis in (1, 3):
+            return self.shape
+        before, behind = self.shape[: self.axis], self.shape[self.axis + 1 :]
+        if not behind:
+            return (1, _elements(before), 1, self.channels)
+        return (_elements(before), self.channels, _elements(behind), 1)
+
+    def require_known(self, *, filled: bool) -> None:
+        """Asks for the sizes that it takes to write the unit.
+
+        Args:
+            filled: whether a tensor [channels] of constants is needed.
+
+        Raises:
+            NoMatchError: a size is not known.
+        """
+        if self.channels is None and (filled or self.sizes != self.shape):
+            raise NoMatchError("the number of channels is not known")
+        if self.sizes != self.shape and self.sizes.count(None) > 1:
+            raise NoMatchError("neither the axes before nor those behind the channels are known")
+
+    def enter(self, new: Replacement, name: str, tensor: str) -> str:
+        """A tensor of this layout as images; itself where it is such."""
+        return tensor if self.sizes == self.shape else new.reshape(tensor, self.sizes, name=name)
+
+    def leave(self, new: Replacement, name: str, images: str, like: str) -> str:
+        """Images in the shape of the tensor `like` of this layout; themselves where they are."""
+        return images if self.sizes == self.shape else new.reshape_like(images, like, name=name)
+
+
+def _elements(sizes: Shape) -> int | None:
+    return None if None in sizes else math.prod(size or 0 for size in sizes)

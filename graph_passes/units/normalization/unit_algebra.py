@@ -1,0 +1,375 @@
+"""The tensors of one normalization as polynomials.
+
+They are polynomials in the input x, the mean m, the inverse deviation r, the weights w of
+statistics, the inverse i of the number of elements that a statistic is taken over, in the stored
+tensors that they meet, and in the gradient d with regard to y. A node has a polynomial once all
+that it reads has one, so that the order of nodes has no part in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+
+from graph_passes.ir.view import Shape
+from graph_passes.rewriter.algebra import Polynomial, constant, symbol
+from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
+from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.search import SHAPERS, SUMS
+from graph_passes.units.normalization.parameters import is_parameter, may_be_parameter
+from graph_passes.units.normalization.statistics import Statistics
+
+SPREADERS = (*SHAPERS, "BroadcastTo", "Tile")
+"""Ops whose elements are those of their first input."""
+DIVISIONS = ("RealDiv", "DivNoNan")
+LINEAR = frozenset((*SUMS, *SPREADERS, *DIVISIONS, "Sub", "Mul", "Neg", "Pow", "RsqrtGrad", "Sum"))
+"""Ops that the halves of a normalization consist of, besides those of its statistics."""
+_ONE_INPUT = frozenset((*SPREADERS, "Sum", "Pow"))
+_WHOLE = frozenset(("x", "d"))
+_MOST_TERMS = 12
+_MINUS_ONE = constant(-1)
+
+
+class UnitAlgebra:
+    """Reads what statistics and x reach as polynomials.
+
+    Attributes:
+        shape: the static shape of x, None where it is not known.
+        fixed: names that do not vary along the axes of the statistics.
+        of_node: the nodes that have a polynomial.
+        pending: axes that a node still has to be summed over before its polynomial holds.
+        sums: the nodes that sum tensors some of which have a polynomial.
+        outer_sums: Sum nodes over other axes than those of the statistics -> what they sum, and the
+            axes.
+        parameters: the names of stored tensors -> the tensors that are read, some reshaped.
+        is_assumed: whether the axes of a sum, or a divisor, could not be told for want of shapes.
+    """
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        statistics: Statistics,
+        x: str | None,
+        axes: Iterable[int],
+        shape: Shape | None,
+    ) -> None:
+        """Names x and what the statistics make.
+
+        Args:
+            matcher: reads the graph.
+            statistics: those of the unit.
+            x: tensor, the input; None to leave it without a name.
+            axes: the axes along which elements of x share a statistic.
+            shape: the static shape of x, None where it is not known.
+        """
+        self._m = matcher
+        self._statistics = statistics
+        self.shape = shape
+        self._axes = self.counted(axes)
+        self.of_node: dict[int, Polynomial] = {}
+        self.pending: dict[int, frozenset[int]] = {}
+        self.sums: set[int] = set()
+        self.outer_sums: dict[int, tuple[Polynomial, frozenset[int]]] = {}
+        self.parameters: dict[str, list[str]] = {}
+        self.is_assumed = False
+        self.fixed = frozenset("mri")
+        self._stored: dict[str, str] = {}
+        self._takes_parameters = True
+        self._constants = ConstantEvaluator(matcher)
+        self._values = {statistics.rsqrt: symbol("r")}
+        self._ports: dict[int, dict[str, Polynomial]] = {}  # of nodes with several outputs
+        self._others: set[int] = set()
+        if statistics.mean is not None:
+            self._values[statistics.mean] = symbol("m")
+        self._values.update((number, symbol("i", -1)) for number in statistics.counts)
+        if x is not None:
+            self.name(x, "x")
+        if statistics.weights is not None:
+            self.name(statistics.weights, "w")
+
+    def name(self, tensor: str, name: str) -> None:
+        """Gives a tensor a name."""
+        number = self._m.maker(tensor)
+        if len(self._m.view.layout(number).out_slots) == 1:
+            self._values[number] = symbol(name)
+        else:
+            self._ports.setdefault(number, {})[tensor] = symbol(name)
+
+    def take_no_more_parameters(self, fixed: Iterable[str]) -> None:
+        """Ends the search for stored tensors, some of which do not vary along the axes."""
+        self._takes_parameters = False
+        self.fixed = self.fixed.union(fixed)
+
+    def of(self, number: int, port: int) -> Polynomial | None:
+        """What a node reads at a port as a polynomial, None where it has none."""
+        maker = self._m.makers(number)[port]
+        found = self._values.get(maker)
+        if found is not None or maker in self._others:
+            return found
+        if maker in self._ports:
+            return self._ports[maker].get(self._m.tensor(number, port))
+        found = self._of_stored(number, port, maker)
+        if found is None:
+            self._others.add(maker)
+        else:
+            self._values[maker] = found
+        return found
+
+    def _of_stored(self, number: int, port: int, maker: int) -> Polynomial | None:
+        """A constant or a stored tensor as a polynomial."""
+        m, op = self._m, self._m.ops[maker]
+        if op == "Const":
+            value = m.constant(m.output(maker))
+            if value.size == 1:
+                return constant(value.item()) if value.dtype.kind == "f" else None
+        if not may_be_parameter(op):
+            return None
+        tensor = m.tensor(number, port)
+        is_negative = op == "Neg"
+        if is_negative:
+            tensor = m.tensor(maker, 0)
+        source = m.through(tensor, *SHAPERS)
+        name = self._stored.get(source)
+        if name is None and self._takes_parameters and is_parameter(m, tensor):
+            name = self._stored[source] = f"p{len(self._stored)}"
+        if name is None:
+            return None
+        self.parameters.setdefault(name, []).append(tensor)
+        return symbol(name) * _MINUS_ONE if is_negative else symbol(name)
+
+    def reach(self, starts: Iterable[int]) -> None:
+        """Gives all nodes behind some nodes their polynomials."""
+        values, ops, readers_of = self._values, self._m.ops, self._m.readers
+        unread = list(starts)
+        while unread:
+            for reader in readers_of(unread.pop()):
+                if reader in values or ops[reader] not in LINEAR:
+                    continue
+                found = self._evaluate(reader, ops[reader])
+                if found is not None and len(found.terms) <= _MOST_TERMS:
+                    values[reader] = self.of_node[reader] = found
+                    unread.append(reader)
+
+    def behind(self, ends: Iterable[int]) -> set[int]:
+        """Some nodes, and those of the unit that they are made of."""
+        nodes, makers_of, statistics = set(ends), self._m.makers, self._statistics.nodes
+        unread = list(nodes)
+        while unread:
+            for maker in makers_of(unread.pop()):
+                if maker not in nodes and (maker in self.of_node or maker in statistics):
+                    nodes.add(maker)
+                    unread.append(maker)
+        return nodes
+
+    def counted(self, axes: Iterable[int]) -> frozenset[int]:
+        """Axes of x, those left out along which it is known to have one element."""
+        return frozenset(axes) if self.shape is None else self._without_single(axes, self.shape)
+
+    def unknown(self, number: int) -> list[int]:
+        """The ports at which a node reads tensors without a polynomial."""
+        ports = range(1 if self._m.ops[number] in _ONE_INPUT else len(self._m.makers(number)))
+        return [port for port in ports if self.of(number, port) is None]
+
+    def _evaluate(self, number: int, op: str) -> Polynomial | None:
+        if op in SUMS:
+            self.sums.add(number)
+        makers = self._m.makers(number)
+        read = self._values.get(makers[0]) or self.of(number, 0)
+        if read is None:
+            return None
+        found: Polynomial | None = None
+        if op in SPREADERS:
+            found = read if self._keeps_places(number, op) else None
+        elif op == "Sum":
+            return self._sum(number, read)
+        elif op == "Neg":
+            found = read * _MINUS_ONE
+        elif op == "Pow":  # of exponent 1, in the gradient of a square
+            found = read if self._is_one(self._m.tensor(number, 1)) else None
+        elif op in DIVISIONS:
+            divisor = self._divisor(number)
+            found = None if divisor is None else read * divisor
+        elif op == "AddN":
+            found = self._added(number, read)
+        else:
+            other = self._values.get(makers[1]) or self.of(number, 1)
+            found = None if other is None else self._joined(number, op, read, other)
+        return found if found is None or not self.pending else self._with_pending(number, op, found)
+
+    def _added(self, number: int, total: Polynomial) -> Polynomial | None:
+        for port in range(1, len(self._m.makers(number))):
+            term = self.of(number, port)
+            if term is None:
+                return None
+            total += term
+        return total
+
+    def _joined(
+        self, number: int, op: str, one: Polynomial, other: Polynomial
+    ) -> Polynomial | None:
+        if op == "Mul":
+            both = one.names & other.names
+            return None if both and not both.isdisjoint(_WHOLE) else one * other
+        if op == "Sub":
+            return one - other
+        if op == "RsqrtGrad":
+            is_own = self._m.makers(number)[0] == self._statistics.rsqrt
+            return symbol("r", 3) * other * constant(Fraction(-1, 2)) if is_own else None
+        return one + other
+
+    def _is_one(self, tensor: str) -> bool:
+        try:
+            return self._constants.value(tensor).ravel().tolist() == [1]
+        except NoMatchError:
+            return False
+
+    def _with_pending(self, number: int, op: str, found: Polynomial) -> Polynomial | None:
+        """What is summed over some axes only may be multiplied by what does not vary along them."""
+        makers = self._m.makers(number)[: 1 if op in _ONE_INPUT else None]
+        pending = [self.pending.get(maker, frozenset()) for maker in makers]
+        axes = frozenset[int]().union(*pending)
+        if not axes:
+            return found
+        for maker, one in zip(makers, pending, strict=True):
+            if one != axes and (op not in ("Mul", *DIVISIONS) or not self._is_single(maker, axes)):
+                return None
+        self.pending[number] = axes
+        return found
+
+    def _is_single(self, number: int, axes: Iterable[int]) -> bool:
+        """Whether a tensor has no more than one element along some axes of x."""
+        shape = self._m.shape(number)
+        if shape is None or self.shape is None:
+            return False
+        behind = len(self.shape) - len(shape)
+        return all(axis < behind or shape[axis - behind] == 1 for axis in axes)
+
+    def _keeps_places(self, number: int, op: str) -> bool:
+        """Whether an op that gives the elements of a tensor leaves each on its axis.
+
+        It may add and drop axes of size 1, and spread what has one element along an axis.
+        """
+        m = self._m
+        if op in ("Identity", "StopGradient"):
+            return True
+        new, old = m.shape(number), m.shape_of(m.tensor(number, 0))
+        if old is None or new is None or old == new:
+            return True
+        if op in ("BroadcastTo", "Tile"):
+            spread = zip(old[::-1], new[::-1], strict=False)
+            return all(one in (1, other) or None in (one, other) for one, other in spread)
+        before, after = ([size for size in shape if size != 1] for shape in (old, new))
+        pairs = zip(before, after, strict=False)
+        agree = all(one == other or None in (one, other) for one, other in pairs)
+        return agree and (len(before) == len(after) or None in before or None in after)
+
+    def _sum(self, number: int, read: Polynomial) -> Polynomial | None:
+        axes = self._summed_axes(number)
+        before = self.pending.get(self._m.makers(number)[0], frozenset())
+        if axes is None:
+            self.is_assumed, axes = True, self._axes
+        if axes | before == self._axes:
+            return self._total(read)
+        if not axes and not before:
+            return read
+        if axes < self._axes:
+            self.pending[number] = axes | before
+            return read
+        self.outer_sums[number] = read, axes
+        return None
+
+    def _total(self, summed: Polynomial) -> Polynomial:
+        total, weights = summed.total(self.fixed), self._statistics.weights is not None
+        # The elements add up to their mean times their number.
+        count = symbol("i", -1)
+        total = total.replace("[w]" if weights else "[]", count)
+        if self._statistics.mean is not None:
+            total = total.replace("[w x]" if weights else "[x]", symbol("m") * count)
+        return total
+
+    def _summed_axes(self, number: int) -> frozenset[int] | None:
+        """The axes that a Sum is over, without those of size 1; None where they are not known."""
+        m = self._m
+        maker = m.makers(number)[1]
+        if self.shape is None:
+            return None
+        if m.ops[maker] == "Const":
+            own = m.shape_of(m.tensor(number, 0))
+            if own is None:
+                return None
+            axes, behind = m.constant(m.output(maker)).ravel(), len(self.shape) - len(own)
+            return self._without_single([a % len(own) + behind for a in axes.tolist()], own)
+        if m.ops[maker] != "BroadcastGradientArgs":
+            return None
+        shapes = [self._shape_held_by(tensor) for tensor in m.inputs(maker)]
+        port = m.view.split(m.tensor(number, 1))[1]
+        one, other = shapes[port], shapes[1 - port]
+        if one is None or other is None:
+            return None
+        pairs = enumerate(zip(one, other, strict=True))
+        return frozenset(axis for axis, (a, b) in pairs if a == 1 and b != 1)
+
+    def _without_single(self, axes: Iterable[int], shape: Shape) -> frozenset[int]:
+        """Axes counted from 0, those left out along which a tensor has one element."""
+        rank = len(self.shape or ())
+        behind = rank - len(shape)
+        counted = (axis % rank for axis in axes)
+        return frozenset(a for a in counted if a < behind or shape[a - behind] != 1)
+
+    def _shape_held_by(self, tensor: str) -> Shape | None:
+        """The shape whose sizes a tensor holds, with as many axes as x has."""
+        m = self._m
+        maker = m.maker(tensor)
+        rank = len(self.shape or ())
+        shape: Shape | None = None
+        if m.ops[maker] == "Const":
+            shape = tuple(m.constant(tensor).ravel().tolist())
+        elif m.ops[maker] == "Shape":
+            shape = m.shape_of(m.tensor(maker, 0))
+        if shape is None or len(shape) > rank:
+            return None
+        return (1,) * (rank - len(shape)) + tuple(shape)
+
+    def _divisor(self, number: int) -> Polynomial | None:
+        """One divided by what a node divides by: by the number of elements behind a statistic."""
+        m = self._m
+        maker = m.makers(number)[1]
+        if maker in self._statistics.counts:
+            return symbol("i")
+        if m.ops[maker] == "Const":
+            value, size = m.constant(m.output(maker)), self._elements()
+            if value.size != 1 or (size is not None and value.item() != size):
+                return None
+            self.is_assumed |= size is None
+            return symbol("i")
+        if m.ops[maker] == "Cast" and self._counts_elements(m.source(maker, 0)):
+            return symbol("i")
+        return None
+
+    def _elements(self) -> int | None:
+        """The number of elements that a statistic is taken over, None where it is not known."""
+        sizes = [None if self.shape is None else self.shape[axis] for axis in self._axes]
+        return None if None in sizes else math.prod(size or 0 for size in sizes)
+
+    def _counts_elements(self, number: int) -> bool:
+        """Whether a node multiplies the sizes of the statistics' axes when the graph runs."""
+        m = self._m
+        if m.op(number) != "Prod" or m.op(m.source(number, 0)) != "GatherV2":
+            return False
+        gathered = m.source(number, 0)
+        axes = m.source(gathered, 1)
+        if m.op(m.source(gathered, 0)) != "Shape" or m.op(axes) != "FloorMod":
+            return False
+        given = m.shape_of(m.tensor(m.source(gathered, 0), 0))
+        if given is None or self.shape is None:
+            self.is_assumed = True
+            return True
+        if given != self.shape:
+            return False
+        rank = len(self.shape)
+        held = [
+            tensor for tensor in m.inputs(m.source(axes, 0)) if m.op(m.maker(tensor)) == "Const"
+        ]
+        found = [{axis % rank for axis in m.constant(tensor).ravel().tolist()} for tensor in held]
+        return {axis % rank for axis in self._statistics.axes} in found

@@ -1,0 +1,136 @@
+"""Gradients of biases: sums of a gradient over its leading axes.
+
+Sums are denied, since float16 kernels may add up in float16, so what is summed would be cast to
+float32 first. Two ops add up low-precision values in float32 inside:
+
+    BiasAddGrad(dy), on a GPU
+    MatMul(ones[1, rows], dy[rows, channels]), on a CPU in bfloat16
+
+On a CPU BiasAddGrad adds up in bfloat16 and is off by up to 10 % of the sum of magnitudes over
+65,536 rows; the product is off by 0.03 %, and takes half the time of a Cast and a BiasAddGrad in
+float32.
+
+Neither takes the place of a loss's sum, or of one that a model takes forward: what is summed is the
+gradient of a broadcast, and is reshaped to the constant shape of a bias afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from graph_passes.ir.view import ARGUMENT, Shape
+from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.rewriter.matcher import Matcher
+from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.reduction.converted_products import ConvertedProducts
+from graph_passes.units.reduction.gradient_sums import PRODUCTS
+from graph_passes.units.reduction.ones_product import sum_rows, sum_rows_pays
+from graph_passes.units.reduction.sums import (
+    BroadcastGradients,
+    elements,
+    float_sums,
+    reshaped_to,
+    summed_axes,
+)
+
+BIAS_GRADIENT = "bias-gradient"
+ONES_PRODUCT = "ones-product"
+
+_Write = Callable[[Replacement, str, Shape], str]
+"""Writes the sum of a tensor of some shape, [..., channels], over all axes but the last."""
+
+
+def use_bias_gradients(edits: GraphEdits, exact: Collection[int]) -> None:
+    """Replaces sums of a gradient over its leading axes by BiasAddGrad.
+
+    Args:
+        edits: receives the replacements.
+        exact: numbers of the sums that must not be rounded.
+    """
+
+    def write(new: Replacement, tensor: str, _: Shape) -> str:
+        made: str = new.op.BiasAddGrad(tensor)
+        return made
+
+    _replace_sums(edits, exact, BIAS_GRADIENT, lambda *_: True, write)
+
+
+def multiply_by_ones(
+    edits: GraphEdits, exact: Collection[int], products: ConvertedProducts
+) -> None:
+    """Replaces BiasAddGrad, and sums like it, by a matrix product with ones.
+
+    Only a gradient that another product reads too is summed so: it goes low in any case.
+
+    Args:
+        edits: receives the replacements.
+        exact: numbers of the sums that must not be rounded.
+        products: tells which gradients go low in any case.
+    """
+    view, m = edits.view, edits.matcher
+    for number in view.of_op("BiasAddGrad"):
+        node, op_type = view.nodes[number], view.op_type(number)
+        is_last = op_type is not None and op_type.attr(node, "data_format").s == b"NHWC"
+        if not is_last or not view.is_float[view.base[number]] or number in edits.kept:
+            continue
+        if _is_added_to_argument(m, number):
+            continue  # behind a loop one product may take the place of this sum in all rounds
+        if sum_rows_pays(products, number, m.tensor(number, 0)):
+
+            def multiply(new: Replacement, number: int = number) -> None:
+                tensor = new.matcher.tensor(number, 0)
+                new.replace(number, sum_rows(new, tensor, new.view.shape(tensor) or ()))
+
+            edits.propose(ONES_PRODUCT, number, multiply)
+
+    def pays(number: int, tensor: str) -> bool:
+        return sum_rows_pays(products, number, tensor)
+
+    _replace_sums(edits, exact, ONES_PRODUCT, pays, sum_rows)
+
+
+def _is_added_to_argument(matcher: Matcher, number: int) -> bool:
+    """Whether a function adds what a node makes to one of its arguments, as bodies of loops do."""
+    return any(
+        matcher.op(matcher.maker(matcher.through(tensor, "Identity"))) == ARGUMENT
+        for reader in matcher.readers(number)
+        if matcher.op(reader) == "AddN"
+        for tensor in matcher.inputs(reader)
+    )
+
+
+def _replace_sums(
+    edits: GraphEdits,
+    exact: Collection[int],
+    rule: str,
+    pays: Callable[[int, str], bool],
+    write: _Write,
+) -> None:
+    view, m, gradients = edits.view, edits.matcher, BroadcastGradients(edits.matcher)
+    for number in float_sums(edits):
+        if number in exact or m.op(m.source(number, 0)) in PRODUCTS:
+            continue
+        tensor, kept = m.tensor(number, 0), reshaped_to(m, number)
+        shape = view.shape(tensor)
+        if kept is None or shape is None or len(shape) < 2:
+            continue
+        axes = summed_axes(m, number, shape, kept)
+        channels = elements(shape[axes:])
+        if not axes or channels in (None, 1) or not pays(number, tensor):
+            continue  # most sums are no gradient of a bias: no near misses
+        if gradients.has(number):
+            rows = (elements(shape[:axes]), channels) if axes < len(shape) - 1 else shape
+
+            def replace(new: Replacement, number: int = number, rows: Shape = rows) -> None:
+                _replace(new, number, rows, write)
+
+            edits.propose(rule, number, replace)
+
+
+def _replace(new: Replacement, number: int, rows: Shape, write: _Write) -> None:
+    tensor = new.matcher.tensor(number, 0)
+    if new.view.shape(tensor) != rows:
+        tensor = new.reshape(tensor, (None, rows[-1]), name="rows", shape=rows)
+        # A clear op that leads to no allow op goes low too late for an infer op behind it.
+        new.listed[new.makers[tensor].name] = "infer"
+    new.replace(number, write(new, tensor, rows))

@@ -1,0 +1,68 @@
+"""Gradients of weights that are shared over a batch.
+
+Automatic differentiation of `x @ w`, with x of rank 3 and w of rank 2, makes one product
+x[i]^T dy[i] for each i of the batch and sums them. Sums are denied, since float16 kernels may add
+up in float16; so each product would be cast to float32 first. One product adds up in float32
+inside:
+
+    Sum(BatchMatMul(x, dy, adj_x))  is  MatMul([rows, k]^T, [rows, n]) over the rows of all x[i]
+
+The sum is none of a loss: it is reshaped to the shape of a weight afterwards, and the search asks
+for that.
+"""
+
+from __future__ import annotations
+
+from graph_passes.ir.view import Shape
+from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.rewriter.matcher import NoMatchError
+from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.reduction.sums import (
+    BroadcastGradients,
+    elements,
+    float_sums,
+    reduces,
+    reshaped_to,
+)
+
+RULE = "weight-gradient"
+PRODUCTS = ("BatchMatMulV2", "BatchMatMul")
+"""Ops that make a batch of matrix products."""
+
+
+def merge_weight_gradients(edits: GraphEdits) -> None:
+    """Replaces sums of matrix products over a batch by one product."""
+    view, m, gradients = edits.view, edits.matcher, BroadcastGradients(edits.matcher)
+    for number in float_sums(edits):
+        product = m.source(number, 0)
+        op_type = view.op_type(product) if m.op(product) in PRODUCTS else None
+        if op_type is None or not gradients.has(number):
+            continue
+        sides = [op_type.attr(m.node(product), side).b for side in ("adj_x", "adj_y")]
+        if sides == [True, False]:  # a sum of other products is none of a weight's gradient
+
+            def merge(new: Replacement, number: int = number, product: int = product) -> None:
+                _merge(new, number, product)
+
+            edits.propose(RULE, number, merge, stem=f"{m.node(product).name}/MatMul")
+
+
+def _merge(new: Replacement, number: int, product: int) -> None:
+    m = new.matcher
+    left, right = m.inputs(product)
+    shapes = [_known(new.view.shape(tensor), tensor) for tensor in (left, right)]
+    rank, widths = len(shapes[0]), [shape[-1] for shape in shapes]
+    if None in widths or reshaped_to(m, number) != widths:
+        raise NoMatchError("the sum is not reshaped to a matrix of the operands' last axes")
+    if shapes[0][:-1] != shapes[1][:-1] or not reduces(m, number, rank - 2, rank):
+        raise NoMatchError("the sum is not over the whole batch of products")
+    rows = elements(shapes[0][:-1])
+    x = new.reshape(left, (None, widths[0]), name="x", shape=(rows, widths[0]))
+    y = new.reshape(right, (None, widths[1]), name="y", shape=(rows, widths[1]))
+    new.replace(number, new.op.MatMul(x, y, name="", transpose_a=True))
+
+
+def _known(shape: Shape | None, tensor: str) -> Shape:
+    if shape is None or len(shape) < 3:
+        raise NoMatchError(f"the shape of {tensor!r} is not known to have a rank of 3 or more")
+    return shape

@@ -1,0 +1,128 @@
+"""What the patterns of sums have in common: finding sums, and telling what they sum over."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+from graph_passes.ir.view import FLOAT, Shape
+from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.rewriter.matcher import Matcher
+
+_MOST_NODES = 400
+"""Nodes that are looked at between a sum and an op of automatic differentiation."""
+_LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+"""Ops that make a loss and, as another output, its gradient."""
+
+
+def float_sums(edits: GraphEdits) -> list[int]:
+    """The float32 Sum nodes that may be replaced and that no unit makes yet, by number."""
+    view, output = edits.view, edits.matcher.output
+    return [
+        number
+        for number in view.of_op("Sum")
+        if view.dtypes[view.base[number]] == FLOAT
+        and number not in edits.kept
+        and output(number) not in edits.redirect
+    ]
+
+
+class BroadcastGradients:
+    """Tells sums that are gradients of broadcasts from those that a model takes forward.
+
+    A model's own sum may leave float16's range where a gradient may: loss scaling skips the step.
+
+    Automatic differentiation sums what flows back to an operand that was repeated over the axes
+    that BroadcastGradientArgs finds, or where shapes are static over constant axes, which it keeps
+    and reshapes away behind. A model may do the latter; but only a gradient is made of what
+    differentiation makes alone.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._m = matcher
+        # Nodes that an op of differentiation makes, or that make a loss and its gradient at once.
+        self._gradients: set[int] = set()
+
+    def has(self, total: int) -> bool:
+        """Whether a Sum is a gradient of a broadcast."""
+        m = self._m
+        if m.op(m.source(total, 1)) == "BroadcastGradientArgs":
+            return True
+        op_type = m.view.op_type(total)
+        keeps = op_type is not None and op_type.attr(m.node(total), "keep_dims").b
+        return keeps and self._is_gradient(m.source(total, 0))
+
+    def _is_gradient(self, start: int) -> bool:
+        """Whether an op that only differentiation uses is among those that make a tensor."""
+        m, came_from, known = self._m, {start: start}, self._gradients
+        pending = [start]
+        for number in pending:  # grows as it goes
+            if number in known or _is_differentiation(m.ops[number]):
+                while number not in known:
+                    known.add(number)
+                    number = came_from[number]
+                return True
+            if len(pending) > _MOST_NODES:
+                continue
+            for maker in m.makers(number):
+                if maker in came_from:
+                    continue
+                if m.ops[maker] in _LOSSES and any(m.view.split(t)[1] for t in m.inputs(number)):
+                    known.add(maker)
+                came_from[maker] = number
+                pending.append(maker)
+        return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_differentiation(op: str) -> bool:
+    return op.endswith("Grad") or "Backprop" in op or op == "BroadcastGradientArgs"
+
+
+def reshaped_to(matcher: Matcher, number: int) -> list[int] | None:
+    """The constant shape that all readers of a sum reshape it to; None where there is none."""
+    shapes = set()
+    for reader in matcher.readers(number):
+        if matcher.op(reader) != "Reshape" or matcher.op(matcher.source(reader, 1)) != "Const":
+            return None
+        shapes.add(tuple(matcher.constant(matcher.tensor(reader, 1)).ravel().tolist()))
+    return list(shapes.pop()) if len(shapes) == 1 else None
+
+
+def reduces(matcher: Matcher, number: int, axes: int, rank: int) -> bool:
+    """Whether a sum is over its first `axes` axes, or over those that broadcasting added."""
+    maker = matcher.op(matcher.source(number, 1))
+    if maker != "Const":
+        return maker == "BroadcastGradientArgs"
+    found = matcher.constant(matcher.tensor(number, 1)).ravel()
+    return sorted(int(axis) % rank for axis in found) == list(range(axes))
+
+
+def elements(dimensions: Sequence[int | None]) -> int | None:
+    """The number of elements of a shape, None where a dimension is not known."""
+    known = [dimension for dimension in dimensions if dimension is not None]
+    return math.prod(known) if len(known) == len(dimensions) else None
+
+
+def summed_axes(matcher: Matcher, number: int, shape: Shape, kept: Sequence[int]) -> int:
+    """How many leading axes a sum takes away, if the shape that is kept is that of a bias.
+
+    Args:
+        matcher: reads the graph.
+        number: the Sum.
+        shape: of the tensor that is summed.
+        kept: the shape that the sum is reshaped to.
+
+    Returns:
+        The number of leading axes that are summed, at least 1 and fewer than there are; 0 where
+        the sum is of another kind.
+    """
+    for axes in range(len(shape) - 1, 0, -1):
+        rest = list(shape[axes:])
+        leading, trailing = kept[: -len(rest)], kept[-len(rest) :]
+        if trailing != rest or not set(leading) <= {1}:
+            continue
+        if reduces(matcher, number, axes, len(shape)):
+            return axes
+    return 0

@@ -1,0 +1,73 @@
+"""What a pass over the units of a graph is given, and how it is declared."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+from graph_passes.ops.kernels import KernelSupport
+from graph_passes.policy.config import PrecisionConfig
+from graph_passes.policy.op_lists import OpLists
+from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.units.float32_units import Float32Unit
+from graph_passes.units.normalization.norms import FoundNorm, find_norms
+
+
+@dataclasses.dataclass
+class UnitSearch:
+    """One graph in which units are looked for.
+
+    Attributes:
+        edits: receives the replacements, the lists and the near misses.
+        config: dtype and device.
+        lists: the op lists in force.
+        support: answers what has a kernel in the target dtype.
+        in_float32: the units found so far that compute in float32 inside.
+        exact: nodes whose sums must not be rounded, by number: they feed what flows back to x.
+    """
+
+    edits: GraphEdits
+    config: PrecisionConfig
+    lists: OpLists
+    support: KernelSupport
+    in_float32: list[Float32Unit] = dataclasses.field(default_factory=list)
+    exact: set[int] = dataclasses.field(default_factory=set)
+
+    @functools.cached_property
+    def norms(self) -> list[FoundNorm]:
+        """The normalizations over single examples; those that are replaced are taken out."""
+        return find_norms(self.edits, of_batch=False)
+
+    @property
+    def is_float16(self) -> bool:
+        """Whether the target dtype has a smaller range than float32."""
+        return self.config.target_dtype == "float16"
+
+    @property
+    def is_bfloat16_cpu(self) -> bool:
+        """Whether the kernels are those of oneDNN and Eigen in bfloat16."""
+        return (self.config.device, self.config.target_dtype) == ("CPU", "bfloat16")
+
+    def infers(self, op: str) -> bool:
+        """Whether an op is on the infer list: a pattern around one that is not stays float32."""
+        return self.lists.list_of(op) == "infer"
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitPass:
+    """One pass, switched off by the name of its rule.
+
+    Attributes:
+        rule: its name.
+        run: looks for units and proposes their replacements.
+        ops: nothing is to be found in a graph that has none of these.
+        requires: what passes before it must have found out.
+        ensures: what passes behind it may rely on.
+    """
+
+    rule: str
+    run: Callable[[UnitSearch], None]
+    ops: Sequence[str]
+    requires: Sequence[str] = ()
+    ensures: Sequence[str] = ()

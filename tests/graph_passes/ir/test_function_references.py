@@ -1,0 +1,66 @@
+"""Which functions a graph calls."""
+
+from __future__ import annotations
+
+import pytest
+from graph_text import graph
+
+from graph_passes.ir.function_references import FunctionReferences
+
+TEXT = """
+def inner(a: float32):
+    b = Relu(a)
+    return b
+
+def outer(a: float32):
+    b = inner(a)
+    return b
+
+def other(a: float32):
+    b = Tanh(a)
+    return b
+
+x = Const(0.5, [4])
+"""
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "reachable"),
+    [
+        ("Relu", {}, set()),
+        ("inner", {}, {"inner"}),
+        ("outer", {}, {"inner", "outer"}),
+        ("PartitionedCall", {"f": "other"}, {"other"}),
+        ("OpOfAnotherLibrary", {"run": "outer"}, {"inner", "outer"}),
+    ],
+)
+def test_functions_that_a_graph_may_call(
+    op: str, attrs: dict[str, str], reachable: set[str]
+) -> None:
+    graph_def = graph(TEXT)
+    node = graph_def.node.add(name="y", op=op, input=["x"])
+    for attr, function in attrs.items():
+        node.attr[attr].func.name = function
+    references = FunctionReferences(graph_def)
+    assert references.reachable() == reachable
+    assert references.called([node]) == {op, *attrs.values()} & reachable
+
+
+@pytest.mark.parametrize(
+    ("op", "marked", "pipeline"),
+    [
+        ("MapDataset", "", {"inner", "outer"}),
+        ("OneShotIterator", "", {"inner", "outer"}),
+        ("PartitionedCall", "", set()),
+        ("PartitionedCall", "other", {"other"}),
+        ("ReduceDataset", "other", {"inner", "outer", "other"}),
+    ],
+)
+def test_functions_that_run_in_a_pipeline(op: str, marked: str, pipeline: set[str]) -> None:
+    """Those that its ops name or that tracing has marked, and what they call."""
+    graph_def = graph(TEXT)
+    graph_def.node.add(name="y", op=op, input=["x"]).attr["f"].func.name = "outer"
+    for function in graph_def.library.function:
+        if function.signature.name == marked:
+            function.attr["_tf_data_function"].b = True
+    assert FunctionReferences(graph_def).of_pipelines() == pipeline

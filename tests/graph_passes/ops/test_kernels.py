@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+from graph_text import graph
+from tensorflow.core.framework import kernel_def_pb2, types_pb2
+
+from graph_passes.ops import kernels
+from graph_passes.ops.kernels import KernelSupport, missing_kernels_note, registered_gpu_kernels
+from graph_passes.ops.op_types import Slot, registered_op_type
+
+HALF, BFLOAT16 = types_pb2.DT_HALF, types_pb2.DT_BFLOAT16
+
+
+def has_kernel(device: str, dtype: int, line: str, slot: Slot) -> bool:
+    node = graph(f"x = Const(0.5, [4, 4])\nn = Const(1, [4])\nnode = {line}").node[-1]
+    return KernelSupport(device, dtype).has_kernel(registered_op_type(node.op), slot, node)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "line", "slot", "expected"),
+    [
+        ("GPU", HALF, "MatMul(x, x)", Slot("T"), True),
+        ("CPU", BFLOAT16, "MatMul(x, x)", Slot("T"), True),
+        ("GPU", HALF, "Cholesky(x)", Slot("T"), False),
+        ("GPU", HALF, "Erfinv(x)", Slot("T"), False),  # the op admits it, but no kernel has it
+        ("CPU", BFLOAT16, "Cholesky(x)", Slot("T"), False),
+        ("GPU", HALF, "Identity(x)", Slot("T"), True),
+        ("GPU", HALF, "IdentityN(x, n)", Slot("T", 0), True),
+        ("GPU", HALF, "Shape(x)", Slot("T"), True),
+        ("GPU", HALF, "Shape(x)", Slot("", fixed=types_pb2.DT_FLOAT), False),
+        ("TPU", HALF, "Relu(x)", Slot("T"), False),
+    ],
+)
+def test_kernels_of_the_build(
+    device: str, dtype: int, line: str, slot: Slot, expected: bool
+) -> None:
+    assert has_kernel(device, dtype, line, slot) == expected
+
+
+def test_other_attributes_of_the_node_count() -> None:
+    """A kernel may take a dtype for one attribute only together with another."""
+    support, gather = KernelSupport("GPU", HALF), registered_op_type("GatherV2")
+    node = graph("x = Const(0.5, [4])\nnode = GatherV2(x, [1, 2], 0)").node[-1]
+    assert support.has_kernel(gather, Slot("Tparams"), node)
+    node.attr["Tindices"].type = types_pb2.DT_STRING
+    assert not support.has_kernel(gather, Slot("Tparams"), node)
+
+
+def test_gpu_kernels_are_registered_without_a_gpu() -> None:
+    assert registered_gpu_kernels() > 300
+
+
+def test_a_build_without_gpu_kernels_says_so(monkeypatch):
+    assert missing_kernels_note("GPU") is None
+    cpu_alone = kernel_def_pb2.KernelList()
+    cpu_alone.kernel.add(op="MatMul", device_type="CPU")
+    monkeypatch.setattr(kernels.kernels, "get_all_registered_kernels", lambda: cpu_alone)
+    monkeypatch.setattr(kernels, "_devices_of", lambda op: {"CPU": ((),)})
+    note = missing_kernels_note("GPU")
+    assert note is not None
+    assert "0 op types" in note
+    assert "tensorflow-cpu" in note
+    assert missing_kernels_note("CPU") is None

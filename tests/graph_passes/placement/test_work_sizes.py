@@ -1,0 +1,194 @@
+"""Sizes of work, worked out from static shapes of which a dimension may be unknown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from graph_text import graph, inferred_shapes
+
+from graph_passes.functions.call_tree import build_call_tree, node_types_with
+from graph_passes.functions.inlining import inline
+from graph_passes.ir.view import view_graph
+from graph_passes.placement.work_sizes import UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
+from graph_passes.policy.cost_table import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, Curve, OpCost
+from tf_amp.hosts.function_shapes import static_shapes
+
+FLOPS = OpCost("flops", Curve((1,), (1.0,)), Curve((1,), (1.0,)))
+
+
+def sizes_of(function, *shapes):
+    """The sizes of a function's graph, and the numbers of its nodes by name."""
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+    view = view_graph(graph.as_graph_def(), static_shapes(graph))
+    return WorkSizes(view), view.index
+
+
+@pytest.mark.parametrize(("batch", "counted"), [(5, 5), (None, UNKNOWN_DIMENSION)])
+def test_an_axis_made_of_several_counts_for_all_of_them(batch, counted):
+    def merge(x: tf.Tensor) -> tf.Tensor:
+        rows = tf.reshape(x, [-1, 4], name="rows")
+        return tf.matmul(rows, rows, transpose_a=True, name="product")
+
+    sizes, index = sizes_of(merge, (batch, 6, 7, 4))
+    assert sizes.elements(index["rows"]) == counted * 6 * 7 * 4
+    assert sizes.size(index["product"], FLOPS) == 2 * 4 * 4 * counted * 6 * 7
+
+
+def test_float32_tensors_of_several_nodes_are_told_at_once():
+    def function(x: tf.Tensor) -> tf.Tensor:
+        first, second = tf.raw_ops.Split(axis=1, value=x, num_split=2, name="halves")
+        ids = tf.cast(tf.add_n([second, first, second], name="sum"), tf.int32, name="ids")
+        return tf.gather(x, ids, name="rows")
+
+    sizes, index = sizes_of(function, (3, 8))
+    x, halves, total, ids = (index[name] for name in ("x", "halves", "sum", "ids"))
+    second = halves + len(index)
+    numbers = np.array([ids, total, halves])
+    for found, expected in (
+        (sizes.read(numbers), [(ids, total), *((total, t) for t in (second, halves, second)),
+                               (halves, x)]),
+        (sizes.written(numbers), [(total, total), (halves, halves), (halves, second)]),
+    ):  # fmt: skip
+        tensors, places = found
+        assert list(zip(numbers[places], tensors, strict=True)) == expected
+    assert sizes.counted(np.array([second, x, second])).tolist() == [12, 24, 12]
+
+
+def test_a_shape_of_unknown_rank_has_no_size():
+    sizes, index = sizes_of(lambda x: tf.nn.relu(x, name="y"), None)
+    assert sizes.elements(index["y"]) is None
+    assert sizes.counted(np.array([index["y"]])) == [UNKNOWN_ELEMENTS]
+
+
+@pytest.mark.parametrize(
+    ("transpose", "variant"),
+    [({}, ""), ({"transpose_a": True}, ""), ({"transpose_b": True}, TRANSPOSED)],
+)
+def test_reading_the_second_matrix_by_columns_is_a_variant(transpose, variant):
+    function = lambda x, y: tf.matmul(x, y, name="z", **transpose)  # noqa: E731
+    sizes, index = sizes_of(function, (8, 8), (8, 8))
+    assert sizes.variant(index["z"]) == variant
+
+
+@pytest.mark.parametrize(("other", "variant"), [((8,), BROADCAST), ((3, 8), "")])
+def test_reading_a_smaller_tensor_is_a_variant(other, variant):
+    sizes, index = sizes_of(lambda x, y: tf.add(x, y, name="z"), (3, 8), other)
+    assert sizes.variant(index["z"]) == variant
+
+
+@pytest.mark.parametrize(
+    ("equation", "counted"),
+    [
+        ("bij,jk->bik", 2 * 3 * 4 * 5 * 6),
+        ("bij,jk->bk", 2 * 3 * 4 * 5 * 6),
+        ("...j,jk->...k", None),
+    ],
+)
+def test_an_einsum_multiplies_for_every_combination_of_labels(equation, counted):
+    def function(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.Einsum(inputs=[x, y], equation=equation, name="z")
+
+    sizes, index = sizes_of(function, (3, 4, 5), (5, 6))
+    assert sizes.size(index["z"], FLOPS) == counted
+    sizes, index = sizes_of(function, (None, 4, 5), (5, 6))
+    unknown = None if counted is None else counted // 3 * UNKNOWN_DIMENSION
+    assert sizes.size(index["z"], FLOPS) == unknown
+
+
+def test_a_convolution_of_volumes_and_its_gradients_have_equal_work():
+    def function(x: tf.Tensor, weights: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        attrs = {"strides": [1, 2, 2, 2, 1], "padding": "SAME"}
+        raw = tf.raw_ops
+        raw.Conv3D(input=x, filter=weights, name="forward", **attrs)
+        raw.Conv3DBackpropInputV2(
+            input_sizes=[2, 4, 4, 4, 3], filter=weights, out_backprop=y, name="to_input", **attrs
+        )
+        return raw.Conv3DBackpropFilterV2(
+            input=x, filter_sizes=[3, 3, 3, 3, 5], out_backprop=y, name="to_filter", **attrs
+        )
+
+    sizes, index = sizes_of(function, (2, 4, 4, 4, 3), (3, 3, 3, 3, 5), (2, 2, 2, 2, 5))
+    for name in ("forward", "to_input", "to_filter"):
+        assert sizes.size(index[name], FLOPS) == 2 * (2 * 2 * 2 * 2 * 5) * 3 * 3 * 3 * 3
+        assert sizes.variant(index[name]) == STRIDED
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "attrs", "counted"),
+    [
+        ((3, 5), (5, 7), {}, 2 * 3 * 7 * 5),
+        ((5, 3), (5, 7), {"transpose_a": True}, 2 * 3 * 7 * 5),
+        ((2, 3, 5), (2, 5, 7), {}, 2 * 2 * 3 * 7 * 5),
+        ((2, 5, 3), (2, 5, 7), {"transpose_a": True}, 2 * 2 * 3 * 7 * 5),
+        ((None, None), (5, 7), {}, 2 * UNKNOWN_DIMENSION * 7 * UNKNOWN_DIMENSION),
+        (None, (5, 7), {}, None),
+    ],
+)
+def test_a_product_sums_over_one_axis_of_its_first_factor(left, right, attrs, counted):
+    function = lambda x, y: tf.matmul(x, y, name="z", **attrs)  # noqa: E731
+    sizes, index = sizes_of(function, left, right)
+    assert sizes.size(index["z"], FLOPS) == counted
+
+
+@pytest.mark.parametrize(
+    ("weights", "variant", "counted"),
+    [
+        ((3, 3, 5, 7), "", 3 * 3 * 5),
+        ((1, 1, 5, 7), POINTWISE, 5),
+        ((1, 3, 5, 7), "", 3 * 5),
+        ((None, 3, 5, 7), "", UNKNOWN_DIMENSION * 3 * 5),
+        (None, "", None),
+    ],
+)
+def test_a_convolution_sums_over_a_window(weights, variant, counted):
+    def function(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        strides = [1, 1, 1, 1]
+        return tf.raw_ops.Conv2D(input=x, filter=w, strides=strides, padding="SAME", name="y")
+
+    sizes, index = sizes_of(function, (2, 8, 8, 5), weights)
+    assert sizes.variant(index["y"]) == variant
+    made = 2 * 8 * 8 * 7
+    assert sizes.size(index["y"], FLOPS) == (None if counted is None else 2 * made * counted)
+
+
+def test_a_depthwise_convolution_sums_over_one_channel():
+    def function(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.DepthwiseConv2dNative(
+            input=x, filter=w, strides=[1, 1, 1, 1], padding="SAME", name="y"
+        )
+
+    sizes, index = sizes_of(function, (2, 8, 8, 5), (3, 3, 5, 2))
+    assert sizes.size(index["y"], FLOPS) == 2 * (2 * 8 * 8 * 10) * 3 * 3
+
+
+def test_what_makes_a_tensor_of_unknown_rank_has_no_variant():
+    sizes, index = sizes_of(lambda x, y: tf.add(x, y, name="z"), None, (8,))
+    assert sizes.variant(index["z"]) == ""
+
+
+def test_outputs_that_no_shape_is_given_for_have_no_size():
+    view = view_graph(graph("x = Placeholder(dtype=float32, shape=[8])"), lambda _: ())
+    assert WorkSizes(view).elements(0) is None
+
+
+def test_an_argument_has_the_size_of_what_the_calling_node_takes():
+    graph_def = graph("""
+        def layer(a: float32):
+            b = MatMul(a, a)
+            return b
+
+        x = Placeholder(dtype=float32, shape=[8, 8])
+        y = MatMul(x, x)
+        call = PartitionedCall(y, Tout=[float32], f=layer)
+    """)
+    library = {function.signature.name: function for function in graph_def.library.function}
+    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    joined = inline(tree)
+    views = {tree: view_graph(graph_def, node_types=node_types_with(library.get))}
+    (layer,) = tree.calls[0].callees
+    view = joined.view(views, {tree: inferred_shapes(graph_def), layer: None})
+    sizes = WorkSizes(view)
+    assert sizes.elements(view.index["layer@1/a"]) == 64
+    assert sizes.elements(view.index["layer@1/b"]) is None

@@ -1,0 +1,197 @@
+"""What replacements must not do, and what they inherit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from graph_text import graph, inferred_shapes
+from tensorflow.core.framework import graph_pb2
+
+from graph_passes.ir.copying import copy_graph
+from graph_passes.ir.view import view_graph
+from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.rewriter.replacement import Replacement
+
+TEXT = """
+x = Const(0.5, [4, 8])
+n = Const([4, 8])
+other = Square(x)
+axes = Const([0])
+a = Exp(x)
+b = Sqrt(a)
+c = Tanh(b)
+out = Identity(c)
+"""
+
+
+def to_relu(new: Replacement) -> None:
+    new.replace(new.view.index["b"], new.op.Relu("x"))
+
+
+def proposed(
+    graph_def: graph_pb2.GraphDef,
+    write: Callable[[Replacement], None] = to_relu,
+    preserve: tuple[str, ...] = ("out",),
+) -> GraphEdits:
+    edits = GraphEdits(view_graph(graph_def, inferred_shapes(graph_def)), preserve)
+    edits.propose("rule", edits.view.index["b"], write)
+    return edits
+
+
+def why(edits: GraphEdits) -> str:
+    (miss,) = edits.misses
+    assert not edits.units
+    assert edits.apply() is edits.view
+    return miss.why
+
+
+def test_what_passes_is_made() -> None:
+    before = graph(TEXT)
+    edits = proposed(before)
+    assert (edits.units, edits.misses) == (["rule: b"], [])
+    after = {node.name: list(node.input) for node in copy_graph(before, edits.apply()).node}
+    assert after["c"] == ["b/Relu"]
+    assert after["b/Relu"] == ["x"]
+    assert "a" not in after
+
+
+def test_a_fault_of_one_unit_is_a_near_miss_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    def write(new: Replacement) -> None:
+        to_relu(new)
+        raise IndexError("no such port")
+
+    assert why(proposed(graph(TEXT), write)) == "the search failed: IndexError: no such port"
+    (record,) = caplog.records
+    assert "'b' failed" in record.getMessage()
+    assert "fault of tf_amp" in record.getMessage()
+
+
+def test_lists_go_with_what_fails() -> None:
+    def write(new: Replacement) -> None:
+        new.listed["c"] = "infer"
+        to_relu(new)
+
+    assert proposed(graph(TEXT), write).listed == {"c": "infer"}
+    assert proposed(graph(TEXT), write, ("out", "a")).listed == {}
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_nothing_fed_or_fetched_is_inside(name: str) -> None:
+    assert f"'{name}' is to be preserved" in why(proposed(graph(TEXT), preserve=("out", name)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("a = Exp(x)", "r = RandomUniform(n, dtype=float32)\na = Mul(x, r)", "has a state"),
+        ("a = Exp(x)", 'e = Enter(other, frame_name="f")\na = Mul(x, e)', "has a state"),
+        ("out = Identity(c)", "out = AddV2(c, a)", "'out' outside the unit reads 'a'"),
+    ],
+)
+def test_what_is_inside_is_nobody_elses(old: str, new: str, reason: str) -> None:
+    assert reason in why(proposed(graph(TEXT.replace(old, new))))
+
+
+@pytest.mark.parametrize("line", ["s = Shape(a)", "s = Neg(a)"])
+def test_readers_that_need_no_value_do_no_harm(line: str) -> None:
+    assert proposed(graph(TEXT + line)).units == ["rule: b"]
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (
+            lambda new: new.replace(
+                new.view.index["b"], new.op.MatMul("x", "other", transpose_b=True)
+            ),
+            "shape from",
+        ),
+        (lambda new: new.replace(new.view.index["b"], new.op.Sum("x", "axes")), "shape from"),
+        (
+            lambda new: new.replace(new.view.index["b"], new.op.Cast("x", DstT=2)),
+            "from float to double",
+        ),
+        (
+            lambda new: new.replace(new.view.index["b"], new.op.Mul("x", "n")),
+            "Mul takes float, not int32",
+        ),
+        (
+            lambda new: new.replace(new.view.index["b"], new.op.Exp("n")),
+            "Exp does not compute in int32",
+        ),
+        (
+            lambda new: new.replace(new.view.index["b"], new.op.BiasAdd("x", "x")),
+            "no operand of rank 2",
+        ),
+        (
+            lambda new: new.replace(new.view.index["b"], new.op.Relu("b")),
+            "reads what it is to make",
+        ),
+    ],
+)
+def test_operands_and_results_agree(write: Callable[[Replacement], None], reason: str) -> None:
+    assert reason in why(proposed(graph(TEXT), write))
+
+
+def test_an_operand_of_unknown_rank_is_a_near_miss() -> None:
+    text = TEXT.replace("x = Const(0.5, [4, 8])", "x = Placeholder(dtype=float32, shape=None)")
+    edits = proposed(
+        graph(text), lambda new: new.replace(new.view.index["b"], new.op.MatMul("x", "x"))
+    )
+    assert "nothing shows the rank of 'x'" in why(edits)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT.replace("b = Sqrt(a)", "b = Sqrt(a, after=[other])"),
+        TEXT.replace("a = Exp(x)", "a = Exp(x, after=[other])"),
+        TEXT.replace("a = Exp(x)", "one = Const(1.0, after=[other])\na = Mul(x, one)"),
+    ],
+    ids=["the end", "inside", "a constant"],
+)
+def test_what_was_waited_for_is_waited_for(text: str) -> None:
+    before = graph(text)
+    after = copy_graph(before, proposed(before).apply())
+    reads = {node.name: list(node.input) for node in after.node}
+    assert reads["b/Relu"] == ["x", "^other"]
+
+
+def test_where_nothing_new_can_wait_nothing_is_replaced() -> None:
+    text = TEXT.replace("b = Sqrt(a)", "b = Sqrt(a, after=[other])")
+    edits = proposed(graph(text), lambda new: new.replace(new.view.index["b"], "x"))
+    assert "'b' waits for 'other'" in why(edits)
+
+
+def test_waiting_makes_no_cycle() -> None:
+    text = """
+x = Const(0.5, [4, 8])
+b = Exp(x)
+late = Tanh(b)
+d = Sqrt(x, after=[late])
+out = AddV2(late, d)
+"""
+
+    def write(new: Replacement) -> None:
+        left, right = new.op.Split(
+            new.constant(0, name="axis", beside="x"),
+            new.op.ConcatV2("x", "x", "axis0", N=2),
+            num_split=2,
+        )
+        new.replace(new.view.index["b"], left)
+        new.replace(new.view.index["d"], right)
+
+    edits = GraphEdits(view_graph(graph("axis0 = Const(0)\n" + text)), ("out",))
+    edits.propose("rule", edits.view.index["b"], write)
+    assert "could make a cycle" in why(edits)
+
+
+def test_survivors_move_to_what_takes_the_place_of_what_is_gone() -> None:
+    before = graph(TEXT)
+    for node in before.node:
+        if node.name in ("c", "out"):
+            node.attr["_class"].list.s.extend([b"loc:@b" if node.name == "c" else b"loc:@a"])
+    after = {n.name: n for n in copy_graph(before, proposed(before).apply()).node}
+    assert list(after["c"].attr["_class"].list.s) == [b"loc:@b/Relu"]
+    assert "_class" not in after["out"].attr

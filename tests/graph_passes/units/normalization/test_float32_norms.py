@@ -1,0 +1,132 @@
+"""Normalizations as units that are float32 inside and take and give the target dtype."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from norm_networks import NORMS, RULES, token_network
+from tensorflow.core.framework import types_pb2
+from training_steps import Step, trace
+
+from graph_passes import PrecisionConfig, rewrite_graph_def
+from graph_passes.ir.view import view_graph
+from graph_passes.policy.op_lists import FLOAT32
+from graph_passes.units.fusion import Fusion, find_units
+
+UNFUSED = frozenset(("fused-layer-norm",))
+CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU", disabled_rules=UNFUSED)
+GPU = PrecisionConfig(target_dtype="float16", device="GPU", disabled_rules=UNFUSED)
+DENIED = frozenset(("Mean", "Rsqrt", "RsqrtGrad", "Square", "SquaredDifference", "Pow"))
+
+
+@pytest.fixture(scope="module", params=[(name, batch) for name in NORMS for batch in (8, None)])
+def named_step(request: pytest.FixtureRequest) -> tuple[str, Step]:
+    name, batch = request.param
+    return name, trace(token_network(name), batch)
+
+
+def units_of(step: Step, config: PrecisionConfig) -> Fusion:
+    return find_units(
+        step.graph_def, view_graph(step.graph_def, step.shapes), config, step.preserve
+    )
+
+
+def test_every_norm_is_a_unit_and_no_near_miss(named_step: tuple[str, Step]) -> None:
+    name, step = named_step
+    for config in (CPU, GPU):
+        fusion = units_of(step, config)
+        found = [unit for unit in fusion.units if unit.startswith(RULES[name])]
+        assert len(found) == 3
+        assert not fusion.misses
+
+
+def test_denied_ops_are_inside_and_stay_float32(named_step: tuple[str, Step]) -> None:
+    _, step = named_step
+    statistics = {
+        node.name for node in step.graph_def.node if node.op in DENIED and "pool" not in node.name
+    }
+    inside = {n for n, place in units_of(step, CPU).node_lists.items() if place == FLOAT32}
+    assert statistics <= inside
+    result = rewrite_graph_def(step.graph_def, CPU, preserve=step.preserve, shapes=step.shapes)
+    assert result.failure is None
+    nodes = {node.name: node for node in result.graph_def.node}
+    assert {nodes[n].attr["T"].type for n in inside if n in nodes} == {types_pb2.DT_FLOAT}
+
+
+@pytest.mark.parametrize(("config", "tolerance"), [(CPU, 0.05), (GPU, 0.005)])
+def test_gradients_agree_with_float32(
+    named_step: tuple[str, Step], config: PrecisionConfig, tolerance: float
+) -> None:
+    """The loss to 1 %, every gradient to a part of the largest one."""
+    _, step = named_step
+    result = rewrite_graph_def(step.graph_def, config, preserve=step.preserve, shapes=step.shapes)
+    (expected,), wanted = step.train(step.graph_def, 1)
+    (found,), changed = step.train(result.graph_def, 1)
+    assert found == pytest.approx(expected, rel=0.01)
+    largest = max(np.max(np.abs(new)) for new in step.updates(wanted))
+    for new, old in zip(step.updates(changed), step.updates(wanted), strict=True):
+        np.testing.assert_allclose(new / largest, old / largest, atol=tolerance)
+
+
+def test_a_second_rewrite_changes_nothing(named_step: tuple[str, Step]) -> None:
+    _, step = named_step
+    once = rewrite_graph_def(step.graph_def, CPU, preserve=step.preserve, shapes=step.shapes)
+    twice = rewrite_graph_def(once.graph_def, CPU, preserve=step.preserve)
+    assert twice.graph_def == once.graph_def
+
+
+def test_the_residual_sum_behind_a_norm_is_low() -> None:
+    """As it is where nothing denied is near; without the unit it stays float32."""
+    step = trace(token_network("rms"), 8)
+    converted = {}
+    for rules in ((), ("rms-norm",)):
+        config = PrecisionConfig(
+            target_dtype="float16", device="GPU", disabled_rules=UNFUSED | {"cast-cut", *rules}
+        )
+        result = rewrite_graph_def(
+            step.graph_def, config, preserve=step.preserve, shapes=step.shapes
+        )
+        nodes = result.graph_def.node
+        converted[rules] = sum(node.op == "Cast" for node in nodes)
+    assert converted[()] < converted["rms-norm",]
+
+
+@pytest.mark.parametrize("name", ["layer", "rms"])
+def test_each_rule_can_be_switched_off(name: str) -> None:
+    step = trace(token_network(name), 8)
+    off = PrecisionConfig(
+        target_dtype="bfloat16", device="CPU", disabled_rules=UNFUSED | {RULES[name]}
+    )
+    assert not any(unit.startswith(RULES[name]) for unit in units_of(step, off).units)
+    assert FLOAT32 not in units_of(step, off).node_lists.values()
+
+
+def test_a_gradient_of_which_nothing_comes_hinders_no_unit() -> None:
+    step = trace(token_network("layer"), 8)
+    graph_def = type(step.graph_def).FromString(step.graph_def.SerializeToString())
+    twin = graph_def.node.add()
+    twin.CopyFrom(next(node for node in graph_def.node if node.op == "RsqrtGrad"))
+    twin.name = "twin"
+    fusion = find_units(graph_def, view_graph(graph_def, step.shapes), CPU, step.preserve)
+    assert sum(unit.startswith("layer-norm") for unit in fusion.units) == 3
+    assert not fusion.misses
+
+
+def test_a_near_miss_is_reported_and_left_alone() -> None:
+    step = trace(token_network("layer"), 8)
+    graph_def = type(step.graph_def).FromString(step.graph_def.SerializeToString())
+    squares = next(node for node in graph_def.node if node.op == "SquaredDifference")
+    variance = next(node for node in graph_def.node if squares.name in node.input[:1])
+    axes = next(node for node in graph_def.node if node.name == variance.input[1])
+    other = graph_def.node.add()
+    other.CopyFrom(axes)
+    other.name = variance.input[1] = "other_axes"
+    other.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([1], tf.int32))
+    assert variance.op == "Mean"
+    fusion = find_units(graph_def, view_graph(graph_def, step.shapes), CPU, step.preserve)
+    assert sum(unit.startswith("layer-norm") for unit in fusion.units) == 2
+    assert {miss.why for miss in fusion.misses} == {"mean and variance are over different axes"}
+    once = rewrite_graph_def(graph_def, GPU, preserve=step.preserve, shapes=step.shapes)
+    twice = rewrite_graph_def(once.graph_def, GPU, preserve=step.preserve)
+    assert twice.graph_def == once.graph_def

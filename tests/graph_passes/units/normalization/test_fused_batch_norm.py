@@ -1,0 +1,287 @@
+"""Batch normalization over a batch as one fused op, in every form in which layers write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from graph_text import graph
+from layer_graphs import (
+    CPU,
+    GPU,
+    OF_PRODUCTS,
+    OF_UNIT,
+    LayerGraph,
+    assert_near,
+    inside,
+    low_statistics,
+    trace_layer,
+    whole_numbers,
+    wide_casts,
+)
+from tensorflow.core.framework import types_pb2
+
+from graph_passes import PrecisionConfig
+from graph_passes.ir.view import view_graph
+from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
+
+LOW = {"GPU": types_pb2.DT_HALF, "CPU": types_pb2.DT_BFLOAT16}
+ROUNDING = {"GPU": 2**-11, "CPU": 2**-8}
+"""What one rounding to the target dtype and a few of float32 may change."""
+
+FORMS: dict[str, tuple[Callable[[], object], tuple[int | None, ...], str]] = {
+    "plain": (
+        lambda: keras.layers.BatchNormalization(scale=False, center=False),
+        (8, 4, 4, 16),
+        "NHWC",
+    ),
+    "no scale": (lambda: keras.layers.BatchNormalization(scale=False), (8, 4, 4, 16), "NHWC"),
+    "no offset": (lambda: keras.layers.BatchNormalization(center=False), (8, 4, 4, 16), "NHWC"),
+    "any size": (keras.layers.BatchNormalization, (None, None, None, 16), "NHWC"),
+    "channels first": (lambda: keras.layers.BatchNormalization(axis=1), (8, 4, 6, 16), "NCHW"),
+    "channels between": (lambda: keras.layers.BatchNormalization(axis=2), (4, 3, 5, 16), "NCHW"),
+    "rank 2": (keras.layers.BatchNormalization, (32, 16), "NHWC"),
+    "rank 3": (keras.layers.BatchNormalization, (8, 6, 16), "NHWC"),
+    "rank 5": (keras.layers.BatchNormalization, (4, 3, 3, 2, 16), "NHWC"),
+    "tf_keras, rank 2": (tf_keras.layers.BatchNormalization, (32, 16), "NHWC"),
+    "tf_keras, rank 3, no scale, channels first": (
+        lambda: tf_keras.layers.BatchNormalization(axis=1, scale=False),
+        (8, 6, 16),
+        "NCHW",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=[(name, known) for name in FORMS for known in (True, False)])
+def form(request: pytest.FixtureRequest) -> tuple[str, LayerGraph]:
+    name, known = request.param
+    layer, shape, _ = FORMS[name]
+    return name, trace_layer(layer(), shape if known else (None, *shape[1:]))
+
+
+def values(name: str) -> tuple[np.ndarray, np.ndarray]:
+    return whole_numbers(tuple(size or 6 for size in FORMS[name][1]))
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+def test_every_form_is_one_op_each_way(
+    form: tuple[str, LayerGraph], config: PrecisionConfig
+) -> None:
+    name, layer = form
+    assert not layer.find(config).misses
+    result = layer.rewrite(config)
+    nodes = [n for n in result.graph_def.node if n.op.startswith("FusedBatchNorm")]
+    assert [n.op for n in nodes] == ["FusedBatchNormV3", "FusedBatchNormGradV3"]
+    for node in nodes:
+        assert node.attr["T"].type == LOW[config.device]
+        assert node.attr["U"].type == types_pb2.DT_FLOAT
+        assert node.attr["data_format"].s.decode() == FORMS[name][2]
+    assert not low_statistics(result.graph_def)
+    assert not any(n.op in ("SquaredDifference", "RsqrtGrad") for n in result.graph_def.node)
+    assert wide_casts(layer, result) == OF_PRODUCTS, "x, y, dy and dx stay in the target dtype"
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+def test_gradients_and_stored_statistics_are_those_of_float32(
+    form: tuple[str, LayerGraph], config: PrecisionConfig
+) -> None:
+    name, layer = form
+    wanted = layer.run(layer.graph_def, *values(name))
+    assert_near(layer.run(layer.find(config).proto, *values(name)), wanted, 1e-5)
+    found = layer.run(layer.rewrite(config).graph_def, *values(name))
+    y, dx = slice(0, 1), slice(1, 2)
+    for part in (y, dx):
+        assert_near(found[part], wanted[part], ROUNDING[config.device])
+    assert_near(found[2:], wanted[2:], 1e-5)
+
+
+def test_the_values_of_these_tests_need_statistics_in_float32() -> None:
+    x, _ = values("rank 2")
+    low = tf.cast(x, tf.bfloat16)
+    mean = tf.cast(tf.add_n(tf.unstack(low)) / len(x), tf.float32)
+    assert np.abs(mean - x.mean(0)).max() > 0.1
+
+
+@pytest.fixture(scope="module")
+def tiny_epsilon() -> LayerGraph:
+    """A layer whose epsilon is too small for the kernels of a GPU."""
+    return trace_layer(keras.layers.BatchNormalization(epsilon=1e-6), (32, 16))
+
+
+def test_what_cannot_be_fused_is_a_unit_in_float32(tiny_epsilon: LayerGraph) -> None:
+    fusion = tiny_epsilon.find(GPU)
+    assert [miss.why for miss in fusion.misses] == ["epsilon 1e-06 is below 1e-05"]
+    assert [u.partition(":")[0] for u in fusion.units] == ["batch-norm in float32"]
+    result = tiny_epsilon.rewrite(GPU)
+    assert not low_statistics(result.graph_def)
+    assert wide_casts(tiny_epsilon, result) == OF_PRODUCTS + OF_UNIT
+    given = whole_numbers((32, 16))
+    wanted = tiny_epsilon.run(tiny_epsilon.graph_def, *given)
+    assert_near(tiny_epsilon.run(result.graph_def, *given), wanted, ROUNDING["GPU"])
+
+
+def test_the_unit_in_float32_is_switched_off_with_the_rule(tiny_epsilon: LayerGraph) -> None:
+    off = PrecisionConfig(
+        target_dtype="float16", device="GPU", disabled_rules=frozenset(("batch-norm",))
+    )
+    assert inside(tiny_epsilon, GPU)
+    assert not inside(tiny_epsilon, off)
+    assert not tiny_epsilon.find(off).misses
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("options", [{}, {"center": False}], ids=["both", "no offset"])
+def test_behind_frozen_layers_the_gradient_is_that_of_the_parameters(
+    options: dict[str, bool], config: PrecisionConfig
+) -> None:
+    make = keras.layers.BatchNormalization
+    layer = trace_layer(make(**options), (32, 16), flows_back=False)
+    result = layer.rewrite(config)
+    assert [n.op for n in result.graph_def.node if n.op.startswith("FusedBatchNorm")] == [
+        "FusedBatchNormV3",
+        "FusedBatchNormGradV3",
+    ]
+    given = whole_numbers((32, 16))
+    wanted = layer.run(layer.graph_def, *given)
+    found = layer.run(result.graph_def, *given)
+    assert_near(found[:1], wanted[:1], ROUNDING[config.device])
+    assert_near(found[1:], wanted[1:], 1e-5)
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("known", [True, False])
+def test_data_is_not_rounded_before_its_mean_is_subtracted(
+    known: bool, config: PrecisionConfig
+) -> None:
+    """Years, of which bfloat16 tells apart only every eighth."""
+    layer = trace_layer(
+        keras.layers.BatchNormalization(),
+        (32 if known else None, 16),
+        is_data=True,
+        flows_back=False,
+    )
+    x, dy = whole_numbers((32, 16))
+    given = x + 1900.25, dy
+    wanted = layer.run(layer.graph_def, *given)
+    found = layer.run(layer.rewrite(config).graph_def, *given)
+    assert_near(found[:1], wanted[:1], ROUNDING[config.device])
+    assert_near(found[1:], wanted[1:], 1e-5)
+    (miss,) = layer.find(config).misses
+    assert "the input is data" in miss.why
+
+
+BATCH_NORM = """
+weights = Const(0.5, [8, 8])
+axes = Const([0])
+epsilon = Const(0.001)
+gamma_value = Const(1.0, [8])
+gamma = Identity(gamma_value)
+beta_value = Const(0.0, [8])
+beta = Identity(beta_value)
+x = MatMul(weights, weights)
+mean = Mean(x, axes)
+square = SquaredDifference(x, mean)
+variance = Mean(square, axes)
+total = AddV2(variance, epsilon)
+rsqrt = Rsqrt(total)
+scale = Mul(rsqrt, gamma)
+product = Mul(x, scale)
+shift = Mul(mean, scale)
+offset = Sub(beta, shift)
+y = AddV2(product, offset)
+z = MatMul(y, weights)
+"""
+
+
+def find(
+    text: str, preserve: tuple[str, ...] = (), **shapes: tuple[int | None, ...] | None
+) -> tuple[list[str], list[str]]:
+    """The units in a graph, and what came close."""
+    known = {"x": (8, 8), "y": (8, 8), "gamma": (8,), "beta": (8,), "mean": (8,), **shapes}
+    edits = GraphEdits(view_graph(graph(text), lambda name: (known.get(name),)), preserve)
+    left = fuse_batch_norms(
+        edits, least_epsilon=0.0, has_kernels=True, fold=False, products=("MatMul",)
+    )
+    names = [edits.view.names[unit.output] for unit in left]
+    return edits.units + [f"float32: {name}" for name in names], [m.why for m in edits.misses]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("scale = Mul(rsqrt, gamma)", "scale = Identity(rsqrt)"),
+        ("offset = Sub(beta, shift)", "offset = Neg(shift)"),
+        ("offset = Sub(beta, shift)", "turned = Neg(shift)\noffset = AddV2(turned, beta)"),
+        ("y = AddV2(product, offset)", "less = Sub(product, shift)\ny = Add(beta, less)"),
+        ("product = Mul(x, scale)", "scaled = Mul(x, gamma)\nproduct = Mul(scaled, rsqrt)"),
+        (
+            "y = AddV2(product, offset)",
+            """centred = Sub(x, mean)
+hat = Mul(centred, rsqrt)
+wide = Mul(gamma, hat)
+y = AddV2(wide, beta)""",
+        ),
+    ],
+)
+def test_every_way_of_writing_the_same_is_a_unit(old: str, new: str) -> None:
+    assert find(BATCH_NORM.replace(old, new)) == (["batch-norm: y"], [])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("product = Mul(x, scale)", "product = Mul(gamma, scale)"),
+        ("scale = Mul(rsqrt, gamma)", "scale = Exp(rsqrt)"),
+        ("offset = Sub(beta, shift)", "offset = Exp(shift)"),
+        ("offset = Sub(beta, shift)", "offset = AddV2(beta, shift)"),
+        ("beta = Identity(beta_value)", "beta = Exp(beta_value)"),
+        ("shift = Mul(mean, scale)", "shift = Mul(x, scale)"),
+        ("shift = Mul(mean, scale)", "shift = Mul(mean, rsqrt)"),
+    ],
+)
+def test_what_computes_something_else_is_a_near_miss(old: str, new: str) -> None:
+    units, (miss,) = find(BATCH_NORM.replace(old, new))
+    assert not units
+    assert miss == "found no node, or several, that make r g (x - m) + b of x"
+
+
+def test_what_is_read_inside_is_left_in_float32() -> None:
+    read = BATCH_NORM.replace("z = MatMul(y, weights)", "z = Mul(square, y)")
+    assert find(read, ("z",)) == (
+        ["float32: y"],
+        ["'z' outside the unit reads 'square'"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "obstacle"),
+    [
+        ((8, 4, 8), "the statistics keep 2 axes, not 1"),
+        (None, "nothing shows the rank of the input"),
+        ((8, None), "the number of channels is not known"),
+    ],
+)
+def test_what_cannot_be_fused_says_why(shape: tuple[int | None, ...] | None, obstacle: str) -> None:
+    text = BATCH_NORM.replace("offset = Sub(beta, shift)", "offset = Neg(shift)")
+    assert find(text, x=shape) == (["float32: y"], [f"{obstacle}"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shapes"),
+    [
+        ("scale = Mul(rsqrt, gamma)", "one = Const(1.0)\nscale = Mul(rsqrt, one)", {}),
+        ("offset = Sub(beta, shift)", "zero = Const(0.0)\noffset = Sub(zero, shift)", {}),
+        ("beta_value = Const(0.0, [8])", "beta_value = Const(0.0, [1, 8])", {"beta": (1, 8)}),
+        ("gamma_value = Const(1.0, [8])", "gamma_value = Const(1.0, [1, 8])", {"gamma": (1, 8)}),
+    ],
+)
+def test_scales_and_offsets_of_other_ranks_are_taken(
+    old: str, new: str, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    assert find(BATCH_NORM.replace(old, new), **shapes) == (["batch-norm: y"], [])

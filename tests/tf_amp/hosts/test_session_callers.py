@@ -1,0 +1,81 @@
+"""C++ code that makes sessions of its own, on its own threads, is answered without Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+import pytest
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+FAST = {
+    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
+    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
+}
+# A hang must fail its own test, and soon; the converter keeps Python's lock all the time.
+PRELUDE = """
+import faulthandler, sys
+faulthandler.dump_traceback_later(100, exit=True)
+import numpy as np, tensorflow as tf, tf_amp
+
+class Model(tf.Module):
+    def __init__(self):
+        self.weights = tf.Variable(np.ones((8, 4), np.float32))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 8), tf.float32)])
+    def __call__(self, x):
+        return tf.nn.softmax(tf.matmul(x, self.weights))
+
+def keras_model():
+    import keras
+    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4)])
+
+def saved():
+    import tempfile
+    path = tempfile.mkdtemp()
+    tf.saved_model.save(model, path)
+    return path
+
+tf_amp.enable_mixed_precision_graph_rewrite()
+model = Model()
+assert model(np.ones((2, 8), np.float32)).shape == (2, 4)
+"""
+CONVERTERS = {
+    "keras": "tf.lite.TFLiteConverter.from_keras_model(keras_model())",
+    "function": "tf.lite.TFLiteConverter.from_concrete_functions("
+    "[model.__call__.get_concrete_function()], model)",
+    "saved_model": "tf.lite.TFLiteConverter.from_saved_model(saved())",
+}
+
+
+@pytest.mark.parametrize("converter", CONVERTERS)
+def test_a_converter_that_keeps_the_lock_returns(run_python: RunPython, converter: str) -> None:
+    script = f"""{PRELUDE}
+assert len({CONVERTERS[converter]}.convert()) > 500
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    session.run(tf.matmul(tf.ones((8, 8)), tf.ones((8, 8))))
+assert tf_amp.status()["graphs_failed"] == 0
+tf_amp.disable_mixed_precision_graph_rewrite()
+assert len({CONVERTERS[converter]}.convert()) > 500
+print("returned")
+"""
+    assert run_python(script, FAST, timeout=150).stdout.endswith("returned\n")
+
+
+def test_threads_that_still_run_sessions_do_not_hold_up_the_exit(run_python: RunPython) -> None:
+    script = f"""{PRELUDE}
+import threading, time
+graph = tf.Graph()
+def work():
+    with graph.as_default(), tf.compat.v1.Session() as session:
+        for number in range(100000):
+            x = tf.constant(np.full((8, 8), number, np.float32))
+            session.run(tf.matmul(x, x) * 2.0)
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(2)
+print("leaving")
+"""
+    done = run_python(script, FAST, timeout=150, check=False)
+    assert done.stdout.endswith("leaving\n")
+    assert "Timeout" not in done.stderr

@@ -1,0 +1,64 @@
+"""Versions and members that are taken for granted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tf_amp.compatibility import (
+    FUNCTION_HOST,
+    KERAS,
+    SESSION_HOST,
+    TF_KERAS,
+    V1_OPTIMIZERS,
+    Member,
+    obstacle,
+    require,
+    unsupported,
+)
+
+TABLES = (FUNCTION_HOST, SESSION_HOST, KERAS, TF_KERAS, V1_OPTIMIZERS)
+
+
+@pytest.mark.parametrize("version", ["2.17.0", "2.19.1+cpu", "2.21.0", "2.21.0-rc1"])
+def test_supported_version(version: str) -> None:
+    assert unsupported(version) is None
+
+
+@pytest.mark.parametrize(
+    "version", ["1.15.5", "2.16.2", "2.22.0", "2.22.0-dev20260101", "3.0.0", "nightly"]
+)
+def test_unsupported_version_is_named_with_the_range(version: str) -> None:
+    why = unsupported(version)
+    assert why is not None
+    assert version in why
+    assert "2.17 to 2.21" in why
+
+
+@pytest.mark.parametrize("members", TABLES)
+def test_every_row_holds_here(members: tuple[Member, ...]) -> None:
+    assert obstacle(members) is None
+    assert len(set(members)) == len(members)
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        (Member("no_such_module", "name"), "no_such_module.name cannot be found"),
+        (Member("fractions", "Fraction.no_such"), "fractions.Fraction.no_such cannot be found"),
+        (Member("fractions", "Fraction.limit_denominator", ("self", "other")), "'other'"),
+    ],
+)
+def test_what_is_missing_or_differs_is_named(member: Member, said: str) -> None:
+    found = obstacle([Member("math", "sqrt"), member])
+    assert found is not None
+    assert said in found
+    with pytest.raises(AttributeError, match=member.path):
+        require([member])
+
+
+def test_a_member_that_is_as_expected() -> None:
+    assert Member("math", "sqrt").find() is math.sqrt
+    parameters = ("self", "max_denominator")
+    assert obstacle([Member("fractions", "Fraction.limit_denominator", parameters)]) is None

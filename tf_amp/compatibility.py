@@ -1,0 +1,164 @@
+"""What this package takes for granted of TensorFlow, Keras and tf_keras: versions and members.
+
+Most of the members are private and may change with any release. Each stands here as a row, and all
+rows of a part are checked before that part replaces anything.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+OLDEST, NEWEST = (2, 17), (2, 21)
+SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+
+
+class Member(NamedTuple):
+    """A member of another library.
+
+    Attributes:
+        module: Where it is.
+        path: Its name in the module, `Class.method` for one of a class.
+        parameters: Of a function whose calls are rebuilt or passed on by position: the names of
+            its parameters. None where they do not matter or cannot be read.
+    """
+
+    module: str
+    path: str
+    parameters: tuple[str, ...] | None = None
+
+    def find(self) -> Any:
+        """Returns the member.
+
+        Raises:
+            ImportError: There is no such module.
+            AttributeError: The module has no such member.
+        """
+        found = importlib.import_module(self.module)
+        for name in self.path.split("."):
+            found = inspect.getattr_static(found, name)
+        return found
+
+
+_EAGER = "tensorflow.python.eager"
+_ATOMIC = f"{_EAGER}.polymorphic_function.atomic_function"
+_PYWRAP = "tensorflow.python.client.pywrap_tf_session"
+_POLICY_STATE = "tensorflow.python.training.experimental.mixed_precision_global_state"
+
+FUNCTION_HOST = (
+    # Replaced.
+    Member(_ATOMIC, "from_func_graph", ("name", "graph", "attrs", "function_type", "overwrite")),
+    Member(_ATOMIC, "AtomicFunction._c_func"),
+    Member(_ATOMIC, "AtomicFunction.graph_debug_info"),
+    Member(_ATOMIC, "InterpolateRuntimeError.__exit__", ("self", "typ", "exc", "tb")),
+    Member(
+        f"{_EAGER}.polymorphic_function.concrete_function",
+        "ConcreteFunction.function_def",
+    ),
+    Member(f"{_EAGER}.context", "Context.add_function_def", ("self", "fdef")),
+    Member(f"{_EAGER}.context", "Context.remove_function", ("self", "name")),
+    Member(f"{_EAGER}.context", "Context.set_optimizer_experimental_options", ("self", "options")),
+    Member("tensorflow.python.data.ops.structured_function", "StructuredFunctionWrapper.__init__"),
+    Member("tensorflow.python.saved_model.function_deserialization", "load_function_def_library"),
+    # Read.
+    Member(_ATOMIC, "RUNTIME_FUNCTION_REFS"),
+    Member(_ATOMIC, "AtomicFunction.cached_definition"),
+    Member(_ATOMIC, "AtomicFunction.children"),
+    Member(_ATOMIC, "AtomicFunction.definition"),
+    Member(_ATOMIC, "AtomicFunction.graph"),
+    Member(_ATOMIC, "AtomicFunction.name"),
+    Member(f"{_EAGER}.context", "Context.function_scope_id"),
+    Member(f"{_EAGER}.context", "Context.get_c_function", ("self", "name")),
+    Member(f"{_EAGER}.context", "Context.get_function_def", ("self", "name")),
+    Member(f"{_EAGER}.context", "Context.has_function", ("self", "name")),
+    Member(f"{_EAGER}.polymorphic_function.attributes", "TF_DATA_FUNCTION"),
+    Member("tensorflow.python.framework.c_api_util", "ScopedTFFunction.get"),
+    Member("tensorflow.python.framework.c_api_util", "tf_buffer"),
+    Member("tensorflow.python.framework.func_graph", "FuncGraph"),
+    Member("tensorflow.python.framework.ops", "executing_eagerly_outside_functions"),
+    Member("tensorflow.python.util.tf_stack", "GraphDebugInfoBuilder"),
+    Member(_PYWRAP, "TF_FunctionToFunctionDef"),
+    Member(_PYWRAP, "TF_GetBuffer"),
+)
+SESSION_HOST = (
+    # Replaced.
+    Member(
+        "tensorflow.python.client.session",
+        "BaseSession.__init__",
+        ("self", "target", "graph", "config"),
+    ),
+    Member(_PYWRAP, "TF_SessionRun_wrapper"),
+    Member(_PYWRAP, "TF_SessionPRunSetup_wrapper"),
+    Member(_PYWRAP, "TF_SessionMakeCallable"),
+    # Read.
+    Member(_PYWRAP, "TF_LoadPluggableDeviceLibrary"),
+    Member(_POLICY_STATE, "non_mixed_precision_session_created"),
+    Member(_POLICY_STATE, "set_non_mixed_precision_session_created"),
+)
+KERAS = (
+    Member("keras", "Model.compile"),
+    Member("keras", "Model.fit"),
+    Member("keras", "Model.train_step"),
+    Member("keras", "optimizers.LossScaleOptimizer.apply"),
+    Member("keras", "optimizers.Optimizer.apply"),
+    Member("keras", "optimizers.Optimizer.apply_gradients"),
+    Member("keras", "optimizers.Optimizer.scale_loss"),
+)
+TF_KERAS = (
+    Member("tf_keras", "Model.compile"),
+    Member("tf_keras", "Model.fit"),
+    Member("tf_keras", "optimizers.Optimizer.apply_gradients"),
+    Member("tf_keras", "optimizers.Optimizer.minimize"),
+    Member("tf_keras", "optimizers.legacy.Optimizer.apply_gradients"),
+    Member("tf_keras", "optimizers.legacy.Optimizer.minimize"),
+)
+V1_OPTIMIZERS = (
+    Member("tensorflow.python.training.optimizer", "Optimizer.apply_gradients"),
+    Member("tensorflow.python.training.optimizer", "Optimizer.compute_gradients"),
+    Member("tensorflow.python.training.saver", "Saver.restore"),
+)
+
+
+def require(members: Iterable[Member]) -> None:
+    """Raises AttributeError, which names the member, unless all are as expected."""
+    found = obstacle(members)
+    if found is not None:
+        raise AttributeError(found)
+
+
+def unsupported(version: str) -> str | None:
+    """Says why a TensorFlow is not supported, None if it is.
+
+    Args:
+        version: Its version, such as "2.21.0".
+    """
+    release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if OLDEST <= release <= NEWEST:
+        return None
+    return (
+        f"TensorFlow {version} is not supported (supported: {SUPPORTED}). Install a supported "
+        "version, or a newer tf-amp."
+    )
+
+
+def obstacle(members: Iterable[Member]) -> str | None:
+    """Says which member is not as expected, None if all are.
+
+    A member that another package has wrapped counts with the parameters that it claims to have.
+    """
+    for member in members:
+        try:
+            found = member.find()
+        except (ImportError, AttributeError) as error:
+            return f"{member.module}.{member.path} cannot be found ({error})"
+        if member.parameters is not None:
+            parameters = tuple(inspect.signature(found).parameters)
+            if parameters != member.parameters:
+                return (
+                    f"{member.module}.{member.path} has the parameters {parameters}, and "
+                    f"{member.parameters} were expected: another package may have replaced it"
+                )
+    return None

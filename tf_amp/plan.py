@@ -1,0 +1,147 @@
+"""What is to be switched on: worked out from settings and machine, without touching anything."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, cast
+
+from graph_passes import PrecisionConfig, list_notes
+from tf_amp.cost_tables import TableChoice, choose_table
+from tf_amp.env_config import EnvConfigError, Settings
+from tf_amp.hardware import Target, choose_target
+from tf_amp.state import Status
+
+if TYPE_CHECKING:
+    from graph_passes.policy.config import Level
+
+ENVIRONMENT = "environment"
+"""The `source` of a plan that environment variables asked for."""
+
+_NO_REWRITE = Target(None, "CPU", "the graph rewrite was not asked for")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What follows from the settings on this machine.
+
+    Attributes:
+        settings: what was asked for.
+        source: who asked: `ENVIRONMENT`, or the name of the function that was called.
+        target: the dtype and device chosen, and why.
+        costs: the cost table in force, and where it comes from.
+        compiled_costs: the same for functions that XLA compiles.
+        config: what graphs are rewritten with; None if nothing is rewritten.
+        loss_scaling: whether optimizers are wrapped without being asked to one by one.
+        loss_scaling_reason: why it is on or off.
+    """
+
+    settings: Settings
+    source: str
+    target: Target
+    costs: TableChoice
+    compiled_costs: TableChoice
+    config: PrecisionConfig | None
+    loss_scaling: bool
+    loss_scaling_reason: str
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the author of the settings should know, one sentence each."""
+        return (*self.settings.notes, *(list_notes(self.config) if self.config else ()))
+
+    @property
+    def summary(self) -> str:
+        """What is on and who decided it, as one line."""
+        settings = self.settings
+        if not settings.graph_rewrite:
+            what = "graph rewrite off"
+        elif self.config is None:
+            what = "no graph is rewritten"
+        else:
+            what = self.target.reason
+        return (
+            f"{what}; level {settings.level or 'default'}; {len(settings.list_edits)} list edits; "
+            f"loss scaling {'on' if self.loss_scaling else 'off'} ({self.loss_scaling_reason}); "
+            f"decided by {', '.join(sorted(set(settings.decided_by.values())) or [self.source])}"
+        )
+
+    def status(self) -> Status:
+        """Returns the state that an installation of this plan starts from."""
+        settings = self.settings
+        return Status(
+            enabled=True,
+            why=f"switched on by {self.source}",
+            decided_by=dict(settings.decided_by),
+            graph_rewrite=self.config is not None,
+            target_dtype=self.target.target_dtype,
+            device=self.target.device,
+            reason=self.target.reason,
+            level=settings.level,
+            cost_table=self.costs.reason,
+            cost_table_xla=self.compiled_costs.reason,
+            list_edits=tuple(f"{e.list_name} {e.action} {e.op}" for e in settings.list_edits),
+            loss_scaling=self.loss_scaling,
+            loss_scaling_reason=self.loss_scaling_reason,
+            log_path=settings.log_path,
+        )
+
+
+def make_plan(settings: Settings, source: str) -> Plan:
+    """Works out what settings lead to on this machine.
+
+    Args:
+        settings: what is asked for.
+        source: who asks, for messages.
+
+    Raises:
+        tf_amp.env_config.EnvConfigError: settings that are legal one by one do not go together, or
+            the cost table that they name cannot be used.
+    """
+    target = choose_target(settings) if settings.graph_rewrite else _NO_REWRITE
+    costs = choose_table(settings, target)
+    loss_scaling, why = _decide_loss_scaling(settings, target, source)
+    return Plan(
+        settings=settings,
+        source=source,
+        target=target,
+        costs=costs,
+        compiled_costs=choose_table(settings, target, compiled=True),
+        config=_precision_config(settings, target, costs),
+        loss_scaling=loss_scaling,
+        loss_scaling_reason=why,
+    )
+
+
+def _precision_config(
+    settings: Settings, target: Target, costs: TableChoice
+) -> PrecisionConfig | None:
+    if target.target_dtype is None:
+        return None
+    try:
+        return PrecisionConfig(
+            target_dtype=target.target_dtype,
+            device=target.device,
+            level=cast("Level", settings.level),
+            list_edits=settings.list_edits,
+            disabled_rules=settings.disabled_rules,
+            cost_table=costs.table,
+        )
+    except ValueError as error:
+        variables = ", ".join(sorted(set(settings.decided_by.values())))
+        raise EnvConfigError(
+            f"The settings do not go together: {error} Settings came from: {variables}."
+        ) from error
+
+
+def _decide_loss_scaling(settings: Settings, target: Target, source: str) -> tuple[bool, str]:
+    """Decides whether optimizers are wrapped without being passed in, and says why."""
+    if not settings.loss_scaling:
+        by_call = source != ENVIRONMENT
+        return False, "but for optimizers that are passed in" if by_call else "not asked for"
+    if settings.loss_scaling_asked or not settings.graph_rewrite:
+        return True, "asked for"
+    if target.target_dtype is None:
+        return False, "no graph is rewritten"
+    if target.target_dtype == "bfloat16":
+        return False, "bfloat16 has the range of float32 and needs none"
+    return True, "float16 needs it"
