@@ -264,8 +264,8 @@ def off_again() -> None:
 
     from tensorflow.python.eager.polymorphic_function import atomic_function
 
-    hook = atomic_function.from_func_graph
     never, never_hlo = trace()
+    hook = atomic_function.from_func_graph
     switch_on()
 
     @tf.function
