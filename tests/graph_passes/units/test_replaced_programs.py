@@ -52,7 +52,8 @@ def attention(x: tf.Tensor, w: tf.Tensor, b: tf.Tensor) -> list[tf.Tensor]:
     with tf.GradientTape() as tape:
         tape.watch([x, w, b])
         q = tf.nn.relu(tf.matmul(x, w) + b)
-        probabilities = tf.nn.softmax(tf.matmul(q, x, transpose_b=True))
+        scores = tf.matmul(q, x, transpose_b=True) / 64.0
+        probabilities = tf.nn.softmax(scores)
         y = tf.matmul(tf.matmul(probabilities, q), w)
         loss = tf.reduce_mean(y * y)
     return [loss, *tape.gradient(loss, [x, w, b])]
