@@ -10,6 +10,7 @@ the low-precision graph.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import re
@@ -32,6 +33,7 @@ from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
+from tf_amp.hosts.function_sizes import FunctionSizes, find_source, plan_anew
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
@@ -61,6 +63,7 @@ class FunctionHost:
         self._patches = Patches()
         self._originals = function_originals.installed()
         self._pipelines = PipelineMark()
+        self._sizes = FunctionSizes()
         self._counts: weakref.WeakKeyDictionary[Any, NodeCounts] = weakref.WeakKeyDictionary()
         # Those whose counts are in no other function's.
         self._uncovered: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -72,6 +75,7 @@ class FunctionHost:
             function_deserialization, "load_function_def_library", self._make_load_library
         )
         self._pipelines.install(self._patches)
+        self._sizes.install(self._patches)
         hold_off(self._patches)
 
     def uninstall(self) -> None:
@@ -137,17 +141,17 @@ class FunctionHost:
         shapes_of = called_shapes(graph._functions)
         rewrite = functools.partial(
             rewrite_function_def,
-            config=config,
             library=functools.partial(find, context),
             function_shapes=shapes_of,
         )
-        result = rewrite(definition, shapes=traced_shapes(graph, definition))
+        shapes = traced_shapes(graph, definition)
+        result = rewrite(definition, config, shapes=shapes)
         name = readable_name(definition.signature.name)
         callees: list[RewriteResult] = []
         if config is compiled.config:
             result, callees = call_compilable(
                 result,
-                lambda callee: rewrite(callee, shapes=shapes_of(callee.signature.name)),
+                lambda callee: rewrite(callee, config, shapes=shapes_of(callee.signature.name)),
                 context,
                 self._originals,
                 all_anew=compiled.apart,
@@ -158,19 +162,50 @@ class FunctionHost:
             # Python code reads this copy to build graphs from (the gradient of a loaded `While`).
             function._cached_definition = definition
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
+        title = f"{name} ({step})" if top_level and (step := _keras_step()) else name
         called = [callee for callee in graph._functions.values() if callee in self._uncovered]
-        counts = self._counts[function] = self._installation.record(
+        record = functools.partial(
+            self._installation.record,
             "function",
-            f"{name} ({step})" if top_level and (step := _keras_step()) else name,
-            result,
             original=definition,
+            announce=top_level and not _EXPORTED.search(name),
+        )
+        counts = self._counts[function] = record(
+            title,
+            result,
             parts=self._counts_of_callees(graph, definition, result, callees),
             covered=[self._counts[callee] for callee in called],
-            announce=top_level and not _EXPORTED.search(name),
         )
         if counts.converted:
             self._uncovered.difference_update(called)
             self._uncovered.add(function)
+        if not top_level or not counts.products or not config.cost_table or is_compiled(definition):
+            return
+        source = find_source(definition, shapes)
+        if source is not None:
+            of = weakref.ref(function)
+
+            def plan(size: int) -> RewriteResult:
+                again = dataclasses.replace(config, unknown_dimension=size)
+                result, callees = plan_anew(
+                    rewrite(definition, again, shapes=shapes),
+                    lambda callee: rewrite(callee, again, shapes=shapes_of(callee.signature.name)),
+                    size,
+                    context,
+                    self._originals,
+                )
+                function = of()
+                if result.changed and function is not None:
+                    self._counts[function] = record(
+                        f"{title}, sizes near {size}",
+                        result,
+                        parts=self._counts_of_callees(graph, definition, result, callees),
+                        covered=[self._counts[function]],
+                    )
+                return result
+
+            add = functools.partial(self._originals.attach, context, function.name)
+            self._sizes.watch(function, source, result.proto, plan, add)
 
     def _keep_float32(
         self, function: Any, definition: function_pb2.FunctionDef, context: context_lib.Context

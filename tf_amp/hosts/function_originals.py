@@ -104,6 +104,28 @@ class Originals:
                 raise
             self._by_key[context.function_scope_id, name] = original
 
+    def attach(
+        self,
+        context: context_lib.Context,
+        name: str | bytes,
+        functions: tuple[function_pb2.FunctionDef, ...],
+    ) -> None:
+        """Adds functions to the runtime that live as long as another one does.
+
+        Args:
+            context: the eager context that holds that one.
+            name: its name; it need not have been swapped.
+            functions: definitions that the context may not have yet.
+        """
+        key = context.function_scope_id, _as_bytes(name)
+        added = tuple(function.signature.name for function in functions)
+        with self._lock:
+            known = self._by_key.get(key) or Original(context.get_c_function(key[1]))
+            self._add_extra(context, functions)
+            self._by_key[key] = dataclasses.replace(
+                known, extra_functions=(*known.extra_functions, *added)
+            )
+
     def restore_all(self, context: context_lib.Context) -> int:
         """Makes the runtime run every original again, and returns how many there were.
 
