@@ -63,7 +63,7 @@ class FunctionHost:
         self._patches = Patches()
         self._originals = function_originals.installed()
         self._pipelines = PipelineMark()
-        self._sizes = FunctionSizes()
+        self._sizes = FunctionSizes(functools.partial(installation.record_fault, "function"))
         self._counts: weakref.WeakKeyDictionary[Any, NodeCounts] = weakref.WeakKeyDictionary()
         # Those whose counts are in no other function's.
         self._uncovered: weakref.WeakSet[Any] = weakref.WeakSet()

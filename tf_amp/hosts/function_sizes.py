@@ -10,7 +10,6 @@ whatever copies the function, or calls it by its name, finds what was planned wh
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import threading
 import weakref
@@ -150,9 +149,14 @@ def plan_anew(
 
 
 class FunctionSizes:
-    """Chooses, at calls from Python, among the variants of functions."""
+    """Chooses, at calls from Python, among the variants of functions.
 
-    def __init__(self) -> None:
+    Args:
+        say_fault: is told the name of a function that could not be planned again, and why.
+    """
+
+    def __init__(self, say_fault: Callable[[str, Exception], None]) -> None:
+        self._say_fault = say_fault
         self._by_name: dict[bytes, _SizedFunction] = {}
 
     def install(self, patches: Patches) -> None:
@@ -170,7 +174,7 @@ class FunctionSizes:
         """Lets a function be planned for the sizes that it will be called with.
 
         Args:
-            function: the AtomicFunction; it is forgotten with it.
+            function: the AtomicFunction; what is kept of it goes with it.
             source: what shows the size.
             planned: what was planned for `UNKNOWN_DIMENSION`, which the runtime has.
             plan: plans it for another size.
@@ -186,48 +190,48 @@ class FunctionSizes:
             context: context_lib.Context, name: bytes, tensor_inputs: list[Any], num_outputs: int
         ) -> Any:
             sized = by_name.get(name)
-            call = functools.partial(original, context)
-            if sized is None or _is_distributed(context):
-                return call(name, tensor_inputs, num_outputs)
-            return sized.call(call, tensor_inputs, num_outputs)
+            # Functions may run in other processes, which would have to be sent the variants.
+            if sized is None or getattr(context, "_server_def", None) is not None:
+                return original(context, name, tensor_inputs, num_outputs)
+            try:
+                chosen = sized.choose(tensor_inputs)
+            except Exception as error:  # a fault of ours must not stop the user's program
+                del by_name[name]
+                self._say_fault(name.decode(), error)
+                return original(context, name, tensor_inputs, num_outputs)
+            if not sized.shows:
+                return original(context, chosen, tensor_inputs, num_outputs)
+            *outputs, shape = original(context, chosen, tensor_inputs, num_outputs + 1)
+            sized.see(shape.numpy().tolist())
+            return outputs or None
 
         return call_function
 
 
 class _SizedFunction:
-    """The variants of one function; the arguments are those of `FunctionSizes.watch`."""
+    """The variants of one function; the arguments are those of `FunctionSizes.watch`.
+
+    Attributes:
+        shows: whether a variant returns, behind its outputs, the shape that shows the size.
+    """
 
     def __init__(
         self, source: Source, planned: function_pb2.FunctionDef, plan: Plan, add: Add
     ) -> None:
         self._source, self._planned, self._plan, self._add = source, planned, plan, add
+        self.shows = source.argument is None
         self._lock = threading.Lock()
         self._names: dict[int, bytes] = {}
         self._seen, self._in_a_row = 0, 0
 
-    def call(self, run: Callable[..., Any], inputs: Sequence[Any], outputs: int) -> Any:
-        """Runs the variant for the size of the inputs, or for the size seen last."""
-        source = self._source
-        if source.argument is not None:
-            self._see(source.size_of(inputs[source.argument].shape))
-            return run(self._choose(), inputs, outputs)
-        *found, shape = run(self._choose(), inputs, outputs + 1)
-        self._see(source.size_of(shape.numpy().tolist()))
-        return found or None
-
-    def _see(self, size: int) -> None:
-        least, most = _CLASSES
-        seen = min(max(round(math.log(size / UNKNOWN_DIMENSION, _RATIO)), least), most)
-        with self._lock:
-            self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1
-            self._seen = seen
-
-    def _choose(self) -> bytes:
-        """The name of the variant for the class seen last, or for the nearest one planned."""
+    def choose(self, inputs: Sequence[Any]) -> bytes:
+        """The name of the variant to call: for the class of sizes seen last, or nearest to it."""
+        if self._source.argument is not None:
+            self.see(inputs[self._source.argument].shape)
         with self._lock:
             names, seen = self._names, self._seen
             if not names:
-                names[0] = self._variant(0, self._planned)
+                names[0] = self._variant(UNKNOWN_DIMENSION, self._planned)
             if seen not in names and (len(names) == 1 or self._in_a_row >= _LASTING):
                 size = round(UNKNOWN_DIMENSION * float(_RATIO) ** seen)
                 result = self._plan(size)
@@ -237,12 +241,21 @@ class _SizedFunction:
                     names[seen] = self._variant(size, result.proto)
             return names[min(names, key=lambda known: abs(known - seen))]
 
+    def see(self, shape: Sequence[int]) -> None:
+        """Takes note of the shape of what shows the size."""
+        least, most = _CLASSES
+        size = self._source.size_of(shape) / UNKNOWN_DIMENSION
+        seen = min(max(round(math.log(size, _RATIO)), least), most)
+        with self._lock:
+            self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1
+            self._seen = seen
+
     def _variant(self, size: int, planned: function_pb2.FunctionDef) -> bytes:
-        """The name under which the runtime runs what was planned for a size, 0 as it was traced."""
+        """Adds what was planned for a size to the runtime; returns its name there."""
         name = planned.signature.name
-        if self._source.argument is None:
+        if self.shows:
             planned = self._source.shown_by(planned)
-        elif not size:
+        elif planned is self._planned:
             return name.encode()
         variant = function_pb2.FunctionDef()
         variant.CopyFrom(planned)
@@ -257,8 +270,3 @@ def _unknown(shape: Shape | None) -> tuple[int, ...]:
 
 def _known_elements(shape: Shape | None) -> int:
     return math.prod(length for length in shape or () if length is not None)
-
-
-def _is_distributed(context: context_lib.Context) -> bool:
-    """Whether functions may run in other processes, which variants would have to be sent to."""
-    return context._server_def is not None
