@@ -222,24 +222,25 @@ class _SizedFunction:
         self.shows = source.argument is None
         self._lock = threading.Lock()
         self._names: dict[int, bytes] = {}
+        self._served: int | None = None
         self._seen, self._in_a_row = 0, 0
 
     def choose(self, inputs: Sequence[Any]) -> bytes:
-        """The name of the variant to call: for the class of sizes seen last, or nearest to it."""
+        """The name of the variant to call: for the class of sizes in force, or nearest to it."""
         if self._source.argument is not None:
             self.see(inputs[self._source.argument].shape)
         with self._lock:
-            names, seen = self._names, self._seen
+            names, served = self._names, self._served or 0
             if not names:
                 names[0] = self._variant(UNKNOWN_DIMENSION, self._planned)
-            if seen not in names and (len(names) == 1 or self._in_a_row >= _LASTING):
-                size = round(UNKNOWN_DIMENSION * float(_RATIO) ** seen)
+            if served not in names and (len(names) == 1 or self._in_a_row >= _LASTING):
+                size = round(UNKNOWN_DIMENSION * float(_RATIO) ** served)
                 result = self._plan(size)
-                names[seen] = names[0]
+                names[served] = names[0]
                 if result.changed and result.proto != self._planned:
                     self._add(result.extra_functions)
-                    names[seen] = self._variant(size, result.proto)
-            return names[min(names, key=lambda known: abs(known - seen))]
+                    names[served] = self._variant(size, result.proto)
+            return names[min(names, key=lambda known: abs(known - served))]
 
     def see(self, shape: Sequence[int]) -> None:
         """Takes note of the shape of what shows the size."""
@@ -249,6 +250,9 @@ class _SizedFunction:
         with self._lock:
             self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1
             self._seen = seen
+            # What an iterator gave says little of what it gives next: an epoch ends in a small batch.
+            if not self.shows or self._served is None or self._in_a_row >= _LASTING:
+                self._served = seen
 
     def _variant(self, size: int, planned: function_pb2.FunctionDef) -> bytes:
         """Adds what was planned for a size to the runtime; returns its name there."""
