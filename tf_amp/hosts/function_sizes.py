@@ -250,7 +250,7 @@ class _SizedFunction:
         with self._lock:
             self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1
             self._seen = seen
-            # What an iterator gave says little of what it gives next: an epoch ends in a small batch.
+            # What an iterator gave says little of what it will: an epoch ends in a small batch.
             if not self.shows or self._served is None or self._in_a_row >= _LASTING:
                 self._served = seen
 
