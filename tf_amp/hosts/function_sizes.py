@@ -22,7 +22,6 @@ from tensorflow.python.eager.polymorphic_function import attributes
 
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.hosts.function_redirects import redirect_calls
-from tf_amp.patches import Patches
 
 if TYPE_CHECKING:
     from graph_passes import RewriteResult
@@ -159,10 +158,6 @@ class FunctionSizes:
         self._say_fault = say_fault
         self._by_name: dict[bytes, _SizedFunction] = {}
 
-    def install(self, patches: Patches) -> None:
-        """Hooks the calls of functions."""
-        patches.replace(context_lib.Context, "call_function", self._make_call_function)
-
     def watch(
         self,
         function: Any,
@@ -183,29 +178,41 @@ class FunctionSizes:
         self._by_name[function.name] = _SizedFunction(source, planned, plan, add)
         weakref.finalize(function, self._by_name.pop, function.name, None)
 
-    def _make_call_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        by_name = self._by_name
+    def call(
+        self,
+        run: Callable[[bytes, Sequence[Any], int], Any],
+        context: context_lib.Context,
+        name: bytes,
+        inputs: Sequence[Any],
+        outputs: int,
+    ) -> Any:
+        """Calls a function, or the variant of it for the size of what it gets.
 
-        def call_function(
-            context: context_lib.Context, name: bytes, tensor_inputs: list[Any], num_outputs: int
-        ) -> Any:
-            sized = by_name.get(name)
-            # Functions may run in other processes, which would have to be sent the variants.
-            if sized is None or getattr(context, "_server_def", None) is not None:
-                return original(context, name, tensor_inputs, num_outputs)
-            try:
-                chosen = sized.choose(tensor_inputs)
-            except Exception as error:  # a fault of ours must not stop the user's program
-                del by_name[name]
-                self._say_fault(name.decode(), error)
-                return original(context, name, tensor_inputs, num_outputs)
-            if not sized.shows:
-                return original(context, chosen, tensor_inputs, num_outputs)
-            *outputs, shape = original(context, chosen, tensor_inputs, num_outputs + 1)
-            sized.see(shape.numpy().tolist())
-            return outputs or None
+        Args:
+            run: calls the function of a name.
+            context: the eager context.
+            name: the function's name.
+            inputs: its flat inputs.
+            outputs: how many outputs it has.
 
-        return call_function
+        Returns:
+            What the function returns: a list, None instead of an empty one.
+        """
+        sized = self._by_name.get(name)
+        # Functions may run in other processes, which would have to be sent the variants.
+        if sized is None or getattr(context, "_server_def", None) is not None:
+            return run(name, inputs, outputs)
+        try:
+            chosen = sized.choose(inputs)
+        except Exception as error:  # a fault of ours must not stop the user's program
+            self._by_name.pop(name, None)
+            self._say_fault(name.decode(), error)
+            return run(name, inputs, outputs)
+        if not sized.shows:
+            return run(chosen, inputs, outputs)
+        *found, shape = run(chosen, inputs, outputs + 1)
+        sized.see(shape.numpy().tolist())
+        return found or None
 
 
 class _SizedFunction:
