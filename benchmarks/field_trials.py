@@ -125,8 +125,8 @@ def distance(exact: dict[str, Any], low: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         "errors", of "loss" (all steps together) and of each output by name; the "worst" of them
-        and "of" what it is. Where shape, dtype or names differ, or numbers are not finite, it is infinite. Integers
-        must have the same shape alone: which token is largest may be a tie.
+        and "of" what it is. Where shape, dtype or names differ, or numbers are not finite, it is
+        infinite. Integers must have the same shape alone: which token is largest may be a tie.
     """
     errors = {"loss": _relative(np.asarray(exact["losses"]), np.asarray(low["losses"]))}
     for name in exact["outputs"].keys() | low["outputs"].keys():
