@@ -5,6 +5,9 @@ from __future__ import annotations
 from field_programs import (
     keras_applications,
     keras_hub,
+    tensorflow_probability,
+    tensorflow_recommenders,
+    tf_agents,
     tf_keras,
     transformers,
 )
@@ -12,7 +15,15 @@ from field_programs.program import Program
 
 PROGRAMS: dict[str, Program] = {
     program.name: program
-    for module in (keras_applications, keras_hub, tf_keras, transformers)
+    for module in (
+        keras_applications,
+        keras_hub,
+        tensorflow_probability,
+        tensorflow_recommenders,
+        tf_agents,
+        tf_keras,
+        transformers,
+    )
     for program in module.PROGRAMS
 }
 """Name ("package/what") -> program."""
