@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,11 +26,13 @@ class Worker:
     Several workers can therefore be alive at once and be measured in turn.
     """
 
-    def __init__(self, arguments: list[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: list[str], env: Mapping[str, str], python: str = sys.executable
+    ) -> None:
         self.name = " ".join(arguments)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [python, *arguments],
             env=dict(env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -38,26 +41,36 @@ class Worker:
             bufsize=1,
         )
 
-    def ask(self, **request: Any) -> Message:
+    def ask(self, *, timeout_s: float | None = None, **request: Any) -> Message:
         """Sends a request and waits for the answer.
 
+        Args:
+            timeout_s: seconds after which the process is killed; None, the default, is never.
+            **request: what the worker is told.
+
         Raises:
-            WorkerError: the process ended or the request failed in it. The message ends with what
-                the process wrote last on stderr.
+            WorkerError: the process ended, was killed, or the request failed in it. The message
+                ends with what the process wrote last on stderr.
         """
         requests, answers = self._process.stdin, self._process.stdout
         if requests is None or answers is None or requests.closed:
             raise WorkerError(f"The worker {self.name!r} was closed.")
+        watchdog = threading.Timer(timeout_s or threading.TIMEOUT_MAX, self._process.kill)
+        watchdog.daemon = True
+        watchdog.start()
         try:
             requests.write(json.dumps(request) + "\n")
             line = answers.readline()
         except BrokenPipeError:
             line = ""
+        finally:
+            late = not watchdog.is_alive()
+            watchdog.cancel()
         if not line:
             code = self._process.wait()
-            raise WorkerError(
-                f"The worker {self.name!r} ended with exit code {code}.\n{self._last_lines()}"
-            )
+            how = f"gave no answer in {timeout_s} s" if late else f"ended with exit code {code}"
+            last_lines = "\n".join(self.log().splitlines()[-_LINES_SHOWN:])
+            raise WorkerError(f"The worker {self.name!r} {how}.\n{last_lines}")
         return json.loads(line)
 
     def close(self) -> None:
@@ -71,10 +84,10 @@ class Worker:
             self._process.wait()
         self._log.close()
 
-    def _last_lines(self) -> str:
+    def log(self) -> str:
+        """Returns what the process has written on stdout and stderr."""
         self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-_LINES_SHOWN:])
+        return self._log.read().decode(errors="replace")
 
 
 def serve(handle: Callable[[Message], Message]) -> None:

@@ -1,0 +1,313 @@
+"""Tries tf_amp on programs of other people's packages, unchanged, with and without the variable.
+
+    pip install -e '.[field]'
+    python benchmarks/field_trials.py
+    python benchmarks/field_trials.py --only 'keras_hub/.*CausalLM' --rounds 0
+    python benchmarks/field_trials.py --set TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_COST_TABLE=off
+
+Every program of `field_programs` runs in two processes, float32 and tf_amp, with the same seeds.
+What counts as a fault:
+
+- a process that ends, or gives no answer in time;
+- losses or outputs further from float32's than the bound, of another shape or dtype, or not finite;
+- a graph that could not be rewritten (`graphs_failed`);
+- a warning of tf_amp's that the program does not expect, or a traceback with tf_amp in it;
+- a matrix product or convolution that runs in float32 without a word about it.
+
+The bound: the error of all numbers of an output together (2-norm, relative to float32's) may be
+2^-5, the rounding of bfloat16 (2^-9) of 256 layers added up at random. A network can be sensitive
+by itself: with a batch of two, a batch normalization tells little more than which is larger. So
+what lies beyond is run a third time under the Keras policy of the same dtype, and may be 4 times as
+far from float32 as that.
+
+Times are CPU times. The processes take turns; the ratios of a turn's steps are in the table as
+their median, the first step (tracing and rewriting included) happens once and is a single figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from field_programs import PROGRAMS
+from field_programs.program import Program
+from results import RESULTS, geometric_mean, print_table, write_json
+from variants import DTYPES, environment
+from worker_channel import Worker, WorkerError
+
+WORKER = str(Path(__file__).with_name("field_worker.py"))
+_BOUND = {"bfloat16": 2**-5, "float16": 2**-7}
+_OF_POLICY = 4.0
+_TURN_S = 0.3
+_WARNING = 30
+_PRODUCTS = re.compile(r"\w+ (\d+) of (\d+)")
+_STAY = re.compile(r"; (\d+) \w+ stays? float32")
+
+
+def trial(program: Program, python: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs one program.
+
+    Args:
+        program: which.
+        python: the interpreter that has its packages.
+        options: those of the command line.
+
+    Returns:
+        What to write as JSON. "faults" is a list of sentences, empty if there is none.
+    """
+    found: dict[str, Any] = {"program": program.name, "faults": []}
+    answers: dict[str, dict[str, Any]] = {}
+    workers: dict[str, Worker] = {}
+    logs: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+
+        def start(variant: str) -> bool:
+            path = str(Path(folder) / f"{variant}.npz")
+            workers[variant] = _worker(program, variant, python, options)
+            try:
+                answers[variant] = workers[variant].ask(
+                    do="start", outputs=path, timeout_s=options.timeout
+                )
+            except WorkerError as error:
+                found["faults"].append(f"{variant}: {error}")
+                return False
+            with np.load(path) as file:
+                answers[variant]["outputs"] = dict(file)
+            return True
+
+        try:
+            if start("float32") and start("tf_amp"):
+                error = distance(answers["float32"], answers["tf_amp"])
+                found |= _judged(program, answers["float32"], answers["tf_amp"])
+                found["error"] = error
+                if error["worst"] > _BOUND[options.dtype]:
+                    policy = math.inf
+                    if start("keras_policy"):
+                        policy = distance(answers["float32"], answers["keras_policy"])["worst"]
+                    found["policy_error"] = policy
+                    if error["worst"] > _OF_POLICY * policy or math.isinf(policy):
+                        found["faults"].append(
+                            f"error {error['worst']:.3g} of {error['of']}, with the Keras policy "
+                            f"{policy:.3g}"
+                        )
+                if options.rounds:
+                    found["step_ratio"] = _step_ratio(workers, options)
+        except WorkerError as error:
+            found["faults"].append(str(error))
+        finally:
+            for variant, worker in workers.items():
+                logs[variant] = worker.log()
+                worker.close()
+    log = logs.get("tf_amp", "")
+    if "Traceback" in log and re.search(r"/(tf_amp|graph_passes)/", log):
+        found["faults"].append("a traceback with tf_amp in it")
+    if found["faults"]:
+        found["log"] = log[-4000:]
+    return found
+
+
+def distance(exact: dict[str, Any], low: dict[str, Any]) -> dict[str, Any]:
+    """Tells how far losses and outputs of a process are from float32's.
+
+    Args:
+        exact: the answer of the float32 process, with "losses" and "outputs".
+        low: that of the other.
+
+    Returns:
+        "errors", of "loss" (all steps together) and of each output by name; the "worst" of them
+        and "of" what it is. Where shape, dtype or names differ, or numbers are not finite, it is
+        infinite. Integers must have the same shape alone: which token is largest may be a tie.
+    """
+    errors = {"loss": _relative(np.asarray(exact["losses"]), np.asarray(low["losses"]))}
+    for name in exact["outputs"].keys() | low["outputs"].keys():
+        errors[name] = math.inf
+        if name in exact["outputs"] and name in low["outputs"]:
+            errors[name] = _relative(exact["outputs"][name], low["outputs"][name])
+    worst = max(errors, key=lambda name: errors[name])
+    return {"errors": errors, "worst": errors[worst], "of": worst}
+
+
+def _relative(exact: np.ndarray, low: np.ndarray) -> float:
+    if exact.shape != low.shape or exact.dtype != low.dtype:
+        return math.inf
+    if not np.issubdtype(exact.dtype, np.floating):
+        return 0.0
+    known = np.isfinite(exact)
+    if not np.isfinite(low[known]).all():
+        return math.inf
+    exact, low = exact[known].astype("float64"), low[known].astype("float64")
+    norm = float(np.linalg.norm(exact))
+    return float(np.linalg.norm(exact - low)) / norm if norm else float(np.linalg.norm(low))
+
+
+def _judged(program: Program, exact: dict[str, Any], amp: dict[str, Any]) -> dict[str, Any]:
+    """Reads what tf_amp says of a program."""
+    faults = []
+    lines = [message["text"] for message in amp["said"]]
+    products = [pair for line in lines for pair in _PRODUCTS.findall(line.partition(" in ")[0])]
+    announced = sum(int(count) for line in lines for count in _STAY.findall(line))
+    silent = sum(amp["math_ops"].get("float32", {}).values()) - announced
+    status = amp["amp"]
+    if status["graphs_failed"]:
+        faults.append(f"{status['graphs_failed']} graphs failed")
+    for message in amp["said"]:
+        expected = program.may_warn and re.search(program.may_warn, message["text"])
+        if message["level"] >= _WARNING and not expected:
+            faults.append(f"said: {message['text']}")
+    if silent > 0 and not program.may_warn:
+        faults.append(f"{silent} products float32 without a word: {amp['math_ops']['float32']}")
+    wanted = "nodes_total nodes_converted casts graphs_seen graphs_rewritten graphs_failed"
+    return {
+        "faults": faults,
+        "losses": {"float32": exact["losses"], "tf_amp": amp["losses"]},
+        "products_low": sum(int(low) for low, _ in products),
+        "products": sum(int(count) for _, count in products),
+        "amp": {key: status[key] for key in wanted.split()},
+        "said": lines,
+        "packages": amp["packages"],
+        "first_step_ratio": amp["first_step_s"] / exact["first_step_s"],
+    }
+
+
+def _worker(program: Program, variant: str, python: str, options: argparse.Namespace) -> Worker:
+    env = environment(variant, options.dtype) | program.environment
+    if variant == "tf_amp":
+        env |= dict(options.set)
+    arguments = [WORKER, "--program", program.name, "--variant", variant, "--dtype", options.dtype]
+    return Worker(arguments, env, python)
+
+
+def _step_ratio(workers: dict[str, Worker], options: argparse.Namespace) -> float:
+    ratios = []
+    for number in range(options.rounds):
+        order = ("float32", "tf_amp") if number % 2 else ("tf_amp", "float32")
+        seconds = {
+            variant: workers[variant].ask(do="run", seconds=_TURN_S, timeout_s=options.timeout)
+            for variant in order
+        }
+        ratios.append(seconds["tf_amp"]["step_s"] / seconds["float32"]["step_s"])
+    return statistics.median(ratios)
+
+
+def _installed(pythons: list[str]) -> dict[str, set[str]]:
+    """Returns which of the modules that programs need each interpreter has."""
+    needs = sorted({name for program in PROGRAMS.values() for name in program.needs})
+    code = "import sys, importlib.util as u; print(*filter(u.find_spec, sys.argv[1:]))"
+    return {
+        python: set(
+            subprocess.run(
+                [python, "-c", code, *needs], check=True, capture_output=True, text=True, cwd="/"
+            ).stdout.split()
+        )
+        for python in pythons
+    }
+
+
+def _row(found: dict[str, Any]) -> list[object]:
+    if found.get("not_installed"):
+        return [found["program"], f"not installed: {', '.join(found['not_installed'])}"]
+    cells: list[object] = [found["program"], "FAULT" if found["faults"] else "passed"]
+    if "losses" not in found:
+        return cells
+    loss = {variant: f"{losses[-1]:.5g}" for variant, losses in found["losses"].items()}
+    beside = f" ({found['policy_error']:.2g})" if "policy_error" in found else ""
+    return [
+        *cells,
+        f"{loss['float32']} / {loss['tf_amp']}",
+        f"{found['error']['worst']:.2g}{beside}",
+        f"{found['products_low']} of {found['products']}",
+        f"{found['first_step_ratio']:.2f}",
+        f"{found['step_ratio']:.2f}" if "step_ratio" in found else None,
+    ]
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE; received {text!r}")
+    return name, value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", type=re.compile, help="programs whose name has a match")
+    parser.add_argument("--list", action="store_true", help="print the programs and end")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="the target dtype")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of timed steps (7); 0 is none")
+    parser.add_argument(
+        "--set", type=_assignment, action="append", default=[], metavar="NAME=VALUE",
+        help="a variable for the process with tf_amp",
+    )  # fmt: skip
+    parser.add_argument(
+        "--python", nargs="+", default=[sys.executable], metavar="PATH",
+        help="interpreters; a program runs with the first one that has its packages",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=float, default=900, help="seconds after which a process hangs (900)"
+    )
+    parser.add_argument("--json", type=Path, default=RESULTS / "field_trials.json")
+    options = parser.parse_args()
+    chosen = [p for name, p in PROGRAMS.items() if not options.only or options.only.search(name)]
+    if not chosen:
+        parser.error(f"--only must match a program; received {options.only.pattern!r}, try --list")
+    if options.list:
+        print(*(f"{program.name}: {', '.join(program.needs)}" for program in chosen), sep="\n")
+        return
+    installed = _installed(options.python)
+    trials = []
+    for number, program in enumerate(chosen):
+        print(f"\r\033[K{number + 1}/{len(chosen)} {program.name}", end="", file=sys.stderr)
+        python = next((p for p, has in installed.items() if has.issuperset(program.needs)), None)
+        if python is None:
+            missing = set(program.needs).difference(*installed.values())
+            found: dict[str, Any] = {"program": program.name, "faults": []}
+            found["not_installed"] = sorted(missing or program.needs)
+        else:
+            found = trial(program, python, options)
+        trials.append(found)
+        for fault in found["faults"]:
+            print(f"\r\033[K{program.name}: {fault}", file=sys.stderr)
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{options.json}l", "w" if number == 0 else "a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + os.linesep)
+    print("\r\033[K", end="", file=sys.stderr)
+    headers = ["program", "result", "loss, float32 / tf_amp", "error (policy's)"]
+    headers += ["products low", "first step", "step"]
+    print_table(headers, [row + [None] * (len(headers) - len(row)) for row in map(_row, trials)])
+    run = [found for found in trials if not found.get("not_installed")]
+    faulty = [found for found in run if found["faults"]]
+    print(
+        f"\n{len(run) - len(faulty)} passed, {len(faulty)} with faults, "
+        f"{len(trials) - len(run)} not installed"
+    )
+    means = {
+        key: geometric_mean([found[key] for found in run if key in found])
+        for key in ("first_step_ratio", "step_ratio")
+    }
+    print(*(f"{key}, geometric mean: {mean:.2f}" for key, mean in means.items() if mean), sep="\n")
+    write_json(
+        options.json,
+        {
+            "dtype": options.dtype,
+            "set": dict(options.set),
+            "geometric_means": means,
+            "trials": trials,
+        },
+    )
+    sys.exit(1 if faulty or not run else 0)
+
+
+if __name__ == "__main__":
+    main()
