@@ -217,7 +217,7 @@ class FunctionHost:
                         self._originals,
                     )
                     function = of()
-                    if result.changed and function is not None:
+                    if function is not None:
                         self._counts[function] = record(
                             f"{title}, sizes near {size}",
                             result,

@@ -244,7 +244,7 @@ class _SizedFunction:
                 size = round(UNKNOWN_DIMENSION * float(_RATIO) ** served)
                 result = self._plan(size)
                 names[served] = names[0]
-                if result.changed and result.proto != self._planned:
+                if result.failure is None and result.proto != self._planned:
                     self._add(result.extra_functions)
                     names[served] = self._variant(size, result.proto)
             return names[min(names, key=lambda known: abs(known - served))]

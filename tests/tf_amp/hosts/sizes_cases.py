@@ -142,3 +142,18 @@ def faults() -> None:
     error = float(tf.reduce_max(tf.abs(layer(many) - tf.matmul(many, layer.weights))))
     status = installation.current().status()
     report("fault", error=error, failed=status["graphs_failed"])
+
+
+def small() -> None:
+    """A function of which a part pays for a middling batch, and nothing for a small one."""
+    switch_on(cost_table=sys.argv[1])
+    layer = Dense()
+    layer.weights = tf.Variable(weights(shape=(WIDTH, 64 * WIDTH)))
+    middling, few = tf.ones((32, WIDTH)), tf.ones((2, WIDTH))
+
+    @tf.function(input_signature=[UNKNOWN])
+    def around(x: tf.Tensor) -> tf.Tensor:
+        return layer(x)
+
+    around.get_concrete_function()
+    report("small", middling=ran(lambda: around(middling)), few=ran(lambda: around(few)))

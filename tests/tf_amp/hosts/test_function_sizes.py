@@ -79,6 +79,13 @@ def test_fit_on_a_data_set_runs_as_for_its_batch(
     assert seen["finite"]
 
 
+def test_a_small_batch_runs_in_float32_where_a_larger_one_does_not(
+    run_python: RunPython, table: str
+) -> None:
+    seen = facts(run_python, "sizes_cases.small()", table)
+    assert seen["small"] == {"middling": [BFLOAT16], "few": [FLOAT]}
+
+
 def test_a_fault_costs_the_plan_alone(run_python: RunPython, table: str) -> None:
     seen = facts(run_python, "sizes_cases.faults()", table)
     assert seen["fault"] == {"error": 0.0, "failed": 1}
