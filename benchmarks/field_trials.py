@@ -1,12 +1,13 @@
 """Tries tf_amp on programs of other people's packages, unchanged, with and without the variable.
 
-    pip install -e '.[field]'
+    pip install -e '.[field]' && pip install --no-deps tf-agents gym==0.23.0 gym-notices
     python benchmarks/field_trials.py
     python benchmarks/field_trials.py --only 'keras_hub/.*CausalLM' --rounds 0
     python benchmarks/field_trials.py --set TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_COST_TABLE=off
 
 Every program of `field_programs` runs in two processes, float32 and tf_amp, with the same seeds.
-What counts as a fault:
+A program whose packages no interpreter of `--python` has is reported as not installed. What counts
+as a fault:
 
 - a process that ends, or gives no answer in time;
 - losses or outputs further from float32's than the bound, of another shape or dtype, or not finite;
