@@ -257,6 +257,7 @@ def main() -> None:
     if options.step:
         workload, mode = options.step
         arguments = {"workload": workload, "mode": mode, "variant": "tf_amp"}
+        arguments |= {"unknown_batch": False, "rows": None}
         serve(_Steps(argparse.Namespace(**arguments, dtype="bfloat16", jit_compile=False)).handle)
         return
     if options.corpus is None:

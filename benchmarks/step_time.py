@@ -2,6 +2,7 @@
 
     python benchmarks/step_time.py
     python benchmarks/step_time.py --workloads resnet50 mlp --variants float32 tf_amp --jit on
+    python benchmarks/step_time.py --unknown-batch --rows 64
 
 Each variant of a workload runs in a process of its own. All of them are alive at once and run a
 few steps in turn, so that whatever else slows the machine down slows all of them. A round is one
@@ -35,7 +36,8 @@ def measure(workload: str, mode: str, jit: bool, options: argparse.Namespace) ->
         workload: one of `WORKLOAD_NAMES`.
         mode: "training" or "inference".
         jit: whether the model is compiled by XLA.
-        options: `variants`, `dtype`, `rounds` and `steps` of the command line.
+        options: `variants`, `dtype`, `rounds`, `steps`, `unknown_batch` and `rows` of the command
+            line.
 
     Returns:
         What to write as JSON: a description, and one entry for each variant. A variant whose
@@ -48,6 +50,8 @@ def measure(workload: str, mode: str, jit: bool, options: argparse.Namespace) ->
             _progress(f"{workload} {mode}: starting {variant}")
             arguments = [WORKER, "--workload", workload, "--variant", variant, "--mode", mode]
             arguments += ["--dtype", options.dtype, *(["--jit-compile"] if jit else [])]
+            arguments += ["--unknown-batch"] if options.unknown_batch else []
+            arguments += ["--rows", str(options.rows)] if options.rows else []
             worker = Worker(arguments, environment(variant, options.dtype))
             workers[variant] = worker
             entries[variant] = _ask(workers, variant, do="start")
@@ -66,6 +70,8 @@ def measure(workload: str, mode: str, jit: bool, options: argparse.Namespace) ->
         "workload": workload,
         "mode": mode,
         "jit_compile": jit,
+        "unknown_batch": options.unknown_batch,
+        "rows": options.rows,
         "steps_per_turn": steps,
         "variants": entries,
     }
@@ -192,6 +198,10 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--jit", choices=("off", "on", "both"), default="off", help="jit_compile")
+    parser.add_argument(
+        "--unknown-batch", action="store_true", help="step on a data set whose last batch may vary"
+    )
+    parser.add_argument("--rows", type=int, help="rows of a batch (default: the workload's)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="the target dtype")
     parser.add_argument("--rounds", type=int, default=9, help="turns of every variant (9)")
     parser.add_argument("--steps", type=int, help="steps a turn (default: about one second's)")

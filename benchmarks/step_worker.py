@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from process_memory import peak_resident_mb, reset_peak
 from variants import DTYPES, VARIANTS, amp_status, prepare
 from worker_channel import Message, serve
@@ -38,8 +39,12 @@ class StepWorker:
 
         started = time.perf_counter()
         model, (x, y) = WORKLOADS[arguments.workload].compiled(jit_compile=arguments.jit_compile)
+        if arguments.rows:
+            x, y = (np.resize(array, (arguments.rows, *array.shape[1:])) for array in (x, y))
         inputs, labels = tf.constant(x), tf.constant(y)
-        if arguments.mode == "training":
+        if arguments.unknown_batch:
+            self._step = _steps_on_data_set(model, arguments.mode, inputs, labels)
+        elif arguments.mode == "training":
             self._step = lambda: model.train_on_batch(inputs, labels)
         else:
             self._step = lambda: model.predict_on_batch(inputs)
@@ -74,6 +79,19 @@ class StepWorker:
         return {"peak_mb_steps": peak_resident_mb()}
 
 
+def _steps_on_data_set(model: Any, mode: str, inputs: Any, labels: Any) -> Callable[[], Any]:
+    """Steps of `fit` or `predict` on a data set batched as most are: the last may be smaller."""
+    import tensorflow as tf
+
+    rows = tf.data.Dataset.from_tensor_slices((inputs, labels)).repeat()
+    batches = iter(rows.batch(len(inputs)).prefetch(1))
+    if mode == "training":
+        model.make_train_function()
+        return lambda: model.train_function(batches)["loss"]
+    model.make_predict_function()
+    return lambda: model.predict_function([next(batches)])
+
+
 def _math_ops() -> dict[str, dict[str, int]]:
     from function_evidence import low_precision_ops
 
@@ -87,6 +105,8 @@ def main() -> None:
     parser.add_argument("--mode", choices=MODES, required=True)
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--jit-compile", action="store_true")
+    parser.add_argument("--unknown-batch", action="store_true")
+    parser.add_argument("--rows", type=int)
     serve(StepWorker(parser.parse_args()).handle)
 
 

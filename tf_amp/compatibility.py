@@ -59,6 +59,12 @@ FUNCTION_HOST = (
         "ConcreteFunction.function_def",
     ),
     Member(f"{_EAGER}.context", "Context.add_function_def", ("self", "fdef")),
+    Member(
+        f"{_EAGER}.context",
+        "Context.call_function",
+        ("self", "name", "tensor_inputs", "num_outputs"),
+    ),
+    Member(f"{_EAGER}.context", "Context.get_compiler_ir"),
     Member(f"{_EAGER}.context", "Context.remove_function", ("self", "name")),
     Member(f"{_EAGER}.context", "Context.set_optimizer_experimental_options", ("self", "options")),
     Member("tensorflow.python.data.ops.structured_function", "StructuredFunctionWrapper.__init__"),

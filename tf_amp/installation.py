@@ -98,6 +98,7 @@ class Installation:
         original: Proto | None = None,
         parts: Iterable[NodeCounts] = (),
         covered: Iterable[NodeCounts] = (),
+        is_part: bool = False,
         announce: bool = True,
     ) -> NodeCounts:
         """Counts what was done to a graph, dumps it where asked, and says it.
@@ -111,13 +112,14 @@ class Installation:
             original: the graph before the rewrite, for the dumps.
             parts: counts of the functions that the graph calls; its line adds them up.
             covered: counts that were returned before, of graphs that are part of this one.
+            is_part: whether the nodes of this graph were counted before, as part of another.
             announce: whether this is a top-level graph. False for a function inside another.
 
         Returns:
             The counts of this graph and its parts.
         """
         counts = sum(parts, NodeCounts.of(result.report))
-        self._tally.add(name, result, counts, covered)
+        self._tally.add(name, result, counts, (*covered, counts) if is_part else covered)
         directory = self._dumps.write(name, result, original) if self._dumps else None
         if result.failure is not None:
             _log.log(

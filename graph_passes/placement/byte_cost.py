@@ -83,7 +83,7 @@ class _Bytes:
 
     def __init__(self, coloring: Coloring) -> None:
         self._view = coloring.view
-        self._sizes = WorkSizes(coloring.view)
+        self._sizes = WorkSizes(coloring.view, coloring.config.unknown_dimension)
         self._start = CAST_START[coloring.config.device]
 
     def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -48,7 +48,7 @@ class _Times:
         self._view = coloring.view
         self._fused = coloring.config.fused
         self._table = table
-        self._sizes = WorkSizes(coloring.view)
+        self._sizes = WorkSizes(coloring.view, coloring.config.unknown_dimension)
         self._saved: dict[tuple[str, str, int | None], int | None] = {}
 
     def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

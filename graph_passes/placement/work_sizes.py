@@ -11,10 +11,8 @@ import numpy as np
 
 from graph_passes.ir.view import FLOAT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
+from graph_passes.policy.config import UNKNOWN_DIMENSION
 from graph_passes.policy.cost_table import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, OpCost
-
-UNKNOWN_DIMENSION = 32
-"""What counts for a dimension that is not known, nearly always the batch."""
 
 UNKNOWN_ELEMENTS = 1 << 18
 """What counts for a tensor whose shape is not known: neither in a cache nor large."""
@@ -35,10 +33,14 @@ class WorkSizes:
     """Sizes of tensors and of the work of nodes, from static shapes.
 
     Tensors go by their numbers, see `GraphView.tensors`.
+
+    Args:
+        view: the graph.
+        unknown: the length that counts for a dimension that is not known.
     """
 
-    def __init__(self, view: GraphView) -> None:
-        self._view = view
+    def __init__(self, view: GraphView, unknown: int = UNKNOWN_DIMENSION) -> None:
+        self._view, self._unknown = view, unknown
         self._is_float = bytes(view.is_float[view.targets])  # of edges
         self._nodes = len(view.nodes)
         self._shapes: dict[int, Sequence[Shape | None]] = {}
@@ -86,7 +88,7 @@ class WorkSizes:
         elements = None if step is None else known[step]
         for passed, shape in reversed(way):
             # Of what is reshaped more may be known than of the shape that it gets.
-            elements = known[passed] = _elements(shape) if elements is None else elements
+            elements = known[passed] = self._product(shape) if elements is None else elements
         return elements
 
     def _reshaped(self, tensor: int) -> int | None:
@@ -119,7 +121,7 @@ class WorkSizes:
         if cost.measure == "flops":
             return self._flops(number)
         known = map(self.elements, self._read(number))
-        sizes = [size for size in (*known, _elements(self._shape(number))) if size is not None]
+        sizes = [size for size in (*known, self._product(self._shape(number))) if size is not None]
         return max(sizes, default=None)
 
     def _flops(self, number: int) -> int | None:
@@ -135,7 +137,7 @@ class WorkSizes:
         # A matrix product: every element made is a sum over one axis of the first factor.
         factors = self._read(number)
         left = self._shape(factors[0]) if factors else None
-        made = _elements(self._shape(number))
+        made = self._product(self._shape(number))
         if left is None or len(left) < 2 or made is None:
             return None
         attr = self._view.nodes[number].attr
@@ -154,7 +156,7 @@ class WorkSizes:
             if shape is None or "." in axes:
                 return None
             for label, length in zip(axes, shape, strict=True):
-                lengths[label] = UNKNOWN_DIMENSION if length is None else length
+                lengths[label] = self._unknown if length is None else length
         return 2 * math.prod(lengths.values())
 
     def _length(self, tensor: int, shape: Shape, axis: int) -> int:
@@ -163,8 +165,8 @@ class WorkSizes:
         if length is None:
             others = [size for size in shape if size is not None]
             elements = self.elements(tensor) if len(others) == len(shape) - 1 else None
-            length = (elements or 0) // (math.prod(others) or 1) or UNKNOWN_DIMENSION
-        return length or UNKNOWN_DIMENSION
+            length = (elements or 0) // (math.prod(others) or 1)
+        return length or self._unknown
 
     def _filter(self, number: int) -> tuple[int, ...] | None:
         """The shape of a convolution's filter."""
@@ -175,13 +177,21 @@ class WorkSizes:
             shape = self._shape(read[0 if op.endswith(_TO_INPUT) else 1])
         if shape is None or len(shape) != _CONVOLUTIONS[op]:
             return None
-        return tuple(UNKNOWN_DIMENSION if size is None else size for size in shape)
+        return tuple(self._unknown if size is None else size for size in shape)
 
     def _windows(self, number: int) -> int | None:
         """The elements of a convolution's result, or of the gradient of it."""
         if self._view.node_type(number).op.endswith((*_TO_INPUT, *_TO_FILTER)):
             return self.elements(self._read(number)[-1])
-        return _elements(self._shape(number))
+        return self._product(self._shape(number))
+
+    def _product(self, shape: Shape | None) -> int | None:
+        if shape is None:
+            return None
+        elements = 1
+        for size in shape:
+            elements *= self._unknown if size is None else size
+        return elements
 
     def _read(self, number: int) -> list[int]:
         """The float32 tensors that a node reads."""
@@ -202,12 +212,3 @@ def _float_outputs(node_type: NodeType) -> list[int]:
     """The output ports of a node type that are float32."""
     slots = enumerate(node_type.layout.out_slots)
     return [port for port, slot in slots if node_type.dtypes[slot] == FLOAT]
-
-
-def _elements(shape: Shape | None) -> int | None:
-    if shape is None:
-        return None
-    elements = 1
-    for size in shape:
-        elements *= UNKNOWN_DIMENSION if size is None else size
-    return elements

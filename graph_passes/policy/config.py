@@ -14,6 +14,9 @@ Level = Literal["", "TENSOR_CORES_ONLY", "TREAT_INFER_AS_DENY", "UNSAFE_FORCE_AL
 ListName = Literal["allow", "infer", "clear", "deny"]
 Action = Literal["add", "remove"]
 
+UNKNOWN_DIMENSION = 32
+"""The length of an unknown dimension, unless the caller knows better."""
+
 
 def _require(name: str, value: object, legal: tuple[object, ...]) -> None:
     if value not in legal:
@@ -66,6 +69,8 @@ class PrecisionConfig:
         cost_table: what kernels and Casts cost on the device, or in what XLA makes of a function
             for it; what is slower in the target dtype stays float32. None leaves cost out of
             account.
+        unknown_dimension: the length that counts for a dimension that is not known, nearly always
+            the batch, where the cost of an op depends on it.
         fused: whether the graph is for a compiler that fuses element-wise ops (XLA), so that only
             matrix products and convolutions have a price of their own, and Casts have none.
 
@@ -80,6 +85,7 @@ class PrecisionConfig:
     list_edits: tuple[ListEdit, ...] = ()
     disabled_rules: frozenset[str] = frozenset()
     cost_table: CostTable | None = None
+    unknown_dimension: int = UNKNOWN_DIMENSION
     fused: bool = False
 
     def __post_init__(self) -> None:
@@ -97,6 +103,10 @@ class PrecisionConfig:
                 "`level='UNSAFE_FORCE_ALL'` exists for float16 on a GPU only. Received: "
                 f"target_dtype={self.target_dtype!r}, device={self.device!r}. "
                 "Leave the level empty, or choose float16 on a GPU."
+            )
+        if self.unknown_dimension < 1:
+            raise ValueError(
+                f"`unknown_dimension` must be at least 1. Received: {self.unknown_dimension!r}."
             )
         table = self.cost_table
         if table is not None and (table.target_dtype, table.device) != (

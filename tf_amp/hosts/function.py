@@ -5,17 +5,18 @@ TensorFlow makes each function of its eager runtime through one place,
 It is wrapped here. After TensorFlow has made a function, its definition goes through the pass and
 the runtime gets the result under the same name and with the same float32 signature. That happens
 before placement, before TensorFlow's own graph optimizers and before XLA, which all then work on
-the low-precision graph.
+the low-precision graph. What is traced inside another function is rewritten with that one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import function_pb2
@@ -30,8 +31,10 @@ from graph_passes.collector import collector_paused
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
+from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
+from tf_amp.hosts.function_sizes import FunctionSizes, find_source, plan_anew
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
@@ -61,9 +64,12 @@ class FunctionHost:
         self._patches = Patches()
         self._originals = function_originals.installed()
         self._pipelines = PipelineMark()
+        self._sizes = FunctionSizes(functools.partial(installation.record_fault, "function"))
+        self._deferred = DeferredFunctions(self._rewrite_deferred)
         self._counts: weakref.WeakKeyDictionary[Any, NodeCounts] = weakref.WeakKeyDictionary()
-        # Those whose counts are in no other function's.
+        # Those whose counts are in no other function's, and those not rewritten whose are.
         self._uncovered: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._covered: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self) -> None:
         """Hooks TensorFlow."""
@@ -72,6 +78,8 @@ class FunctionHost:
             function_deserialization, "load_function_def_library", self._make_load_library
         )
         self._pipelines.install(self._patches)
+        self._deferred.install(self._patches)
+        self._patches.replace(context_lib.Context, "call_function", self._make_call_function)
         hold_off(self._patches)
 
     def uninstall(self) -> None:
@@ -91,12 +99,22 @@ class FunctionHost:
             function = original(name, graph, attrs, function_type, overwrite)
             try:
                 with collector_paused():
-                    self._after_tracing(function, graph)
+                    self._after_tracing(function, graph, attrs or {})
             except Exception as error:  # a fault of ours must not stop the user's program
                 self._installation.record_fault("function", function.name.decode(), error)
             return function
 
         return from_func_graph
+
+    def _make_call_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call_function(
+            context: context_lib.Context, name: bytes, tensor_inputs: list[Any], num_outputs: int
+        ) -> Any:
+            self._deferred.rewrite(context, name)
+            call = functools.partial(original, context)
+            return self._sizes.call(call, context, name, tensor_inputs, num_outputs)
+
+        return call_function
 
     def _make_load_library(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the many functions of a SavedModel share one line of the log."""
@@ -108,27 +126,32 @@ class FunctionHost:
 
         return load_function_def_library
 
-    def _after_tracing(self, function: Any, graph: Any) -> None:
+    def _after_tracing(self, function: Any, graph: Any, attrs: Mapping[str, Any]) -> None:
         # What is traced inside a v1 graph runs in a session, which copies the original.
         if not ops.executing_eagerly_outside_functions():
             return
-        context = function._bound_context
-        definition = context.get_function_def(function.name)
-        if self._pipelines.covers(definition):
-            self._keep_float32(function, definition, context)
-        elif not any(part in definition.signature.name for part in _SKIPPED):
-            self._rewrite(function, definition, graph, context)
+        name = function.name.decode()
+        if self._pipelines.covers(attrs):
+            self._keep_float32(function)
+        elif any(part in name for part in _SKIPPED):
+            return
+        elif isinstance(graph.outer_graph, func_graph_lib.FuncGraph):
+            self._deferred.add(function)
+        else:
+            self._rewrite(function, graph)
 
-    def _rewrite(
-        self,
-        function: Any,
-        definition: function_pb2.FunctionDef,
-        graph: Any,
-        context: context_lib.Context,
-    ) -> None:
+    def _rewrite_deferred(self, function: Any) -> None:
+        try:
+            with collector_paused():
+                self._rewrite(function, function.graph)
+        except Exception as error:
+            self._installation.record_fault("function", function.name.decode(), error)
+
+    def _rewrite(self, function: Any, graph: Any) -> None:
         config, compiled = self._installation.config, self._installation.compiled
         if config is None or compiled is None:
             return
+        context, definition = function._bound_context, function.definition
         find = self._original_definition
         if is_compiled(definition):
             config = compiled.config
@@ -137,17 +160,18 @@ class FunctionHost:
         shapes_of = called_shapes(graph._functions)
         rewrite = functools.partial(
             rewrite_function_def,
-            config=config,
             library=functools.partial(find, context),
             function_shapes=shapes_of,
         )
-        result = rewrite(definition, shapes=traced_shapes(graph, definition))
+        shapes = traced_shapes(graph, definition)
+        result = rewrite(definition, config, shapes=shapes)
+        self._rewrite_called((result.proto, *result.extra_functions), graph, context)
         name = readable_name(definition.signature.name)
         callees: list[RewriteResult] = []
         if config is compiled.config:
             result, callees = call_compilable(
                 result,
-                lambda callee: rewrite(callee, shapes=shapes_of(callee.signature.name)),
+                lambda callee: rewrite(callee, config, shapes=shapes_of(callee.signature.name)),
                 context,
                 self._originals,
                 all_anew=compiled.apart,
@@ -158,23 +182,65 @@ class FunctionHost:
             # Python code reads this copy to build graphs from (the gradient of a loaded `While`).
             function._cached_definition = definition
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
+        title = f"{name} ({step})" if top_level and (step := _keras_step()) else name
         called = [callee for callee in graph._functions.values() if callee in self._uncovered]
-        counts = self._counts[function] = self._installation.record(
+        record = functools.partial(
+            self._installation.record,
             "function",
-            f"{name} ({step})" if top_level and (step := _keras_step()) else name,
-            result,
             original=definition,
+            announce=top_level and not _EXPORTED.search(name),
+        )
+        counts = self._counts[function] = record(
+            title,
+            result,
             parts=self._counts_of_callees(graph, definition, result, callees),
             covered=[self._counts[callee] for callee in called],
-            announce=top_level and not _EXPORTED.search(name),
+            is_part=function in self._covered,
         )
         if counts.converted:
             self._uncovered.difference_update(called)
-            self._uncovered.add(function)
+            self._covered.update(filter(self._deferred.covers, graph._functions.values()))
+            if function not in self._covered:
+                self._uncovered.add(function)
+        if counts.products and config.cost_table and not is_compiled(definition):
+            source = find_source(definition, shapes)
+            if source is not None:
+                of = weakref.ref(function)
 
-    def _keep_float32(
-        self, function: Any, definition: function_pb2.FunctionDef, context: context_lib.Context
+                def plan(size: int) -> RewriteResult:
+                    again = dataclasses.replace(config, unknown_dimension=size)
+                    result, callees = plan_anew(
+                        rewrite(definition, again, shapes=shapes),
+                        lambda f: rewrite(f, again, shapes=shapes_of(f.signature.name)),
+                        size,
+                        context,
+                        self._originals,
+                    )
+                    function = of()
+                    if function is not None:
+                        self._counts[function] = record(
+                            f"{title}, sizes near {size}",
+                            result,
+                            parts=self._counts_of_callees(graph, definition, result, callees),
+                            covered=[self._counts[function]],
+                        )
+                    return result
+
+                add = functools.partial(self._originals.attach, context, function.name)
+                self._sizes.watch(function, source, result.proto, plan, add)
+
+    def _rewrite_called(
+        self, functions: Iterable[Any], graph: Any, context: context_lib.Context
     ) -> None:
+        """Rewrites what functions still call by the names under which it was traced."""
+        names = dict.fromkeys(name for function in functions for name in called_names(function))
+        for name in filter(graph._functions.__contains__, names):
+            self._deferred.rewrite(context, name)
+
+    def _keep_float32(self, function: Any) -> None:
+        context, definition = function._bound_context, function.definition
+        for callee in function.children:  # they may yet be called by themselves
+            self._deferred.rewrite(context, callee.name)
         redirected = call_originals(definition, context, self._originals)
         if redirected is not None:
             self._originals.swap(context, *redirected)

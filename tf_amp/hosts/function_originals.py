@@ -95,7 +95,8 @@ class Originals:
         )
         with self._lock:
             self._add_extra(context, extra_functions)
-            self._remove(context, name)
+            while context.has_function(name):  # the runtime counts a repeated definition
+                self._remove(context, name)
             try:
                 self._add(context, replacement)
             except Exception:
@@ -103,6 +104,28 @@ class Originals:
                 self._drop_extra(context, original.extra_functions)
                 raise
             self._by_key[context.function_scope_id, name] = original
+
+    def attach(
+        self,
+        context: context_lib.Context,
+        name: str | bytes,
+        functions: tuple[function_pb2.FunctionDef, ...],
+    ) -> None:
+        """Adds functions to the runtime that live as long as another one does.
+
+        Args:
+            context: the eager context that holds that one.
+            name: its name; it need not have been swapped.
+            functions: definitions that the context may not have yet.
+        """
+        key = context.function_scope_id, _as_bytes(name)
+        added = tuple(function.signature.name for function in functions)
+        with self._lock:
+            known = self._by_key.get(key) or Original(context.get_c_function(key[1]))
+            self._add_extra(context, functions)
+            self._by_key[key] = dataclasses.replace(
+                known, extra_functions=(*known.extra_functions, *added)
+            )
 
     def restore_all(self, context: context_lib.Context) -> int:
         """Makes the runtime run every original again, and returns how many there were.

@@ -8,7 +8,7 @@ tf.functions) does not and is traced first; the thread that builds the pipeline 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import function_pb2
@@ -48,11 +48,9 @@ class PipelineMark:
 
         patches.replace(structured_function.StructuredFunctionWrapper, "__init__", make)
 
-    def covers(self, definition: function_pb2.FunctionDef) -> bool:
-        """Whether a function just traced by this thread belongs to a tf.data pipeline."""
-        return (
-            getattr(self._thread, "depth", 0) > 0 or attributes.TF_DATA_FUNCTION in definition.attr
-        )
+    def covers(self, attrs: Collection[str]) -> bool:
+        """Whether a function just traced by this thread, with these attributes, is a pipeline's."""
+        return getattr(self._thread, "depth", 0) > 0 or attributes.TF_DATA_FUNCTION in attrs
 
 
 def call_originals(

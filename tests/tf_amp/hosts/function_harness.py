@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 
 from tf_amp import installation
 from tf_amp.env_config import Settings
+from tf_amp.hosts import function
 from tf_amp.hosts.function import readable_name
+from tf_amp.hosts.function_redirects import called_names
 
 COMPUTE = ("MatMul", "BatchMatMulV2", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
 
@@ -57,14 +60,27 @@ def node_types(nodes: Any) -> list[int]:
 
 
 def live_functions() -> dict[str, list[int]]:
-    """Readable name -> dtypes of the compute nodes, of every live function that has some."""
+    """Readable name -> dtypes of the compute nodes, of every function with some that may run.
+
+    Those may run that wait for no rewrite, and what they call by name.
+    """
     found: dict[str, set[int]] = {}
-    scope = context.context().function_scope_id
-    for key_scope, name in list(atomic_function.RUNTIME_FUNCTION_REFS):
-        if key_scope == scope and context.context().has_function(name):
-            types = compute_types(running(name))
-            if types:
-                found.setdefault(readable_name(name.decode()), set()).update(types)
+    runtime, host = context.context(), function._installed
+    waiting = host._deferred._waiting if host else {}
+    pending = [
+        key[1].decode()
+        for key in list(atomic_function.RUNTIME_FUNCTION_REFS)
+        if key[0] == runtime.function_scope_id and key not in waiting
+    ]
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name not in seen and runtime.has_function(name):
+            seen.add(name)
+            pending.extend(called_names(running(name)))
+            if types := compute_types(running(name)):
+                traced = re.sub("_amp_[0-9a-f]{12}$", "", name)
+                found.setdefault(readable_name(traced), set()).update(types)
     return {name: sorted(types) for name, types in found.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -13,12 +13,17 @@ RunPython = Callable[..., "CompletedProcess[str]"]
 
 
 def facts_of(
-    run_python: RunPython, call: str, env: Mapping[str, str] | None = None, *, timeout: float = 300
+    run_python: RunPython,
+    call: str,
+    env: Mapping[str, str] | None = None,
+    *,
+    args: Sequence[str] = (),
+    timeout: float = 300,
 ) -> dict[str, dict[str, Any]]:
     """Calls `module.function(...)` of this folder; returns its reported facts by case name."""
     module = call.partition(".")[0]
     code = f"import sys\nsys.path.insert(0, {HERE!r})\nimport {module}\n{call}\n"
-    done = run_python(code, env=env, timeout=timeout)
+    done = run_python(code, env=env, args=args, timeout=timeout)
     lines = [line[2:] for line in done.stdout.splitlines() if line.startswith("@@")]
     facts = [json.loads(line) for line in lines]
     return {fact.pop("name"): fact for fact in facts}

@@ -1,0 +1,150 @@
+"""Scripts for `test_function_deferred`: functions that were traced inside another one."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from function_harness import compute_types, dots, max_error, report, running, switch_on, weights
+from tensorflow.python.saved_model import loader_impl
+
+from tf_amp import installation
+
+DEPTH = 40
+
+
+def main() -> None:
+    variable = tf.Variable(weights())
+    x = tf.constant(weights(1, (8, 64)))
+    exact = tf.matmul(x, variable)
+    installed = switch_on()
+    chain(installed, variable, x)
+    called_later(installed, variable, x, exact)
+    gradient(variable, x)
+    compiled(variable, x)
+    pipeline(variable, x, exact)
+    export(variable, x)
+    lost_graph(variable, x)
+    threads(variable, x, exact)
+    report("status", failed=installed.status()["graphs_failed"])
+    switched_off(variable, x, exact)
+
+
+def traced_inside(variable: tf.Variable, x: tf.Tensor, **options: Any) -> Any:
+    """A function that was traced by its caller, which has a product beside the call."""
+
+    @tf.function(**options)
+    def inner(x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, variable)
+
+    @tf.function
+    def outer(x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(inner(x), variable)
+
+    outer.get_concrete_function(x)
+    inner.outer = outer  # lives as long
+    return inner
+
+
+def types_of(function: Any, x: tf.Tensor) -> list[int]:
+    return compute_types(running(function.get_concrete_function(x).name))
+
+
+def counted(installed: Any) -> dict[str, int]:
+    return {name: installed.status()[name] for name in ("nodes_total", "nodes_converted", "casts")}
+
+
+def chain(installed: Any, variable: tf.Variable, x: tf.Tensor) -> None:
+    def layer(callee: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+        return tf.function(lambda x: tf.nn.relu(tf.matmul(callee(x), variable)))
+
+    function: Any = tf.nn.relu
+    for _ in range(DEPTH):
+        function = layer(function)
+    before = installed.status()["graphs_seen"]
+    function.get_concrete_function(x)
+    report("chain", graphs=installed.status()["graphs_seen"] - before)
+
+
+def called_later(installed: Any, variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
+    inner = traced_inside(variable, x)
+    before, counts = types_of(inner, x), counted(installed)
+    error = max_error(inner(x), exact)
+    report(
+        "called_later",
+        before=before,
+        after=types_of(inner, x),
+        error=error,
+        counted_again=counted(installed) != counts,
+    )
+
+
+def gradient(variable: tf.Variable, x: tf.Tensor) -> None:
+    inner = traced_inside(variable, x)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(inner(x))
+    got, wanted = tape.gradient(loss, variable), tf.matmul(x, tf.ones((8, 64)), transpose_a=True)
+    report("gradient", error=max_error(got, wanted))
+
+
+def compiled(variable: tf.Variable, x: tf.Tensor) -> None:
+    inner = traced_inside(variable, x, jit_compile=True)
+    report("compiled", hlo=dots(inner, x))
+
+
+def pipeline(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
+    """The pipeline keeps float32, whether the function is called by itself before or after."""
+    inner = traced_inside(variable, x)
+    dataset = tf.data.Dataset.from_tensors(x).map(inner)
+    first = max_error(next(iter(dataset)), exact)
+    alone = max_error(inner(x), exact)
+    report("pipeline", first=first, alone=alone, again=max_error(next(iter(dataset)), exact))
+
+
+def export(variable: tf.Variable, x: tf.Tensor) -> None:
+    inner = traced_inside(variable, x)
+    module = tf.Module()
+    module.variable, module.inner = variable, inner
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder, inner.get_concrete_function(x))
+        saved = loader_impl.parse_saved_model(folder)
+    library = saved.meta_graphs[0].graph_def.library.function
+    report("export", types=sorted({t for f in library for t in compute_types(f)}))
+
+
+def lost_graph(variable: tf.Variable, x: tf.Tensor) -> None:
+    """The graph of a concrete function goes with it; the caller goes on calling it by name."""
+
+    @tf.function
+    def outer(x: tf.Tensor) -> tf.Tensor:
+        inner = tf.function(lambda x: tf.matmul(x, variable))
+        return inner.get_concrete_function(x)(x)
+
+    report("lost_graph", error=max_error(outer(x), tf.matmul(x, variable)))
+
+
+def threads(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
+    errors: list[float] = []
+    for _ in range(8):
+        inner = traced_inside(variable, x)
+        start = threading.Barrier(4)
+
+        def call(inner: Any = inner, start: threading.Barrier = start) -> None:
+            start.wait()
+            errors.append(max_error(inner(x), exact))
+
+        running_threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in running_threads:
+            thread.start()
+        for thread in running_threads:
+            thread.join()
+    report("threads", calls=len(errors), errors=sorted(set(errors)))
+
+
+def switched_off(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
+    inner = traced_inside(variable, x)
+    installation.uninstall()
+    report("switched_off", error=max_error(inner(x), exact))

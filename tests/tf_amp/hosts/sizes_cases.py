@@ -1,0 +1,159 @@
+"""Scripts for `test_function_sizes`: what runs for a batch that tracing did not know."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from function_harness import compute_types, node_types, report, running, switch_on, weights
+from tensorflow.python.eager import context, execute
+from tensorflow.python.saved_model import loader_impl
+
+from tf_amp import installation
+from tf_amp.hosts import function
+from tf_amp.hosts.function_redirects import called_names
+
+WIDTH = 64
+UNKNOWN = tf.TensorSpec((None, WIDTH), tf.float32)
+
+
+def ran(call: Any) -> list[int]:
+    """The dtypes of the products of the functions that the runtime is asked to run by a call."""
+    names: list[str] = []
+    original = execute.execute
+
+    def recording(op_name: str, *args: Any, **kwargs: Any) -> Any:
+        names.append(op_name)
+        return original(op_name, *args, **kwargs)
+
+    execute.execute = recording
+    try:
+        call()
+    finally:
+        execute.execute = original
+    found: set[int] = set()
+    for name in names:  # those that functions call are found on the way
+        if context.context().has_function(name):
+            found.update(compute_types(running(name)))
+            names.extend({*called_names(running(name))}.difference(names))
+    return sorted(found)
+
+
+def variants() -> dict[str, list[int]]:
+    """The dtypes of the products of all variants in the runtime, by the end of their names."""
+    names = [name for name in context.context().list_function_names() if "tf_amp_size" in name]
+    return {name.rpartition("_")[2]: compute_types(running(name)) for name in sorted(names)}
+
+
+class Dense(tf.Module):
+    def __init__(self) -> None:
+        self.weights = tf.Variable(weights(shape=(WIDTH, WIDTH)))
+
+    @tf.function(input_signature=[UNKNOWN])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, self.weights)
+
+
+def arguments() -> None:
+    """A function whose argument shows the size."""
+    installed = switch_on(cost_table=sys.argv[1])
+    layer = Dense()
+    few, many = tf.ones((32, WIDTH)), tf.constant(weights(1, (2048, WIDTH)))
+    report("traced", types=compute_types(running(layer.__call__.get_concrete_function().name)))
+    report("few", ran=ran(functools.partial(layer, few)), variants=variants())
+    report("many", ran=ran(functools.partial(layer, many)), variants=variants())
+    again = ran(functools.partial(layer, few))
+    result = layer(many)
+    report(
+        "again",
+        few=again,
+        many=ran(functools.partial(layer, many)),
+        dtype=result.dtype.name,
+        error=float(tf.reduce_max(tf.abs(result - tf.matmul(many, layer.weights)))),
+        status=installed.status().as_dict(),
+    )
+    # What lasts gets a variant of its own, and an odd batch in between does not.
+    layer(tf.ones((2, WIDTH)))
+    report("odd one", variants=variants())
+    layer(tf.ones((2, WIDTH)))
+    report("two of them", variants=variants())
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(many))
+    tape.gradient(loss, layer.weights)
+
+    tf.saved_model.save(layer, sys.argv[2])
+    library = loader_impl.parse_saved_model(sys.argv[2]).meta_graphs[0].graph_def.library
+    report(
+        "exported",
+        names=[f.signature.name for f in library.function if "tf_amp" in f.signature.name],
+        types=node_types([node for f in library.function for node in f.node_def]),
+    )
+    installation.uninstall()
+    report("off", ran=ran(functools.partial(layer, many)))
+    del layer, tape, loss
+    gc.collect()
+    report("gone", variants=variants())
+
+
+def iterators(which: str) -> None:
+    """`fit` on a dataset whose last batch is smaller, so that no batch is known."""
+    if which == "keras":
+        import keras
+    else:
+        import tf_keras as keras
+    switch_on(cost_table=sys.argv[1])
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
+    model.compile("sgd", "mse", jit_compile=False)
+    rows = 5 * 2048 + 7
+    x, y = (np.ones((rows, WIDTH), np.float32) for _ in range(2))
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(2048)
+    weights_before = model.get_weights()
+    first = ran(lambda: model.fit(data.take(1), verbose=0))
+    rest = ran(lambda: model.fit(data, verbose=0))
+    after = ran(lambda: model.fit(data.take(5), verbose=0))
+    report(
+        "fit",
+        first=first,
+        rest=rest,
+        after=after,
+        sizes=sorted(variants()),
+        moved=not np.array_equal(weights_before[0], model.get_weights()[0]),
+        finite=bool(np.isfinite(model.get_weights()[0]).all()),
+    )
+
+
+def faults() -> None:
+    """A plan for a size that raises costs nothing but the plan."""
+    switch_on(cost_table=sys.argv[1])
+    layer = Dense()
+    many = tf.constant(weights(1, (2048, WIDTH)))
+    layer.__call__.get_concrete_function()
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("planted")
+
+    function.plan_anew = fail
+    error = float(tf.reduce_max(tf.abs(layer(many) - tf.matmul(many, layer.weights))))
+    status = installation.current().status()
+    report("fault", error=error, failed=status["graphs_failed"])
+
+
+def small() -> None:
+    """A function of which a part pays for a middling batch, and nothing for a small one."""
+    switch_on(cost_table=sys.argv[1])
+    layer = Dense()
+    layer.weights = tf.Variable(weights(shape=(WIDTH, 64 * WIDTH)))
+    middling, few = tf.ones((32, WIDTH)), tf.ones((2, WIDTH))
+
+    @tf.function(input_signature=[UNKNOWN])
+    def around(x: tf.Tensor) -> tf.Tensor:
+        return layer(x)
+
+    around.get_concrete_function()
+    report("small", middling=ran(lambda: around(middling)), few=ran(lambda: around(few)))

@@ -1,0 +1,62 @@
+"""Functions that were traced inside another one: when they are rewritten, and when they are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from session_facts import RunPython, facts_of
+
+FLOAT, BFLOAT16 = 1, 14
+Facts = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def facts(run_python: RunPython) -> Facts:
+    return facts_of(run_python, "function_deferred_cases.main()")
+
+
+def test_functions_inside_others_are_planned_once(facts: Facts) -> None:
+    assert facts["chain"]["graphs"] == 1
+
+
+def test_a_function_called_by_itself_is_rewritten_then_and_not_counted_again(facts: Facts) -> None:
+    seen = facts["called_later"]
+    assert (seen["before"], seen["after"]) == ([FLOAT], [BFLOAT16])
+    assert 0.0 < seen["error"] < 0.5
+    assert not seen["counted_again"]
+
+
+def test_gradient_of_a_function_called_by_itself(facts: Facts) -> None:
+    assert 0.0 < facts["gradient"]["error"] < 0.5
+
+
+def test_xla_shows_the_rewritten_function(facts: Facts) -> None:
+    assert facts["compiled"]["hlo"] == ["bf16"]
+
+
+def test_a_pipeline_keeps_float32(facts: Facts) -> None:
+    seen = facts["pipeline"]
+    assert seen["first"] == seen["again"] == 0.0
+    assert 0.0 < seen["alone"] < 0.5
+
+
+def test_export_is_float32(facts: Facts) -> None:
+    assert facts["export"]["types"] == [FLOAT]
+
+
+def test_a_function_whose_graph_is_gone_is_rewritten(facts: Facts) -> None:
+    assert 0.0 < facts["lost_graph"]["error"] < 0.5
+
+
+def test_threads_that_call_it_first_run_the_same(facts: Facts) -> None:
+    assert facts["threads"]["calls"] == 32
+    assert len(facts["threads"]["errors"]) == 1
+
+
+def test_after_uninstall_it_runs_in_float32(facts: Facts) -> None:
+    assert facts["switched_off"]["error"] == 0.0
+
+
+def test_nothing_failed(facts: Facts) -> None:
+    assert facts["status"]["failed"] == 0

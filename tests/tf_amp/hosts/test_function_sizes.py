@@ -1,0 +1,91 @@
+"""Functions that were traced with an unknown batch: what is planned when a call shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from session_facts import RunPython, facts_of
+
+from graph_passes.policy.cost_table import Curve, OpCost, format_table, shipped_table
+
+FLOAT, BFLOAT16 = 1, 14
+# Of products 64 wide: bfloat16 takes four times as long for 32 rows, and a quarter for 2,048.
+FLOPS = (2 * 32 * 64 * 64, 2 * 2048 * 64 * 64)
+PRODUCT = OpCost("flops", Curve(FLOPS, (1e-4, 4e-2)), Curve(FLOPS, (4e-4, 1e-2)))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    shipped = shipped_table("cpu-avx512_bf16", "bfloat16")
+    assert shipped is not None
+    path = tmp_path_factory.mktemp("costs") / "costs.toml"
+    path.write_text(format_table(dataclasses.replace(shipped, rows=(("MatMul", PRODUCT),))))
+    return str(path)
+
+
+def facts(run_python: RunPython, call: str, *args: str) -> dict[str, dict[str, Any]]:
+    return facts_of(run_python, call, args=args)
+
+
+@pytest.fixture(scope="module")
+def seen(
+    run_python: RunPython, table: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    exported = str(tmp_path_factory.mktemp("exported"))
+    return facts(run_python, "sizes_cases.arguments()", table, exported)
+
+
+def test_the_size_of_an_argument_chooses_what_runs(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["traced"]["types"] == [FLOAT]
+    assert seen["few"] == {"ran": [FLOAT], "variants": {}}
+    assert seen["many"] == {"ran": [BFLOAT16], "variants": {"2048": [BFLOAT16]}}
+    again = seen["again"]
+    assert (again["few"], again["many"], again["dtype"]) == ([FLOAT], [BFLOAT16], "float32")
+    assert 0.0 < again["error"] < 0.5
+
+
+def test_a_function_counts_once(seen: dict[str, dict[str, Any]]) -> None:
+    status = seen["again"]["status"]
+    # The product and the Identity behind it.
+    assert (status["nodes_converted"], status["graphs_failed"]) == (2, 0)
+
+
+def test_a_size_that_does_not_last_is_not_planned_for(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["odd one"]["variants"].keys() == {"2048"}
+    assert seen["two of them"]["variants"].keys() == {"2048"}  # the plan is that of 32
+
+
+def test_variants_are_not_exported(seen: dict[str, dict[str, Any]]) -> None:
+    assert (seen["exported"]["names"], seen["exported"]["types"]) == ([], [FLOAT])
+
+
+def test_variants_go_with_amp_and_with_their_function(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["off"]["ran"] == [FLOAT]
+    assert seen["gone"]["variants"] == {}
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_fit_on_a_data_set_runs_as_for_its_batch(
+    run_python: RunPython, table: str, library: str
+) -> None:
+    seen = facts(run_python, f"sizes_cases.iterators({library!r})", table)["fit"]
+    assert seen["first"] == [FLOAT]
+    assert seen["rest"] == [BFLOAT16]
+    assert seen["after"] == [BFLOAT16]
+    assert seen["sizes"] == ["2048", "32"]
+    assert seen["moved"]
+    assert seen["finite"]
+
+
+def test_a_small_batch_runs_in_float32_where_a_larger_one_does_not(
+    run_python: RunPython, table: str
+) -> None:
+    seen = facts(run_python, "sizes_cases.small()", table)
+    assert seen["small"] == {"middling": [BFLOAT16], "few": [FLOAT]}
+
+
+def test_a_fault_costs_the_plan_alone(run_python: RunPython, table: str) -> None:
+    seen = facts(run_python, "sizes_cases.faults()", table)
+    assert seen["fault"] == {"error": 0.0, "failed": 1}

@@ -1,0 +1,74 @@
+"""Functions that were traced inside another one and wait for their rewrite.
+
+The function at the top is planned together with what it calls, so most functions inside it, such
+as branches, loop bodies and forward functions, never run under their own names: to rewrite each
+when it is made would be work for nothing, and all that it calls would be planned again with every
+caller. They wait until a rewritten function calls one by its name, or until it is called by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tensorflow.python.eager import context as context_lib
+
+from tf_amp.patches import Patches
+
+
+class DeferredFunctions:
+    """The functions of one installation that wait.
+
+    Args:
+        rewrite: Rewrites one; must not raise.
+    """
+
+    def __init__(self, rewrite: Callable[[Any], None]) -> None:
+        self._rewrite = rewrite
+        self._waiting: weakref.WeakValueDictionary[tuple[int, bytes], Any]
+        self._waiting = weakref.WeakValueDictionary()
+        self._under_way: set[tuple[int, bytes]] = set()
+        # Who calls a function that another thread is rewriting has to wait for it.
+        self._lock = threading.RLock()
+
+    def install(self, patches: Patches) -> None:
+        """Starts to rewrite functions that are compiled for a look."""
+
+        def make_ir(original: Callable[..., Any]) -> Callable[..., Any]:
+            def get_compiler_ir(context: Any, *args: Any, **kwargs: Any) -> Any:
+                self.rewrite(context, kwargs.get("function_name", ""))
+                return original(context, *args, **kwargs)
+
+            return get_compiler_ir
+
+        patches.replace(context_lib.Context, "get_compiler_ir", make_ir)
+
+    def add(self, function: Any) -> None:
+        """Has an AtomicFunction wait."""
+        self._waiting[_key(function._bound_context, function.name)] = function
+
+    def covers(self, function: Any) -> bool:
+        """Whether a function waits."""
+        return _key(function._bound_context, function.name) in self._waiting
+
+    def rewrite(self, context: context_lib.Context, name: str | bytes) -> None:
+        """Rewrites a function if it waits; afterwards it does no more."""
+        key = _key(context, name)
+        if key not in self._waiting:
+            return
+        with self._lock:
+            function = self._waiting.get(key)
+            if function is None or key in self._under_way:
+                return
+            self._under_way.add(key)
+            try:
+                self._rewrite(function)
+            finally:
+                self._under_way.remove(key)
+                self._waiting.pop(key, None)
+
+
+def _key(context: context_lib.Context, name: str | bytes) -> tuple[int, bytes]:
+    return context.function_scope_id, name.encode() if isinstance(name, str) else name

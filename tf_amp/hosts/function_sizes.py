@@ -1,0 +1,283 @@
+"""Functions traced with an unknown batch are planned again for the sizes they are called with.
+
+Nearly every dataset is batched without `drop_remainder`, and what is worth converting depends on
+the rows. A call shows them: by the shape of an argument, or by what an iterator gave, whose shape
+the function then returns as one more output. For each class of sizes that lasts, the runtime gets a
+variant of the function under a name of its own. Only calls from Python choose among variants;
+whatever copies the function, or calls it by its name, finds what was planned when it was traced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tensorflow.core.framework import function_pb2, types_pb2
+from tensorflow.python.eager import context as context_lib
+from tensorflow.python.eager.polymorphic_function import attributes
+
+from graph_passes.policy.config import UNKNOWN_DIMENSION
+from tf_amp.hosts.function_redirects import redirect_calls
+
+if TYPE_CHECKING:
+    from graph_passes import RewriteResult
+    from graph_passes.ir.view import Shape, Shapes
+    from tf_amp.hosts.function_originals import Originals
+
+Plan: TypeAlias = "Callable[[int], RewriteResult]"
+"""Plans a function for a size of what is not known."""
+Add: TypeAlias = Callable[[tuple[function_pb2.FunctionDef, ...]], None]
+"""Makes functions known to the runtime."""
+
+_GET_NEXT = "IteratorGetNext"
+_SHAPE_OUTPUT = "tf_amp_shape"
+_SUFFIX = "__tf_amp_size_"
+_KEPT = frozenset(("api_implements", attributes.TF_DATA_FUNCTION))
+"""Attributes of functions that TensorFlow replaces by others, or runs in a pipeline."""
+_RATIO = 4
+"""Sizes within this ratio of one another share a variant."""
+_CLASSES = (-3, 5)
+_LASTING = 2
+"""Calls in a row by which a class of sizes, but for the first, shows that it lasts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What shows the size at a call: an argument, or an output of an iterator.
+
+    Attributes:
+        unknown: the axes whose length is not known.
+        argument: the position of the argument, None for an iterator's output.
+        tensor: the iterator's output, as the function's body names it.
+        dtype: its dtype.
+    """
+
+    unknown: tuple[int, ...]
+    argument: int | None = None
+    tensor: str = ""
+    dtype: int = 0
+
+    def size_of(self, shape: Sequence[int]) -> int:
+        """The length that counts for an unknown axis: the geometric mean of all, at least 1."""
+        product = math.prod(shape[axis] for axis in self.unknown)
+        return max(1, round(product ** (1 / len(self.unknown))))
+
+    def shown_by(self, definition: function_pb2.FunctionDef) -> function_pb2.FunctionDef:
+        """A copy of a function that returns the shape of the iterator's output as well."""
+        shown = function_pb2.FunctionDef()
+        shown.CopyFrom(definition)
+        shown.signature.output_arg.add(name=_SHAPE_OUTPUT, type=types_pb2.DT_INT32)
+        node = shown.node_def.add(name=_SHAPE_OUTPUT, op="Shape", input=[self.tensor])
+        node.attr["T"].type = self.dtype
+        node.attr["out_type"].type = types_pb2.DT_INT32
+        shown.ret[_SHAPE_OUTPUT] = f"{_SHAPE_OUTPUT}:output:0"
+        return shown
+
+
+def find_source(definition: function_pb2.FunctionDef, shapes: Shapes) -> Source | None:
+    """Finds the largest tensor that a function gets and whose shape is known in part.
+
+    Args:
+        definition: the function as it was traced.
+        shapes: static shapes of its tensors.
+    """
+    found: list[tuple[Shape | None, Source]] = []
+    for position, argument in enumerate(definition.signature.input_arg):
+        found += ((s, Source(_unknown(s), argument=position)) for s in shapes(argument.name))
+    for node in definition.node_def:
+        if node.op == _GET_NEXT:
+            for port, shape in enumerate(shapes(node.name)):
+                tensor = f"{node.name}:components:{port}"
+                dtype = node.attr["output_types"].list.type[port]
+                found.append((shape, Source(_unknown(shape), tensor=tensor, dtype=dtype)))
+    partly_known = [each for each in found if each[1].unknown]
+    return max(partly_known, key=lambda each: _known_elements(each[0]))[1] if partly_known else None
+
+
+def plan_anew(
+    result: RewriteResult,
+    rewrite: Callable[[function_pb2.FunctionDef], RewriteResult],
+    size: int,
+    context: context_lib.Context,
+    originals: Originals,
+) -> tuple[RewriteResult, list[RewriteResult]]:
+    """Has a function call others that were planned for the same size, where they have plans alone.
+
+    Args:
+        result: the function, planned for the size.
+        rewrite: plans the float32 original of a function for the size.
+        size: the size.
+        context: the eager context that holds the functions that it calls.
+        originals: what was rewritten.
+
+    Returns:
+        The function with other calls where that is needed, and what became of the others.
+    """
+    anew: list[RewriteResult] = []
+    added = {function.signature.name: function for function in result.extra_functions}
+
+    def running(name: str) -> function_pb2.FunctionDef | None:
+        if name in added:
+            return added[name]
+        return context.get_function_def(name) if context.has_function(name) else None
+
+    def replacement(name: str) -> function_pb2.FunctionDef | None:
+        original = originals.find(context, name)
+        float32 = running(name) if original is None else original.definition()
+        if name in added or float32 is None or not _KEPT.isdisjoint(float32.attr):
+            return None
+        planned = rewrite(float32)
+        if original is None and not planned.changed:
+            return None
+        anew.append(planned)
+        added.update({function.signature.name: function for function in planned.extra_functions})
+        return planned.proto  # type: ignore[return-value]
+
+    redirected = redirect_calls(result.proto, running, replacement, f"{_SUFFIX}{size}")  # type: ignore[arg-type]
+    if redirected is None:
+        return result, anew
+    definition, renamed = redirected
+    functions = (*added.values(), *renamed)
+    return dataclasses.replace(
+        result, proto=definition, extra_functions=functions, changed=True
+    ), anew
+
+
+class FunctionSizes:
+    """Chooses, at calls from Python, among the variants of functions.
+
+    Args:
+        say_fault: is told the name of a function that could not be planned again, and why.
+    """
+
+    def __init__(self, say_fault: Callable[[str, Exception], None]) -> None:
+        self._say_fault = say_fault
+        self._by_name: dict[bytes, _SizedFunction] = {}
+
+    def watch(
+        self,
+        function: Any,
+        source: Source,
+        planned: function_pb2.FunctionDef,
+        plan: Plan,
+        add: Add,
+    ) -> None:
+        """Lets a function be planned for the sizes that it will be called with.
+
+        Args:
+            function: the AtomicFunction; what is kept of it goes with it.
+            source: what shows the size.
+            planned: what was planned for `UNKNOWN_DIMENSION`, which the runtime has.
+            plan: plans it for another size.
+            add: adds a variant, which lives as long as the function.
+        """
+        self._by_name[function.name] = _SizedFunction(source, planned, plan, add)
+        weakref.finalize(function, self._by_name.pop, function.name, None)
+
+    def call(
+        self,
+        run: Callable[[bytes, Sequence[Any], int], Any],
+        context: context_lib.Context,
+        name: bytes,
+        inputs: Sequence[Any],
+        outputs: int,
+    ) -> Any:
+        """Calls a function, or the variant of it for the size of what it gets.
+
+        Args:
+            run: calls the function of a name.
+            context: the eager context.
+            name: the function's name.
+            inputs: its flat inputs.
+            outputs: how many outputs it has.
+
+        Returns:
+            What the function returns: a list, None instead of an empty one.
+        """
+        sized = self._by_name.get(name)
+        # Functions may run in other processes, which would have to be sent the variants.
+        if sized is None or getattr(context, "_server_def", None) is not None:
+            return run(name, inputs, outputs)
+        try:
+            chosen = sized.choose(inputs)
+        except Exception as error:  # a fault of ours must not stop the user's program
+            self._by_name.pop(name, None)
+            self._say_fault(name.decode(), error)
+            return run(name, inputs, outputs)
+        if not sized.shows:
+            return run(chosen, inputs, outputs)
+        *found, shape = run(chosen, inputs, outputs + 1)
+        sized.see(shape.numpy().tolist())
+        return found or None
+
+
+class _SizedFunction:
+    """The variants of one function; the arguments are those of `FunctionSizes.watch`.
+
+    Attributes:
+        shows: whether a variant returns, behind its outputs, the shape that shows the size.
+    """
+
+    def __init__(
+        self, source: Source, planned: function_pb2.FunctionDef, plan: Plan, add: Add
+    ) -> None:
+        self._source, self._planned, self._plan, self._add = source, planned, plan, add
+        self.shows = source.argument is None
+        self._lock = threading.Lock()
+        self._names: dict[int, bytes] = {}
+        self._served: int | None = None
+        self._seen, self._in_a_row = 0, 0
+
+    def choose(self, inputs: Sequence[Any]) -> bytes:
+        """The name of the variant to call: for the class of sizes in force, or nearest to it."""
+        if self._source.argument is not None:
+            self.see(inputs[self._source.argument].shape)
+        with self._lock:
+            names, served = self._names, self._served or 0
+            if not names:
+                names[0] = self._variant(UNKNOWN_DIMENSION, self._planned)
+            if served not in names and (len(names) == 1 or self._in_a_row >= _LASTING):
+                size = round(UNKNOWN_DIMENSION * float(_RATIO) ** served)
+                result = self._plan(size)
+                names[served] = names[0]
+                if result.failure is None and result.proto != self._planned:
+                    self._add(result.extra_functions)
+                    names[served] = self._variant(size, result.proto)
+            return names[min(names, key=lambda known: abs(known - served))]
+
+    def see(self, shape: Sequence[int]) -> None:
+        """Takes note of the shape of what shows the size."""
+        least, most = _CLASSES
+        size = self._source.size_of(shape) / UNKNOWN_DIMENSION
+        seen = min(max(round(math.log(size, _RATIO)), least), most)
+        with self._lock:
+            self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1
+            self._seen = seen
+            # What an iterator gave says little of what it will: an epoch ends in a small batch.
+            if not self.shows or self._served is None or self._in_a_row >= _LASTING:
+                self._served = seen
+
+    def _variant(self, size: int, planned: function_pb2.FunctionDef) -> bytes:
+        """Adds what was planned for a size to the runtime; returns its name there."""
+        name = planned.signature.name
+        if self.shows:
+            planned = self._source.shown_by(planned)
+        elif planned is self._planned:
+            return name.encode()
+        variant = function_pb2.FunctionDef()
+        variant.CopyFrom(planned)
+        variant.signature.name = f"{name}{_SUFFIX}{size}"
+        self._add((variant,))
+        return variant.signature.name.encode()
+
+
+def _unknown(shape: Shape | None) -> tuple[int, ...]:
+    return tuple(axis for axis, length in enumerate(shape or ()) if length is None)
+
+
+def _known_elements(shape: Shape | None) -> int:
+    return math.prod(length for length in shape or () if length is not None)
