@@ -194,16 +194,21 @@ class FunctionHost:
         config, compiled = self._installation.config, self._installation.compiled
         if config is None or compiled is None:
             return
-        context, definition = function._bound_context, function.definition
-        find = self._original_definition
-        if is_compiled(definition):
+        context, definition = function._bound_context, function.cached_definition
+        by_xla = is_compiled(definition)
+        if by_xla:
             config = compiled.config
-        elif compiled.apart:
-            find = self._original_without_xla
+
+        def library(name: str) -> function_pb2.FunctionDef | None:
+            found = self._original_definition(context, graph._functions, name)
+            # What XLA compiles is planned by other costs.
+            apart = found is not None and compiled.apart and is_compiled(found)
+            return None if apart and not by_xla else found
+
         name = readable_name(definition.signature.name)
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
         title = f"{name} ({step})" if top_level and (step := _keras_step()) else name
-        traced = _Traced(definition, graph, context, functools.partial(find, context), title)
+        traced = _Traced(definition, graph, context, library, title)
         result = traced.rewrite(config)
         self._rewrite_called((result.proto, *result.extra_functions), graph, context)
         callees: list[RewriteResult] = []
@@ -217,9 +222,9 @@ class FunctionHost:
             )
             compiled.say(name, (result, *callees))
         if result.changed:
+            # `cached_definition` stays: Python code reads that copy to build graphs from (the
+            # gradient of a loaded `While`).
             self._originals.swap(context, result.proto, result.extra_functions)
-            # Python code reads this copy to build graphs from (the gradient of a loaded `While`).
-            function._cached_definition = definition
         called = [callee for callee in graph._functions.values() if callee in self._uncovered]
         record = functools.partial(
             self._installation.record,
@@ -305,28 +310,22 @@ class FunctionHost:
             self._deferred.rewrite(context, name)
 
     def _keep_float32(self, function: Any) -> None:
-        context, definition = function._bound_context, function.definition
+        context, definition = function._bound_context, function.cached_definition
         for callee in function.children:  # they may yet be called by themselves
             self._deferred.rewrite(context, callee.name)
         redirected = call_originals(definition, context, self._originals)
         if redirected is not None:
             self._originals.swap(context, *redirected)
-            function._cached_definition = definition
 
     def _original_definition(
-        self, context: context_lib.Context, name: str
+        self, context: context_lib.Context, known: Mapping[str, Any], name: str
     ) -> function_pb2.FunctionDef | None:
+        if isinstance(known.get(name), atomic_function.AtomicFunction):
+            return known[name].cached_definition
         original = self._originals.find(context, name)
         if original is not None:
             return original.definition()
         return context.get_function_def(name) if context.has_function(name) else None
-
-    def _original_without_xla(
-        self, context: context_lib.Context, name: str
-    ) -> function_pb2.FunctionDef | None:
-        """The same, but None for what XLA compiles: that is planned by other costs."""
-        found = self._original_definition(context, name)
-        return None if found is None or is_compiled(found) else found
 
     def _counts_of_callees(
         self,
