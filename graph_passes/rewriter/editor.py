@@ -147,9 +147,7 @@ class GraphEdits:
         self.listed.update(new.listed)
         self.made.update(new.made)
         self.new_nodes.extend(node for node, _, _ in new.new_nodes)
-        for tensor, fact in new.made.items():
-            name = new.makers[tensor].name
-            self.shapes[name] = (*self.shapes.get(name, ()), fact.shape)
+        self.shapes.update(new.shapes)
 
     def fact(self, tensor: str) -> TensorFact:
         """What is known of a tensor of the graph or of an accepted replacement."""

@@ -213,9 +213,9 @@ def test_a_loop_in_a_function_reads_tensors_by_the_names_of_a_function() -> None
     tree = tree.with_bodies(lambda region: copy.deepcopy(region.proto))
     assert hoist_casts(tree, HALF) == 1
     nodes = {node.name: node for node in tree.nodes}
-    assert list(nodes["y/hoisted/read_0"].input) == ["v:resource:0"]
-    assert list(nodes["y/hoisted/Cast_0"].input) == ["y/hoisted/read_0:value:0"]
-    assert nodes["y"].input[-1] == "y/hoisted/Cast_0:y:0"
+    assert list(nodes["y/hoisted/read"].input) == ["v:resource:0"]
+    assert list(nodes["y/hoisted/Cast"].input) == ["y/hoisted/read:value:0"]
+    assert nodes["y"].input[-1] == "y/hoisted/Cast:y:0"
 
 
 def test_a_result_that_was_a_hoisted_cast_is_the_new_argument() -> None:
