@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 
 from tensorflow.core.framework import function_pb2, node_def_pb2
 
@@ -19,13 +19,20 @@ class BodyEditor:
         proto: what is edited.
         is_function: whether tensors are named as within functions.
         nodes: its nodes.
+        first: the number of the first of them in a view, where arguments stand before the nodes
+            and results behind them.
     """
 
     def __init__(self, proto: Graph) -> None:
         self.proto = proto
         self.nodes = nodes_of(proto)
         self.is_function = isinstance(proto, function_pb2.FunctionDef)
-        self._old = len(self.nodes)
+        self.first, self._old = 0, len(self.nodes)
+        self._results: list[str] = []
+        self._ret: MutableMapping[str, str] = {}
+        if isinstance(proto, function_pb2.FunctionDef):
+            self.first = len(proto.signature.input_arg)
+            self._results, self._ret = [arg.name for arg in proto.signature.output_arg], proto.ret
         self._by_name: dict[str, node_def_pb2.NodeDef] = {}
         self._node_types = NodeTypeTable(lambda _: None)
 
@@ -100,20 +107,15 @@ class BodyEditor:
         """Lets a node read another tensor.
 
         Args:
-            number: the node's in a view of the body, in which arguments stand before the nodes and
-                results behind them.
+            number: the node's in a view of the body, see `first`.
             port: of the input.
             tensor: what it is to read there.
         """
-        if not isinstance(self.proto, function_pb2.FunctionDef):
-            self.nodes[number].input[port] = tensor
-            return
-        signature = self.proto.signature
-        position = number - len(signature.input_arg)
+        position = number - self.first
         if position < self._old:
             self.nodes[position].input[port] = tensor
         else:
-            self.proto.ret[signature.output_arg[position - self._old].name] = tensor
+            self._ret[self._results[position - self._old]] = tensor
 
     def redirect(self, tensors: Mapping[str, str]) -> None:
         """Lets all readers of some tensors, but for the nodes added, read others."""
@@ -124,10 +126,9 @@ class BodyEditor:
             read = node.input[:]  # a list: most nodes read none of them
             if not read_as.keys().isdisjoint(read):
                 node.input[:] = [read_as.get(tensor, tensor) for tensor in read]
-        if isinstance(self.proto, function_pb2.FunctionDef):
-            for result, tensor in list(self.proto.ret.items()):
-                if tensor in read_as:
-                    self.proto.ret[result] = read_as[tensor]
+        for result, tensor in list(self._ret.items()):
+            if tensor in read_as:
+                self._ret[result] = read_as[tensor]
 
     def remove(self, names: Collection[str]) -> None:
         """Removes nodes that nothing reads any more."""
