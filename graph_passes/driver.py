@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
@@ -12,11 +13,12 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from graph_passes.collector import collector_paused
 from graph_passes.coloring.plan import Plan, make_plan
 from graph_passes.emit.apply import Applied
-from graph_passes.functions.call_tree import CallTrees, Graph, Library, Region, node_types_with
+from graph_passes.functions.call_tree import CallTrees, Library, Region, node_types_with
 from graph_passes.functions.loop_invariants import hoist_casts
 from graph_passes.functions.loop_sum_moves import prepare_tree
 from graph_passes.functions.specialization import ConvertedTree, convert_tree, name_functions
 from graph_passes.functions.verify_calls import verify_tree
+from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.function_references import FunctionReferences
 from graph_passes.ir.view import (
     FunctionShapes,
@@ -71,13 +73,11 @@ class RewriteResult:
     def nodes(self) -> Iterator[node_def_pb2.NodeDef]:
         """The nodes of `proto`, but not of its library, and of `extra_functions`."""
         for body in (self.proto, *self.extra_functions):
-            yield from Region(body).nodes
+            yield from nodes_of(body)
 
     def copy(self) -> Graph:
         """A copy of `proto` for others to change."""
-        new = type(self.proto)()
-        new.CopyFrom(self.proto)  # type: ignore[arg-type]
-        return new
+        return copy.deepcopy(self.proto)
 
 
 @collector_paused()
@@ -273,8 +273,7 @@ class _TreeRewrite:
             converted = convert_tree(alone, kept, self._plan, {alone: fusion}, {})
             changed = converted.root is not None
             self._fused[region] = fusion.view if changed else self._view_given(region)
-            bodies[region] = type(region.proto)()
-            bodies[region].CopyFrom((converted.root or alone).proto)  # type: ignore[arg-type]
+            bodies[region] = copy.deepcopy((converted.root or alone).proto)
             outcomes.append((converted, fusion))
         root = self._tree.with_bodies(bodies.__getitem__)
         return dataclasses.replace(outcomes[0][0], root=root), outcomes[0][1]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from tensorflow.core.framework import graph_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring import painting, tensor_lists
 from graph_passes.coloring.bounded_rsqrt import release_bounded_rsqrts
@@ -19,7 +20,7 @@ from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.v1_loops import match_loop_edges
 from graph_passes.coloring.variable_updates import protect_variable_updates
 from graph_passes.emit.apply import Applied, apply_plan
-from graph_passes.functions.call_tree import Graph
+from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible
 from graph_passes.ir.view import GraphView, Shapes, view_body
 from graph_passes.ops.kernels import kernel_support
@@ -211,7 +212,8 @@ def prepare(
     graph, given = proto, view_body(proto, shapes, node_types)
     view = given
     if not view.ops.isdisjoint(upgrade_batch_norm.SUCCESSOR):
-        graph = _with_upgraded_batch_norms(proto)
+        graph = copy.deepcopy(proto)
+        upgrade_batch_norm.upgrade_batch_norms(nodes_of(graph))
         view = view_body(graph, shapes, node_types)
     fusion = find_units(graph, view, config, preserve)
     if observe is not None:
@@ -235,11 +237,3 @@ def convert(
     if observe is not None:
         observe("apply", applied.proto)
     return plan, applied
-
-
-def _with_upgraded_batch_norms(proto: Graph) -> Graph:
-    copy = type(proto)()
-    copy.CopyFrom(proto)  # type: ignore[arg-type]
-    nodes = copy.node if isinstance(copy, graph_pb2.GraphDef) else copy.node_def
-    upgrade_batch_norm.upgrade_batch_norms(nodes)
-    return copy

@@ -14,15 +14,14 @@ from typing import TypeAlias
 
 from tensorflow.core.framework import (
     function_pb2,
-    graph_pb2,
     node_def_pb2,
     op_def_pb2,
     types_pb2,
 )
 
+from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ops.node_types import NodeTypeTable
 
-Graph: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
 Library: TypeAlias = Callable[[str], function_pb2.FunctionDef | None]
 
 GROWTH = 4
@@ -101,8 +100,7 @@ class Region:
     @property
     def nodes(self) -> Sequence[node_def_pb2.NodeDef]:
         """The nodes of the body."""
-        proto = self.proto
-        return proto.node if isinstance(proto, graph_pb2.GraphDef) else proto.node_def  # type: ignore[return-value]
+        return nodes_of(self.proto)
 
     def walk(self) -> Iterator[Region]:
         """This region and all below it, callers first."""
@@ -303,11 +301,6 @@ def _called_by(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[str]:
     for node in nodes:
         if node.op in CALL_KINDS:
             yield from (name for _, _, name in function_names(node, CALL_KINDS[node.op]))
-
-
-def build_call_tree(main: Graph, library: Library, counts_as_work: Callable[[str], bool]) -> Region:
-    """The call tree of one graph, see `CallTrees`."""
-    return CallTrees(library, counts_as_work, main).build(main)
 
 
 def _is_fixed(function: function_pb2.FunctionDef) -> bool:

@@ -20,12 +20,12 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from tensorflow.python.framework import op_def_registry
 
 from graph_passes.emit.apply import Applied
-from graph_passes.functions.call_tree import Call, Graph, Region
+from graph_passes.functions.call_tree import Call, Region
+from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.indexing import concatenated
-from graph_passes.ir.view import INLINED_ARGUMENT, GraphView, Shape, Shapes
+from graph_passes.ir.view import ARGUMENT, INLINED_ARGUMENT, RESULT, GraphView, Shape, Shapes
 from graph_passes.ops.op_types import OpType
 
-_ARGUMENT, _RESULT = "_Arg", "_Retval"
 MARK = "@"
 """In the names of all nodes of bodies. It is not legal in names of nodes, so that no name of the
 main graph is like one of a body."""
@@ -38,9 +38,9 @@ class Inlined:
     Attributes:
         proto: the inlined graph. Tensors have the names they have in their bodies, after a prefix.
         op_types: op of nodes that stand for calls -> its op type, which has the name of the call's.
+        prefixes: region -> the prefix of its nodes' names.
         boundary: names of the nodes that stand for arguments and results of a main graph that is
             itself a function; they must not change.
-        prefixes: region -> the prefix of its nodes' names.
         starts: region -> the number of its first node.
         arguments: region -> the number of the node that stands for its first argument.
         calling: the numbers of the calling nodes.
@@ -50,8 +50,8 @@ class Inlined:
 
     proto: graph_pb2.GraphDef
     op_types: dict[str, OpType]
-    boundary: tuple[str, ...]
     prefixes: dict[Region, str]
+    boundary: list[str] = dataclasses.field(default_factory=list)
     starts: dict[Region, int] = dataclasses.field(default_factory=dict)
     arguments: dict[Region, int] = dataclasses.field(default_factory=dict)
     calling: list[int] = dataclasses.field(default_factory=list)
@@ -103,14 +103,9 @@ class Inlined:
 
 def inline(root: Region) -> Inlined:
     """Makes one graph of a call tree; nothing of the tree is changed."""
-    inlined = Inlined(graph_pb2.GraphDef(), {}, (), _prefixes(root))
+    inlined = Inlined(graph_pb2.GraphDef(), {}, _prefixes(root))
     _Inliner(inlined).add_main(root)
-    if isinstance(root.proto, graph_pb2.GraphDef):
-        return inlined
-    ends = (_ARGUMENT, _RESULT)
-    return dataclasses.replace(
-        inlined, boundary=tuple(n.name for n in inlined.proto.node if n.op in ends)
-    )
+    return inlined
 
 
 def _count_arguments(region: Region) -> int:
@@ -141,12 +136,16 @@ class _Inliner:
             self._add_bodies(root)
             return
         for arg in main.signature.input_arg:
-            self._nodes.add(name=arg.name, op=_ARGUMENT).attr["T"].type = arg.type
+            self._add_end(arg.name, ARGUMENT, arg.type, [])
         self._add_bodies(root)
         for arg in main.signature.output_arg:
             # A result may bear the name of a node; "@" keeps this name out of the way.
-            node = self._nodes.add(name=f"{arg.name}{MARK}", op=_RESULT, input=[main.ret[arg.name]])
-            node.attr["T"].type = arg.type
+            self._add_end(f"{arg.name}{MARK}", RESULT, arg.type, [main.ret[arg.name]])
+
+    def _add_end(self, name: str, op: str, dtype: int, read: list[str]) -> None:
+        """Adds the node of an argument or a result of the main graph."""
+        self._nodes.add(name=name, op=op, input=read).attr["T"].type = dtype
+        self._inlined.boundary.append(name)
 
     def _add_bodies(self, root: Region) -> None:
         add = self._nodes.add
@@ -255,8 +254,7 @@ class _Divider:
 
     def _body(self, region: Region) -> Graph:
         """A copy of a body with the signature and the nodes that it has now."""
-        body = type(region.proto)()
-        body.CopyFrom(region.proto)  # type: ignore[arg-type]
+        body = copy.deepcopy(region.proto)
         if isinstance(body, function_pb2.FunctionDef):
             taken, given, results = self._signatures[region]
             for arg, dtype in zip(body.signature.input_arg, taken, strict=True):
@@ -274,7 +272,7 @@ class _Divider:
     def _fill(self, body: Graph, region: Region) -> None:
         """Gives a copy of a body the nodes that were rewritten."""
         prefix, start = self._inlined.prefixes[region], self._inlined.starts[region]
-        nodes = Region(body).nodes
+        nodes = nodes_of(body)
         calls = iter(region.calls)
         first, end = (bisect.bisect_left(self._changed, n) for n in (start, start + len(nodes)))
         pairs = [(nodes[n - start], self._nodes[n]) for n in self._changed[first:end]]

@@ -111,9 +111,10 @@ class _Mover:
         view = self._fusions[body].view
         lists, support = load_op_lists(config), kernel_support(config.device, config.target)
         ineligible = find_ineligible(view, (), config)
-        low = ConvertedProducts(Matcher(view), lists, support, ineligible)
+        matcher = Matcher(view)
+        low = ConvertedProducts(matcher, lists, support, ineligible)
         old: function_pb2.FunctionDef = self._bodies[body]  # type: ignore[assignment]
-        sums, misses = LoopSearch(loop, old, view, self._fusions[cond].view, low).find()
+        sums, misses = LoopSearch(loop, old, matcher, self._fusions[cond].view, low).find()
         self.misses.extend(misses)
         if not sums:
             return

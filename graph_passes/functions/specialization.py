@@ -16,8 +16,9 @@ from tensorflow.core.framework import function_pb2
 
 from graph_passes.coloring.plan import Plan
 from graph_passes.emit.apply import Applied
-from graph_passes.functions.call_tree import Graph, Library, Region
+from graph_passes.functions.call_tree import Library, Region
 from graph_passes.functions.inlining import inline, outline
+from graph_passes.ir.copying import Graph
 from graph_passes.ir.view import GraphView, Shapes
 from graph_passes.units.fusion import Fusion
 

@@ -12,7 +12,7 @@ from tensorflow.core.framework import types_pb2
 from view_checks import assert_same
 
 from graph_passes.emit.apply import Applied
-from graph_passes.functions.call_tree import Region, build_call_tree, node_types_with
+from graph_passes.functions.call_tree import CallTrees, Region, node_types_with
 from graph_passes.functions.inlining import Inlined, inline, outline
 from graph_passes.ir.indexing import NodeIndex
 from graph_passes.ir.view import GraphView, view_function, view_graph
@@ -29,7 +29,7 @@ def tree_of(shape: str, is_function: bool) -> tuple[Region, dict]:
         concrete = step.get_concrete_function(SPEC)
         main, graph_def = concrete.function_def, concrete.graph.as_graph_def()
     library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(main, library.get, lambda op: op in ("MatMul", "BatchMatMulV2"))
+    tree = CallTrees(library.get, lambda op: op in ("MatMul", "BatchMatMulV2"), main).build(main)
     assert tree.calls
     return tree, library
 
@@ -45,7 +45,7 @@ def test_taking_apart_undoes_joining(shape: str, is_function: bool) -> None:
     tree, _ = tree_of(shape, is_function)
     inlined = inline(tree)
     for touched in ((), range(len(inlined.proto.node))):
-        again = outline(tree, inlined, Applied(inlined.proto, tuple(touched), (), {}))
+        again = outline(tree, inlined, Applied(inlined.proto, frozenset(touched), {}))
         for old, new in zip(tree.walk(), again.walk(), strict=True):
             assert new.proto == old.proto
 
@@ -102,7 +102,7 @@ BRANCHES = "y = If(go, x, x, Tout=[float32, float32], then_branch=layer, else_br
 def joined_text(call: str) -> tuple[Region, Inlined]:
     graph_def = graph(TEXT.format(call=call))
     library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
     return tree, inline(tree)
 
 
@@ -189,7 +189,7 @@ def test_what_changed_in_the_joined_graph_changes_in_the_bodies() -> None:
     proto.CopyFrom(inlined.proto)
     del inlined.proto.node[count:]
     retyped = tuple(numbers[name] for name in ("layer@2/b", "y", "out"))
-    new = outline(tree, inlined, Applied(proto, retyped, (), casts))
+    new = outline(tree, inlined, Applied(proto, frozenset(retyped), casts))
     assert [node.name for node in new.nodes] == [n.name for n in tree.nodes] + ["x_low", "y_low"]
     after = {node.name: node for node in new.nodes}
     assert list(after["y"].input) == ["x_low", "x", "^go"]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from graph_text import graph, inferred_shapes
 
-from graph_passes.functions.call_tree import build_call_tree, node_types_with
+from graph_passes.functions.call_tree import CallTrees, node_types_with
 from graph_passes.functions.inlining import inline
 from graph_passes.ir.view import view_graph
 from graph_passes.placement.work_sizes import UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
@@ -184,7 +184,7 @@ def test_an_argument_has_the_size_of_what_the_calling_node_takes():
         call = PartitionedCall(y, Tout=[float32], f=layer)
     """)
     library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
     joined = inline(tree)
     views = {tree: view_graph(graph_def, node_types=node_types_with(library.get))}
     (layer,) = tree.calls[0].callees
