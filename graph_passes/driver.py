@@ -283,9 +283,9 @@ class _TreeRewrite:
         graph: Graph,
         view: GraphView,
         preserve: Collection[str],
-        listed: Mapping[str, str],
+        node_lists: Mapping[str, str],
     ) -> tuple[Plan, Applied | None]:
-        return convert(graph, view, preserve, self._config, listed, self._common.observe)
+        return convert(graph, view, preserve, self._config, node_lists, self._common.observe)
 
     def finish(self, converted: ConvertedTree) -> tuple[function_pb2.FunctionDef, ...]:
         """Hoists casts, names the functions of a converted tree and verifies it.

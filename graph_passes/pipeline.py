@@ -32,7 +32,7 @@ from graph_passes.policy.op_lists import OpLists, load_op_lists
 from graph_passes.units.fusion import Fusion, find_units
 from graph_passes.units.normalization import upgrade_batch_norm
 
-NOTHING_LISTED: Mapping[str, str] = types.MappingProxyType({})
+NO_NODE_LISTS: Mapping[str, str] = types.MappingProxyType({})
 
 Observer: TypeAlias = Callable[[str, Graph | Coloring], None]
 """Is told the name of each stage that has run and what it has made: a graph, or its colours, which
@@ -161,15 +161,15 @@ def paint(
     view: GraphView,
     config: PrecisionConfig,
     preserve: Collection[str],
-    listed: Mapping[str, str] = NOTHING_LISTED,
+    node_lists: Mapping[str, str] = NO_NODE_LISTS,
     observe: Observer | None = None,
 ) -> Coloring:
-    """Colours a graph: all stages, in order; `listed` is what units say of single nodes."""
+    """Colours a graph: all stages, in order; `node_lists` is what units say of single nodes."""
     lists = load_op_lists(config)
     support = kernel_support(config.device, config.target)
     ineligible = find_ineligible(view, preserve, config)
     coloring = Coloring(view, config, lists, support, config.target, ineligible)
-    coloring.relist(listed)
+    coloring.relist(node_lists)
     if not _anything_to_do(coloring, lists):
         return coloring
     state = Painting(coloring)
@@ -226,11 +226,11 @@ def convert(
     view: GraphView,
     preserve: Collection[str],
     config: PrecisionConfig,
-    listed: Mapping[str, str],
+    node_lists: Mapping[str, str],
     observe: Observer | None = None,
 ) -> tuple[Plan, Applied | None]:
     """Paints the graph and carries the plan out, where there is anything to do."""
-    plan = make_plan(paint(view, config, preserve, listed, observe))
+    plan = make_plan(paint(view, config, preserve, node_lists, observe))
     if not plan.low:
         return plan, None
     applied = apply_plan(plan, graph)

@@ -117,13 +117,12 @@ class Report:
         )
 
     def _count_nodes(self, plan: Plan) -> None:
-        coloring = plan.coloring
-        listed = coloring.list_codes
-        low, why = np.frombuffer(coloring.low, bool), np.frombuffer(coloring.why, np.uint8)
+        coloring, codes, low = plan.coloring, plan.coloring.list_codes, plan.coloring.is_low
+        why = np.frombuffer(coloring.why, np.uint8)
         self.converted_nodes = _nodes(plan, low)
-        self.allow_nodes = _nodes(plan, low & (listed == ALLOW))
-        self.denied_nodes = _nodes(plan, listed == DENY)
-        blocked = (why == Reason.BEHIND_DENY) & ((listed == INFER) | (listed == CLEAR))
+        self.allow_nodes = _nodes(plan, low & (codes == ALLOW))
+        self.denied_nodes = _nodes(plan, codes == DENY)
+        blocked = (why == Reason.BEHIND_DENY) & ((codes == INFER) | (codes == CLEAR))
         self.blocked_nodes = _nodes(plan, blocked)
 
     def _count_casts(self, plan: Plan, applied: Applied) -> None:

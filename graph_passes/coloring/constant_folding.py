@@ -77,5 +77,5 @@ def convert_tensors(
             if content:
                 low.tensor_content = np.frombuffer(content, "<f4").astype(dtype).tobytes()
             else:
-                listed = np.array(stored.float_val[:], np.float32).astype(dtype)
-                low.half_val.extend(listed.view(np.uint16).tolist())
+                values = np.array(stored.float_val[:], np.float32).astype(dtype)
+                low.half_val.extend(values.view(np.uint16).tolist())

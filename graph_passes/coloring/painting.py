@@ -61,35 +61,28 @@ def propagate_deny(coloring: Coloring, extra_roots: list[int]) -> None:
     """
     if coloring.lists.force_all:
         return
-    listed = coloring.list_codes
-    sinks = coloring.where((listed == DENY) | (listed == INFER))
-    leads_to_sink = coloring.edges.reach(sinks, (listed == CLEAR).tobytes(), backward=True)
-    denied = np.frombuffer(bytes(coloring.denied), np.uint8)
-    passable = (np.frombuffer(leads_to_sink, np.uint8) & (denied ^ 1)).tobytes()
-    roots = coloring.where(listed == DENY)
+    codes = coloring.list_codes
+    sinks = coloring.where((codes == DENY) | (codes == INFER))
+    leads_to_sink = coloring.edges.reach(sinks, codes == CLEAR, backward=True)
+    passable = leads_to_sink & ~coloring.is_denied
+    roots = coloring.where(codes == DENY)
     coloring.deny(roots, Reason.DENY_LIST)
     reached = coloring.edges.reach(
         [*roots, *extra_roots], passable, forward=True, parents=coloring.parents
     )
-    coloring.deny(coloring.where(np.frombuffer(reached, np.uint8)), Reason.BEHIND_DENY)
+    coloring.deny(coloring.where(reached), Reason.BEHIND_DENY)
 
 
 def paint_between_allow(coloring: Coloring) -> None:
     """Infer and clear ops both behind and before an allow op go low: no casts in between."""
-    listed = coloring.list_codes
-    denied = np.frombuffer(bytes(coloring.denied), bool)
-    roots = coloring.where((listed == ALLOW) & coloring.eligible & ~_own_deny(coloring, denied))
-    follows = ((listed == INFER) | (listed == CLEAR)) & coloring.eligible & ~denied
-    downstream = coloring.edges.reach(roots, coloring.with_kernel(follows).tobytes(), forward=True)
-    between = coloring.edges.reach(roots, downstream, backward=True)
-    for root in roots:
-        between[root] = 0
-    coloring.paint(coloring.where(np.frombuffer(between, np.uint8)), Reason.BETWEEN_ALLOW)
-
-
-def _own_deny(coloring: Coloring, denied: np.ndarray) -> np.ndarray:
-    """Denied allow ops: in TensorFlow's pass there are none, so parity needs no exception."""
-    return denied if not coloring.config.parity else np.zeros_like(denied)
+    codes, denied = coloring.list_codes, coloring.is_denied
+    # TensorFlow's pass denies no op of the allow list, so parity makes no exception.
+    roots = (codes == ALLOW) & coloring.eligible & ~(denied & (not coloring.config.parity))
+    follows = ((codes == INFER) | (codes == CLEAR)) & coloring.eligible & ~denied
+    starts, enter = coloring.where(roots), coloring.with_kernel(follows)
+    downstream = coloring.edges.reach(starts, enter, forward=True)
+    between = coloring.edges.reach(starts, downstream, backward=True)
+    coloring.paint(coloring.where(between & ~roots), Reason.BETWEEN_ALLOW)
 
 
 def paint_infer_after_allow(coloring: Coloring) -> None:
@@ -98,19 +91,18 @@ def paint_infer_after_allow(coloring: Coloring) -> None:
     TensorFlow's pass makes one sweep in node order. What converted ops reach is the same in a graph
     sorted by topology, and the same for every order of the nodes otherwise.
     """
-    low, edges = coloring.low, coloring.edges
-    is_low, denied = np.frombuffer(bytes(low), bool), np.frombuffer(bytes(coloring.denied), bool)
+    low, edges, is_low = coloring.low, coloring.edges, coloring.is_low
     enter = (coloring.list_codes == INFER) & coloring.eligible & ~is_low & coloring.permitted
     passed: set[int] = set()
-    for vertex in coloring.where(denied):
+    for vertex in coloring.where(coloring.is_denied):
         enter[[vertex, *edges.readers(vertex, passed)]] = False
     if coloring.config.parity:
         for vertex in coloring.where(enter):
             if any(low[v] for v in edges.producers(vertex)):
                 coloring.paint((vertex,), Reason.AFTER_ALLOW)
         return
-    reached = edges.reach(coloring.where(is_low), enter.tobytes(), forward=True)
-    coloring.paint(coloring.where(np.frombuffer(reached, np.uint8)), Reason.AFTER_ALLOW)
+    reached = edges.reach(coloring.where(is_low), enter, forward=True)
+    coloring.paint(coloring.where(reached), Reason.AFTER_ALLOW)
 
 
 def paint_infer_after_clear(coloring: Coloring, *, behind_units: bool) -> list[int]:
@@ -130,10 +122,8 @@ def paint_infer_after_clear(coloring: Coloring, *, behind_units: bool) -> list[i
         The vertices that have joined, in order.
     """
     view, edges, low = coloring.view, coloring.edges, coloring.low
-    is_low = np.frombuffer(bytes(low), bool)
-    denied = np.frombuffer(bytes(coloring.denied), bool)
-    infer = (coloring.list_codes == INFER) & coloring.eligible & ~denied
-    clear = (coloring.list_codes == CLEAR) & coloring.eligible & ~denied
+    is_low, may_join = coloring.is_low, coloring.eligible & ~coloring.is_denied
+    infer, clear = (may_join & (coloring.list_codes == code) for code in (INFER, CLEAR))
     follows = _may_follow(coloring).tobytes()
     inside = np.frombuffer(bytes(coloring.why), np.uint8) == Reason.INSIDE_UNIT
     results = (inside & (coloring.list_codes == 0) & behind_units).tobytes()
@@ -257,21 +247,16 @@ def _saved_casts(coloring: Coloring, readers: _ReaderCounts, vertex: int) -> int
 
 def flood_clear(coloring: Coloring) -> None:
     """Clear ops joined to a converted op, either way, go low."""
-    low = np.frombuffer(bytes(coloring.low), bool)
-    roots = coloring.where(low & coloring.eligible)
-    enter = _may_follow(coloring)
-    flooded = coloring.edges.reach(roots, enter.tobytes(), forward=True, backward=True)
-    coloring.paint(coloring.where(np.frombuffer(flooded, np.uint8)), Reason.CLEAR_FLOOD)
+    roots = coloring.where(coloring.is_low & coloring.eligible)
+    flooded = coloring.edges.reach(roots, _may_follow(coloring), forward=True, backward=True)
+    coloring.paint(coloring.where(flooded), Reason.CLEAR_FLOOD)
 
 
 def _may_follow(coloring: Coloring) -> np.ndarray:
     """The clear vertices that go low where a neighbour does; bool [vertices]."""
     view = coloring.view
-    denied = np.frombuffer(bytes(coloring.denied), bool)
-    low = np.frombuffer(bytes(coloring.low), bool)
-    found = coloring.with_kernel(
-        (coloring.list_codes == CLEAR) & coloring.eligible & ~denied & ~low
-    )
+    clear = (coloring.list_codes == CLEAR) & coloring.eligible
+    found = coloring.with_kernel(clear & ~coloring.is_denied & ~coloring.is_low)
     for number in ref_variable_readers(view):
         first = view.base[number]
         for vertex in range(first, first + len(view.layout(number).slots)):
@@ -287,7 +272,7 @@ def erase_unsupported(coloring: Coloring) -> None:
     TensorFlow's pass asks the op definition alone here and may leave an op without a kernel;
     this one asks for the kernel too, for every converted vertex.
     """
-    low = np.frombuffer(bytes(coloring.low), bool)
+    low = coloring.is_low
     supported = coloring.with_kernel(low)
     coloring.erase(coloring.where(low & ~supported), Reason.NO_KERNEL)
     quantized = coloring.view.per_slot(_is_quantized, bool)

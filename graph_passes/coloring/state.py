@@ -68,15 +68,15 @@ class Coloring:
             self.why[vertex] = ineligible.get(number, Reason.RUNS_FUNCTION)
         self.parents: dict[int, int] = {}
 
-    def relist(self, listed: Mapping[str, str]) -> None:
+    def relist(self, node_lists: Mapping[str, str]) -> None:
         """Gives single nodes another list than their op has.
 
         Args:
-            listed: name of a node -> the list, or `FLOAT32` for what stays float32 and denies
+            node_lists: name of a node -> the list, or `FLOAT32` for what stays float32 and denies
                 nothing outside its unit.
         """
         view = self.view
-        for name, list_name in listed.items():
+        for name, list_name in node_lists.items():
             number = view.index[name]
             first = view.base[number]
             code = 0 if list_name == FLOAT32 else LIST_NAMES.index(list_name) + 1
@@ -93,6 +93,16 @@ class Coloring:
     def disconnect(self) -> None:
         """Drops the edge tables, which nothing but painting needs."""
         del self.edges
+
+    @property
+    def is_low(self) -> np.ndarray:
+        """`low` as it is now; bool [vertices]."""
+        return np.frombuffer(bytes(self.low), bool)
+
+    @property
+    def is_denied(self) -> np.ndarray:
+        """`denied` as it is now; bool [vertices]."""
+        return np.frombuffer(bytes(self.denied), bool)
 
     def where(self, mask: np.ndarray) -> list[int]:
         """The vertices of a mask, in order."""

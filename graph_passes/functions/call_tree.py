@@ -152,8 +152,8 @@ def function_names(node: node_def_pb2.NodeDef, kind: CallKind) -> list[tuple[str
         if attr not in node.attr:  # to read it would add it
             continue
         value = node.attr[attr]
-        listed = value.list.func or [value.func]
-        found.extend((attr, position, func.name) for position, func in enumerate(listed))
+        functions = value.list.func or [value.func]
+        found.extend((attr, position, func.name) for position, func in enumerate(functions))
     return found
 
 

@@ -210,14 +210,14 @@ class LoopSearch:
         against those of the rows that no other sum has kept already. The gradient of a bias is
         moved where a weight's has its rows: it is too small to keep any for its sake.
         """
-        listed: set[str] = set()
+        stored: set[str] = set()
         chosen = []
         for each in sorted(sums, key=lambda found: (-len(found.shape), -math.prod(found.shape))):
             added = {
                 operand: width
                 for term in each.terms
                 for operand, width in zip(term.operands, term.widths, strict=True)
-                if operand not in listed
+                if operand not in stored
             }
             if added and len(each.shape) < 2:
                 continue
@@ -225,7 +225,7 @@ class LoopSearch:
                 why = "its terms are made of more elements than it has"
                 misses.append(NearMiss(each.addition, why))
                 continue
-            listed |= added.keys()
+            stored |= added.keys()
             chosen.append(each)
         return sorted(chosen, key=lambda found: found.position)
 

@@ -86,9 +86,9 @@ class _Bytes:
         self._sizes = WorkSizes(coloring.view)
         self._start = CAST_START[coloring.config.device]
 
-    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def gains(self, numbers: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The bytes that nodes move less for being low; what is on the allow list stays low."""
-        is_bound = listed == ALLOW
+        is_bound = codes == ALLOW
         per_kind = np.array([_saved(node_type) for node_type in self._view.node_types])
         saved = per_kind[np.asarray(self._view.node_type_of)[numbers]].T * ~is_bound
         gains = np.zeros(len(numbers), np.int64)

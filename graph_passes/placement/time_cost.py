@@ -51,11 +51,11 @@ class _Times:
         self._sizes = WorkSizes(coloring.view)
         self._saved: dict[tuple[str, str, int | None], int | None] = {}
 
-    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def gains(self, numbers: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The times that nodes save by being low; what is allowed and not judged stays low."""
         gains = [self._gain(number) for number in numbers.tolist()]
         is_judged = np.array([gain is not None for gain in gains], bool)
-        return np.array([gain or 0 for gain in gains], np.int64), ~is_judged & (listed == ALLOW)
+        return np.array([gain or 0 for gain in gains], np.int64), ~is_judged & (codes == ALLOW)
 
     def _gain(self, number: int) -> int | None:
         """The time that a node saves by being low; None if that cannot be told."""

@@ -146,10 +146,10 @@ def test_what_a_function_takes_and_gives_is_its_boundary() -> None:
     tree, _ = tree_of("branch", is_function=True)
     signature = tree.proto.signature
     taken = [arg.name for arg in signature.input_arg]
-    assert inline(tree).boundary == (*taken, *(f"{arg.name}@" for arg in signature.output_arg))
+    assert inline(tree).boundary == [*taken, *(f"{arg.name}@" for arg in signature.output_arg)]
     tree, _ = tree_of("branch", is_function=False)
     tree.proto.node.add(name="argument", op="_Arg").attr["T"].type = types_pb2.DT_FLOAT
-    assert inline(tree).boundary == ()
+    assert inline(tree).boundary == []
 
 
 def test_shapes_are_those_of_the_regions() -> None:
