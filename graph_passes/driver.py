@@ -227,7 +227,7 @@ class _TreeRewrite:
         self._common, self._config = common, common.config
         self._tree, self._preserve, self._shapes = tree, preserve, shapes
         self._node_types = node_types_with(common.library)
-        self._given: dict[int, GraphView] = {}  # by the id of the proto
+        self._originals: dict[int, GraphView] = {}  # by the id of the proto
         self._fused: dict[Region, GraphView] = {}
 
     def _details(self, region: Region) -> tuple[Collection[str], Shapes | None]:
@@ -240,15 +240,15 @@ class _TreeRewrite:
     ) -> Fusion:
         kept, sizes = self._details(region)
         sizes = extend_shapes(sizes, added)
-        given, fusion = prepare(
+        original, fusion = prepare(
             body, self._config, kept, self._node_types, sizes, self._common.observe
         )
-        self._given[id(body)] = given
+        self._originals[id(body)] = original
         return fusion
 
-    def _view_given(self, region: Region) -> GraphView:
+    def _view_original(self, region: Region) -> GraphView:
         """The view of a body as the caller gave it; one that was edited before has none yet."""
-        known = self._given.get(id(region.proto))
+        known = self._originals.get(id(region.proto))
         return known or view_body(region.proto, None, self._node_types)
 
     def convert(self) -> tuple[ConvertedTree, Fusion]:
@@ -272,7 +272,7 @@ class _TreeRewrite:
             kept = self._details(region)[0]
             converted = convert_tree(alone, kept, self._plan, {alone: fusion}, {})
             changed = converted.root is not None
-            self._fused[region] = fusion.view if changed else self._view_given(region)
+            self._fused[region] = fusion.view if changed else self._view_original(region)
             bodies[region] = copy.deepcopy((converted.root or alone).proto)
             outcomes.append((converted, fusion))
         root = self._tree.with_bodies(bodies.__getitem__)
@@ -303,7 +303,7 @@ class _TreeRewrite:
         functions = name_functions(root, self._common.library)
         verify_tree(
             zip(self._tree.walk(), root.walk(), strict=True),
-            self._view_given,
+            self._view_original,
             self._fused.__getitem__,
             kernel_support(config.device, config.target),
             self._preserve,

@@ -47,13 +47,13 @@ class Painting:
         coloring: the colours.
         clusters: the vertices of tensor lists that must have one colour.
         out_of_range: vertices that must stay float32 for a constant's sake.
-        joined: vertices that were painted for the casts that it may save.
+        followers: vertices that were painted for the casts that it may save.
     """
 
     coloring: Coloring
     clusters: list[tensor_lists.Cluster] = dataclasses.field(default_factory=list)
     out_of_range: list[int] = dataclasses.field(default_factory=list)
-    joined: Sequence[int] = ()
+    followers: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +89,9 @@ def _deny_constants(paint: Painting) -> None:
     paint.out_of_range = deny_out_of_range(paint.coloring)
 
 
-def _join(paint: Painting) -> None:
+def _follow(paint: Painting) -> None:
     behind_units = byte_cost.is_in_force(paint.coloring.config)
-    paint.joined = painting.paint_infer_after_clear(paint.coloring, behind_units=behind_units)
+    paint.followers = painting.paint_infer_after_clear(paint.coloring, behind_units=behind_units)
 
 
 def _match_lists(paint: Painting) -> None:
@@ -128,11 +128,11 @@ STAGES = (
     Stage("between-allow", _on_colours(painting.paint_between_allow), ("deny",)),
     Stage("infer-after-allow", _on_colours(painting.paint_infer_after_allow), ("deny",)),
     Stage("clear", _on_colours(painting.flood_clear), ("deny",), ("clear",)),
-    Stage("infer-after-clear", _join, ("clear",), ("joined",), when=_is_default),
+    Stage("infer-after-clear", _follow, ("clear",), ("followers",), when=_is_default),
     Stage(
-        "useless-joins",
-        lambda paint: painting.erase_useless(paint.coloring, paint.joined),
-        ("joined",),
+        "useless-followers",
+        lambda paint: painting.erase_useless(paint.coloring, paint.followers),
+        ("followers",),
         when=lambda config: _is_default(config) and not byte_cost.is_in_force(config),
     ),
     Stage("kernels", _on_colours(painting.erase_unsupported), ("clear",), ("kernels",)),
@@ -209,8 +209,8 @@ def prepare(
         shapes: static shapes, where they are known.
         observe: is told of the stage "units".
     """
-    graph, given = proto, view_body(proto, shapes, node_types)
-    view = given
+    graph, original = proto, view_body(proto, shapes, node_types)
+    view = original
     if not view.ops.isdisjoint(upgrade_batch_norm.SUCCESSOR):
         graph = copy.deepcopy(proto)
         upgrade_batch_norm.upgrade_batch_norms(nodes_of(graph))
@@ -218,7 +218,7 @@ def prepare(
     fusion = find_units(graph, view, config, preserve)
     if observe is not None:
         observe("units", fusion.proto)
-    return given, fusion
+    return original, fusion
 
 
 def convert(

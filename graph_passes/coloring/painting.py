@@ -119,84 +119,84 @@ def paint_infer_after_clear(coloring: Coloring, *, behind_units: bool) -> list[i
             or behind clear ops. A unit gives the target dtype, so its result is fit for it.
 
     Returns:
-        The vertices that have joined, in order.
+        The vertices that follow, in order.
     """
     view, edges, low = coloring.view, coloring.edges, coloring.low
-    is_low, may_join = coloring.is_low, coloring.eligible & ~coloring.is_denied
-    infer, clear = (may_join & (coloring.list_codes == code) for code in (INFER, CLEAR))
+    is_low, may_follow = coloring.is_low, coloring.eligible & ~coloring.is_denied
+    infer, clear = (may_follow & (coloring.list_codes == code) for code in (INFER, CLEAR))
     follows = _may_follow(coloring).tobytes()
     inside = np.frombuffer(bytes(coloring.why), np.uint8) == Reason.INSIDE_UNIT
     results = (inside & (coloring.list_codes == 0) & behind_units).tobytes()
     passes = (clear & behind_units).tobytes()
-    given = bytearray(low)
+    counted = bytearray(low)  # what counts as low
     missing: dict[int, int] = {}
-    joined: list[int] = []
+    followers: list[int] = []
     pending: list[int] = []
-    # Relays behind which all that is low, or only given, and all before what is low was seen.
+    # Relays behind which all that counts as low, and is or is not, and all before what is was seen.
     behind: tuple[set[int], set[int]] = set(), set()
     before: set[int] = set()
 
-    def give(vertex: int) -> None:
+    def count(vertex: int) -> None:
         pending.append(vertex)
-        if not given[vertex]:
-            given[vertex] = 1
+        if not counted[vertex]:
+            counted[vertex] = 1
             for reader in edges.successors[vertex] if view.op_of(vertex) not in _STORED else ():
                 if reader in missing:
                     missing[reader] -= 1
 
-    def join(vertex: int, reason: Reason) -> None:
+    def paint(vertex: int, reason: Reason) -> None:
         coloring.paint((vertex,), reason)
-        joined.append(vertex)
-        give(vertex)
+        followers.append(vertex)
+        count(vertex)
 
-    def reads_mostly_given(vertex: int) -> bool:
+    def reads_mostly_low(vertex: int) -> bool:
         if vertex not in missing:
-            missing[vertex] = _missing_operands(coloring, given, vertex)
+            missing[vertex] = _missing_operands(coloring, counted, vertex)
         return missing[vertex] <= 0
 
     pending += np.unique(view.sources[is_low[view.sources] & infer[view.targets]]).tolist()
     for vertex in np.unique(view.sources[is_low[view.targets]]).tolist():
         if results[vertex]:
-            give(vertex)
+            count(vertex)
     while pending:
         vertex = pending.pop()
         for reader in edges.readers(vertex, behind[low[vertex]]):
             if low[reader]:
                 continue
             if low[vertex] and follows[reader]:
-                join(reader, Reason.CLEAR_FLOOD)
-            elif infer[reader] and reads_mostly_given(reader):
-                join(reader, Reason.AFTER_ALLOW)
-            elif passes[reader] and not given[reader]:
-                give(reader)
+                paint(reader, Reason.CLEAR_FLOOD)
+            elif infer[reader] and reads_mostly_low(reader):
+                paint(reader, Reason.AFTER_ALLOW)
+            elif passes[reader] and not counted[reader]:
+                count(reader)
         for maker in edges.producers(vertex, before) if low[vertex] else ():
             if follows[maker] and not low[maker]:
-                join(maker, Reason.CLEAR_FLOOD)
-            elif results[maker] and not given[maker]:
-                give(maker)
-    return sorted(joined)
+                paint(maker, Reason.CLEAR_FLOOD)
+            elif results[maker] and not counted[maker]:
+                count(maker)
+    return sorted(followers)
 
 
-def _missing_operands(coloring: Coloring, given: bytearray, vertex: int) -> int:
-    """How many more operands must be given in the target dtype for an infer vertex to join."""
+def _missing_operands(coloring: Coloring, counted: bytearray, vertex: int) -> int:
+    """How many more operands must be given in the target dtype for an infer vertex to follow."""
     op_of, inputs = coloring.view.op_of, coloring.edges.producers(vertex)
     makers = [v for v in inputs if op_of(v) not in _STORED]
     never = not makers or any(coloring.denied[v] for v in makers)
     if never or not coloring.is_permitted(vertex):
         return len(makers) + 1
-    return (len(makers) + 1) // 2 - sum(given[v] for v in makers)
+    return (len(makers) + 1) // 2 - sum(counted[v] for v in makers)
 
 
-def erase_useless(coloring: Coloring, joined: Sequence[int]) -> None:
+def erase_useless(coloring: Coloring, followers: Sequence[int]) -> None:
     """Takes the colour from those of some vertices that save no Cast.
 
     Args:
         coloring: the painting.
-        joined: the vertices.
+        followers: the vertices.
     """
-    low, edges, new = coloring.low, coloring.edges, frozenset(joined)
+    low, edges, new = coloring.low, coloring.edges, frozenset(followers)
     readers = _ReaderCounts(coloring)
-    pending = list(joined)
+    pending = list(followers)
     while pending:
         vertex = pending.pop()
         if low[vertex] and _saved_casts(coloring, readers, vertex) <= 0:

@@ -272,8 +272,8 @@ class CallTrees:
         if any(attr not in node.attr for attr in (*kind.functions, kind.arguments, kind.results)):
             return None
         taken = list(node.attr[kind.arguments].list.type)
-        given = list(node.attr[kind.results].list.type)
-        if not works and _MAY_BE_FLOAT32.isdisjoint(given):
+        made = list(node.attr[kind.results].list.type)
+        if not works and _MAY_BE_FLOAT32.isdisjoint(made):
             return None
         if "Tcond" in node.attr and node.attr["Tcond"].type == types_pb2.DT_FLOAT:
             return None  # whether it is 0 must not depend on the dtype
@@ -286,7 +286,7 @@ class CallTrees:
             if [arg.type for arg in function.signature.input_arg] != taken:
                 return None
             if attr != kind.predicate and (
-                [arg.type for arg in function.signature.output_arg] != given
+                [arg.type for arg in function.signature.output_arg] != made
             ):
                 return None
             size += len(function.node_def) + len(taken)

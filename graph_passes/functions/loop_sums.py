@@ -108,10 +108,10 @@ class LoopSearch:
         An addition that broadcasts is another thing: how its terms are shaped is not known.
         """
         found = {}
-        for position, given in enumerate(self.body.signature.output_arg):
-            if given.type != FLOAT:
+        for position, result in enumerate(self.body.signature.output_arg):
+            if result.type != FLOAT:
                 continue
-            number = self.m.maker(self.m.through(self.body.ret[given.name], "Identity"))
+            number = self.m.maker(self.m.through(self.body.ret[result.name], "Identity"))
             terms = self.m.inputs(number) if self.m.op(number) == "AddN" else ()
             makers = {self.m.op(self.m.maker(tensor)) for tensor in terms}
             if makers & {PRODUCT, BIAS_SUM} and self._before(position, number):
@@ -234,11 +234,10 @@ class LoopSearch:
         found = []
         shapes = self.loop.attr["output_shapes"].list.shape
         signature = self.body.signature
-        for position, (taken, given) in enumerate(
-            zip(signature.input_arg, signature.output_arg, strict=True)
-        ):
-            result = self.m.through(self.body.ret[given.name], "Identity")
-            if taken.type != FLOAT or position in additions or result == taken.name:
+        ends = zip(signature.input_arg, signature.output_arg, strict=True)
+        for position, (argument, result) in enumerate(ends):
+            tensor = self.m.through(self.body.ret[result.name], "Identity")
+            if argument.type != FLOAT or position in additions or tensor == argument.name:
                 continue
             if position < len(shapes) and len(shapes[position].dim) == 2:
                 rows = shapes[position].dim[0].size

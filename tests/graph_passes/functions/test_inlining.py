@@ -13,7 +13,7 @@ from view_checks import assert_same
 
 from graph_passes.emit.apply import Applied
 from graph_passes.functions.call_tree import CallTrees, Region, node_types_with
-from graph_passes.functions.inlining import Inlined, inline, outline
+from graph_passes.functions.inlining import Inlined, outline
 from graph_passes.ir.indexing import NodeIndex
 from graph_passes.ir.view import GraphView, view_function, view_graph
 
@@ -43,7 +43,7 @@ def with_all_shapes(test: object) -> object:
 @with_all_shapes
 def test_taking_apart_undoes_joining(shape: str, is_function: bool) -> None:
     tree, _ = tree_of(shape, is_function)
-    inlined = inline(tree)
+    inlined = Inlined(tree)
     for touched in ((), range(len(inlined.proto.node))):
         again = outline(tree, inlined, Applied(inlined.proto, frozenset(touched), {}))
         for old, new in zip(tree.walk(), again.walk(), strict=True):
@@ -56,7 +56,7 @@ def test_the_view_of_a_joined_graph_is_made_of_those_of_its_bodies(
 ) -> None:
     """As if all of its nodes were read; the bodies that have no view are."""
     tree, library = tree_of(shape, is_function)
-    inlined, node_types = inline(tree), node_types_with(library.get)
+    inlined, node_types = Inlined(tree), node_types_with(library.get)
     views = {}
     for region in tree.walk():
         is_body = is_function or not region.is_main
@@ -103,7 +103,7 @@ def joined_text(call: str) -> tuple[Region, Inlined]:
     graph_def = graph(TEXT.format(call=call))
     library = {function.signature.name: function for function in graph_def.library.function}
     tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
-    return tree, inline(tree)
+    return tree, Inlined(tree)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_what_a_function_takes_and_gives_is_its_boundary() -> None:
     tree, _ = tree_of("branch", is_function=True)
     signature = tree.proto.signature
     taken = [arg.name for arg in signature.input_arg]
-    assert inline(tree).boundary == [*taken, *(f"{arg.name}@" for arg in signature.output_arg)]
+    assert Inlined(tree).boundary == [*taken, *(f"{arg.name}@" for arg in signature.output_arg)]
     tree, _ = tree_of("branch", is_function=False)
     tree.proto.node.add(name="argument", op="_Arg").attr["T"].type = types_pb2.DT_FLOAT
-    assert inline(tree).boundary == []
+    assert Inlined(tree).boundary == []
 
 
 def test_shapes_are_those_of_the_regions() -> None:
@@ -162,7 +162,7 @@ def test_shapes_are_those_of_the_regions() -> None:
 
 def test_results_of_a_main_function_have_its_shapes() -> None:
     tree, _ = tree_of("branch", is_function=True)
-    inlined = inline(tree)
+    inlined = Inlined(tree)
     shapes = inlined.shapes(dict.fromkeys(tree.walk()) | {tree: lambda node: (node,)})
     assert [shapes(name) for name in inlined.boundary] == [(name,) for name in inlined.boundary]
 
