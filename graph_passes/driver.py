@@ -12,7 +12,6 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from graph_passes.collector import collector_paused
 from graph_passes.coloring.plan import Plan, make_plan
-from graph_passes.emit.apply import Applied
 from graph_passes.functions.call_tree import CallTrees, Library, Region, node_types_with
 from graph_passes.functions.loop_invariants import hoist_casts
 from graph_passes.functions.loop_sum_moves import prepare_tree
@@ -227,6 +226,7 @@ class _TreeRewrite:
         self._common, self._config = common, common.config
         self._tree, self._preserve, self._shapes = tree, preserve, shapes
         self._node_types = node_types_with(common.library)
+        self._plan = functools.partial(convert, config=self._config, observe=common.observe)
         self._originals: dict[int, GraphView] = {}  # by the id of the proto
         self._fused: dict[Region, GraphView] = {}
 
@@ -277,15 +277,6 @@ class _TreeRewrite:
             outcomes.append((converted, fusion))
         root = self._tree.with_bodies(bodies.__getitem__)
         return dataclasses.replace(outcomes[0][0], root=root), outcomes[0][1]
-
-    def _plan(
-        self,
-        graph: Graph,
-        view: GraphView,
-        preserve: Collection[str],
-        node_lists: Mapping[str, str],
-    ) -> tuple[Plan, Applied | None]:
-        return convert(graph, view, preserve, self._config, node_lists, self._common.observe)
 
     def finish(self, converted: ConvertedTree) -> tuple[function_pb2.FunctionDef, ...]:
         """Hoists casts, names the functions of a converted tree and verifies it.

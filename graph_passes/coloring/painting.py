@@ -9,7 +9,7 @@ so no colour ever reaches a vertex of another dtype.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
@@ -52,13 +52,8 @@ def _may_force(coloring: Coloring, vertex: int) -> bool:
     return may_be_forced(op_type.name, is_stateful=op_def.is_stateful, has_refs=refs)
 
 
-def propagate_deny(coloring: Coloring, extra_roots: list[int]) -> None:
-    """What a deny op computes stays float32 on its way to the next deny or infer op.
-
-    Args:
-        coloring: the painting.
-        extra_roots: vertices that count as deny ops for another reason, coloured already.
-    """
+def propagate_deny(coloring: Coloring) -> None:
+    """What a deny op computes stays float32 on its way to the next deny or infer op."""
     if coloring.lists.force_all:
         return
     codes = coloring.list_codes
@@ -67,9 +62,8 @@ def propagate_deny(coloring: Coloring, extra_roots: list[int]) -> None:
     passable = leads_to_sink & ~coloring.is_denied
     roots = coloring.where(codes == DENY)
     coloring.deny(roots, Reason.DENY_LIST)
-    reached = coloring.edges.reach(
-        [*roots, *extra_roots], passable, forward=True, parents=coloring.parents
-    )
+    starts = [*roots, *coloring.out_of_range]
+    reached = coloring.edges.reach(starts, passable, forward=True, parents=coloring.parents)
     coloring.deny(coloring.where(reached), Reason.BEHIND_DENY)
 
 
@@ -79,8 +73,8 @@ def paint_between_allow(coloring: Coloring) -> None:
     # TensorFlow's pass denies no op of the allow list, so parity makes no exception.
     roots = (codes == ALLOW) & coloring.eligible & ~(denied & (not coloring.config.parity))
     follows = ((codes == INFER) | (codes == CLEAR)) & coloring.eligible & ~denied
-    starts, enter = coloring.where(roots), coloring.with_kernel(follows)
-    downstream = coloring.edges.reach(starts, enter, forward=True)
+    starts = coloring.where(roots)
+    downstream = coloring.edges.reach(starts, follows & coloring.has_kernel, forward=True)
     between = coloring.edges.reach(starts, downstream, backward=True)
     coloring.paint(coloring.where(between & ~roots), Reason.BETWEEN_ALLOW)
 
@@ -105,22 +99,18 @@ def paint_infer_after_allow(coloring: Coloring) -> None:
     coloring.paint(coloring.where(reached), Reason.AFTER_ALLOW)
 
 
-def paint_infer_after_clear(coloring: Coloring, *, behind_units: bool) -> list[int]:
+def paint_infer_after_clear(coloring: Coloring) -> None:
     """Infer ops behind clear ops that went low follow.
 
     The other search comes before clear ops go low, so an op behind one, such as a Sigmoid behind a
-    Split or the sum of gradients that were reshaped, has stayed float32. It joins if at least as
+    Split or the sum of gradients that were reshaped, has stayed float32. It follows if at least as
     many of its operands are low as are in float32, constants and weights not counted, and none is
     denied. Clear ops around it come along.
 
-    Args:
-        coloring: the painting.
-        behind_units: whether the result of a unit counts as low if what is low reads it, itself
-            or behind clear ops. A unit gives the target dtype, so its result is fit for it.
-
-    Returns:
-        The vertices that follow, in order.
+    Where bytes are weighed, the result of a unit counts as low if what is low reads it, itself or
+    behind clear ops: a unit gives the target dtype, so its result is fit for it.
     """
+    behind_units = coloring.config.weighs_bytes
     view, edges, low = coloring.view, coloring.edges, coloring.low
     is_low, may_follow = coloring.is_low, coloring.eligible & ~coloring.is_denied
     infer, clear = (may_follow & (coloring.list_codes == code) for code in (INFER, CLEAR))
@@ -174,7 +164,7 @@ def paint_infer_after_clear(coloring: Coloring, *, behind_units: bool) -> list[i
                 paint(maker, Reason.CLEAR_FLOOD)
             elif results[maker] and not counted[maker]:
                 count(maker)
-    return sorted(followers)
+    coloring.followers = sorted(followers)
 
 
 def _missing_operands(coloring: Coloring, counted: bytearray, vertex: int) -> int:
@@ -182,21 +172,16 @@ def _missing_operands(coloring: Coloring, counted: bytearray, vertex: int) -> in
     op_of, inputs = coloring.view.op_of, coloring.edges.producers(vertex)
     makers = [v for v in inputs if op_of(v) not in _STORED]
     never = not makers or any(coloring.denied[v] for v in makers)
-    if never or not coloring.is_permitted(vertex):
+    if never or not coloring.permitted[vertex]:
         return len(makers) + 1
     return (len(makers) + 1) // 2 - sum(counted[v] for v in makers)
 
 
-def erase_useless(coloring: Coloring, followers: Sequence[int]) -> None:
-    """Takes the colour from those of some vertices that save no Cast.
-
-    Args:
-        coloring: the painting.
-        followers: the vertices.
-    """
-    low, edges, new = coloring.low, coloring.edges, frozenset(followers)
+def erase_useless(coloring: Coloring) -> None:
+    """Takes the colour from those followers that save no Cast."""
+    low, edges, new = coloring.low, coloring.edges, frozenset(coloring.followers)
     readers = _ReaderCounts(coloring)
-    pending = list(followers)
+    pending = list(coloring.followers)
     while pending:
         vertex = pending.pop()
         if low[vertex] and _saved_casts(coloring, readers, vertex) <= 0:
@@ -256,7 +241,7 @@ def _may_follow(coloring: Coloring) -> np.ndarray:
     """The clear vertices that go low where a neighbour does; bool [vertices]."""
     view = coloring.view
     clear = (coloring.list_codes == CLEAR) & coloring.eligible
-    found = coloring.with_kernel(clear & ~coloring.is_denied & ~coloring.is_low)
+    found = clear & ~coloring.is_denied & ~coloring.is_low & coloring.has_kernel
     for number in ref_variable_readers(view):
         first = view.base[number]
         for vertex in range(first, first + len(view.layout(number).slots)):
@@ -273,7 +258,7 @@ def erase_unsupported(coloring: Coloring) -> None:
     this one asks for the kernel too, for every converted vertex.
     """
     low = coloring.is_low
-    supported = coloring.with_kernel(low)
+    supported = low & coloring.has_kernel
     coloring.erase(coloring.where(low & ~supported), Reason.NO_KERNEL)
     quantized = coloring.view.per_slot(_is_quantized, bool)
     coloring.erase(

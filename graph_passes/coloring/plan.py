@@ -32,7 +32,7 @@ class Plan:
             return Reason(code)
         if not coloring.list_codes[vertex]:
             return Reason.UNLISTED
-        if not coloring.has_kernel(vertex):
+        if not coloring.has_kernel[vertex]:
             return Reason.NO_KERNEL
         return Reason.NO_ALLOW_NEAR
 

@@ -15,7 +15,6 @@ from typing import TypeAlias
 from tensorflow.core.framework import (
     function_pb2,
     node_def_pb2,
-    op_def_pb2,
     types_pb2,
 )
 
@@ -159,12 +158,7 @@ def function_names(node: node_def_pb2.NodeDef, kind: CallKind) -> list[tuple[str
 
 def node_types_with(library: Library) -> NodeTypeTable:
     """An empty table of node_types, for graphs whose ops may be functions of a library."""
-
-    def signature_of(op: str) -> op_def_pb2.OpDef | None:
-        function = library(op)
-        return None if function is None else function.signature
-
-    return NodeTypeTable(signature_of)
+    return NodeTypeTable(lambda op: None if (made := library(op)) is None else made.signature)
 
 
 class CallTrees:

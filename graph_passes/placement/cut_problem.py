@@ -55,20 +55,17 @@ class Prices(Protocol):
         """
 
 
-def keep_cheap_ones(
-    coloring: Coloring, prices: Prices, clusters: Iterable[Sequence[int]], reason: Reason
-) -> None:
+def keep_cheap_ones(coloring: Coloring, prices: Prices, reason: Reason) -> None:
     """Takes the colour from the vertices that are cheaper in float32, Casts included.
 
     Args:
         coloring: the painting.
         prices: what decides.
-        clusters: groups of vertices that share a tensor list, each of one colour.
         reason: why what loses its colour does.
     """
     if not any(coloring.low):
         return
-    problem = _Problem(coloring, prices, (*clusters, *_loop_groups(coloring.view)))
+    problem = _Problem(coloring, prices, (*coloring.clusters, *_loop_groups(coloring.view)))
     colours, skipped = cheapest_colours(problem.gains, problem.links)
     if skipped:
         _LOGGER.warning(
