@@ -58,7 +58,6 @@ class _Comparison:
         self._given, self._fused = given, fused
         numbers = map(fused.index.get, given.index, itertools.repeat(-1))
         self._numbers = np.fromiter(numbers, np.int64, len(given.index))
-        self._gone = np.flatnonzero(self._numbers < 0)
         self._is_added = np.ones(len(fused.nodes), bool)
         self._is_added[self._numbers[self._numbers >= 0]] = False
 
@@ -101,34 +100,33 @@ class _Comparison:
     def _check_controls(self) -> None:
         """No node has lost a control input, and none waits for a node that is not there."""
         given, fused = self._given, self._fused
-        for number in given.control_ends:
-            there = int(self._numbers[number])
-            before = given.nodes[number]
-            if there >= 0 and before is not fused.nodes[there]:
-                require_controls(before, fused.nodes[there])
-        for name in fused.control_readers.keys() - given.control_readers.keys():
-            if name not in fused.index:
+        numbers = self._numbers.tolist()
+        for number, before in given.waits.items():
+            after = fused.waits.get(numbers[number], ())
+            if numbers[number] >= 0 and after is not before and not set(before).issubset(after):
+                raise VerificationError(f"node {given.names[number]!r} has lost a control input")
+        for name in _waited_for(fused) - fused.index.keys():
+            if name in given.index or name not in _waited_for(given):
                 raise VerificationError(f"a node waits for {name!r}, which is not there")
 
     def _check_locations(self) -> None:
-        gone = {self._given.names[number] for number in self._gone.tolist()}
-        for node in [self._fused.nodes[n] for n in self._fused.located] if gone else ():
+        given, fused = self._given, self._fused
+        for node in [fused.nodes[number] for number in fused.located]:
             for value in node.attr[COLOCATION].list.s:
                 name = value.decode(errors="replace").removeprefix("loc:@")
-                if name in gone:
+                if name in given.index and name not in fused.index:
                     raise VerificationError(f"{node.name!r} is to stand beside {name!r}, now gone")
 
     def _check_effects(self, preserve: Collection[str]) -> None:
         """What nodes that are gone waited for is still made to happen by what is fetched."""
         given, fused = self._given, self._fused
-        gone = given.control_ends.intersection(self._gone.tolist())
-        waited_for = {name for number in gone for name in _controls(given.nodes[number])}
-        numbers = [fused.index[name[1:]] for name in waited_for if name[1:] in fused.index]
-        if all(fused.names[n] in fused.control_readers or fused.reading_nodes(n) for n in numbers):
+        gone = [names for number, names in given.waits.items() if self._numbers[number] < 0]
+        left = set().union(*gone).difference(_waited_for(fused) if gone else ())
+        if all(fused.reading_nodes(number) for number in numbers_of(fused, left)):
             return  # an effect is lost where the last that asks for it goes
         read = np.zeros(len(given.nodes) + 1, bool)  # the maker of number -1 is not known
         read[np.asarray(given.maker_nodes)] = True
-        read[[given.index[name] for name in given.control_readers if name in given.index]] = True
+        read[numbers_of(given, _waited_for(given))] = True
         ends = np.flatnonzero(~read[:-1] & (self._numbers >= 0)).tolist()
         ends.extend(numbers_of(given, preserve))
         before = _reached(given, ends)
@@ -169,11 +167,15 @@ def _controls(node: node_def_pb2.NodeDef) -> list[str]:
     return [name for name in node.input[:] if name[0] == "^"]
 
 
+def _waited_for(view: GraphView) -> set[str]:
+    """The names of the nodes that others wait for."""
+    return set().union(*view.waits.values())
+
+
 def _makers(view: GraphView, number: int) -> Iterator[int]:
     """The nodes that a node reads or waits for, but by the back edge of a loop of TensorFlow 1."""
     yield from (m for m in view.makers(number) if m >= 0 and view.op_names[m] != _BACK)
-    if number in view.control_ends:
-        yield from (view.index[n[1:]] for n in _controls(view.nodes[number]) if n[1:] in view.index)
+    yield from numbers_of(view, view.waits.get(number, ()))
 
 
 def _reached(view: GraphView, ends: list[int]) -> bytearray:

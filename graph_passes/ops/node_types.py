@@ -13,7 +13,10 @@ from collections.abc import Callable, Hashable, Sequence
 
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
 
-from graph_passes.ops.op_types import NO_LAYOUT, Layout, OpType, registered_op_type
+from graph_passes.ops.op_types import NO_LAYOUT, Attrs, Layout, OpType, registered_op_type
+
+COLOCATION = "_class"
+"""The attribute that names the nodes with which a node must share a device."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -46,7 +49,7 @@ class Family:
     Attributes:
         op: the op.
         op_type: its op type, None where this TensorFlow does not know the op.
-        key_of: gives the key of a node, see `OpType.key_of`.
+        key_of: gives the key of a node for its attrs, see `OpType.key_of`.
         first_output: see `OpType.first_output`.
         numbers: key -> the node type's number.
         known: key -> the node type, for those that are known from other graphs as well.
@@ -88,16 +91,20 @@ class NodeTypeTable:
         self.devices: dict[str, int] = {"": 0}
         self._signature_of = signature_of
 
-    def read(self, nodes: Sequence[node_def_pb2.NodeDef]) -> tuple[list[Family], list[int]]:
-        """For each of some nodes the family and the number of its node type."""
+    def read(
+        self, nodes: Sequence[node_def_pb2.NodeDef]
+    ) -> tuple[list[Family], list[int], list[bool]]:
+        """For each of some nodes the family, the number of its node type, and if it is located."""
         known = self.families
         families = [known.get(op) or self._family(op) for op in [node.op for node in nodes]]
-        numbers = []
+        numbers, located = [], []
         for family, node in zip(families, nodes, strict=True):
-            key = family.key_of(node)
+            attrs = node.attr  # made anew by each reading
+            key = family.key_of(attrs)
             number = family.numbers.get(key)
             numbers.append(self._add(family, key, node) if number is None else number)
-        return families, numbers
+            located.append(COLOCATION in attrs)
+        return families, numbers, located
 
     def node_types_of(self, nodes: Sequence[node_def_pb2.NodeDef]) -> list[NodeType]:
         """The node_types of some nodes."""
@@ -143,5 +150,5 @@ def _known_node_types(_: OpType) -> dict[Hashable, NodeType]:
     return {}
 
 
-def _no_key(_: node_def_pb2.NodeDef) -> None:
+def _no_key(_: Attrs) -> None:
     return None
