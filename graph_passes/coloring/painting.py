@@ -101,15 +101,16 @@ def paint_infer_after_allow(coloring: Coloring) -> None:
     low, edges = coloring.low, coloring.edges
     is_low, denied = np.frombuffer(bytes(low), bool), np.frombuffer(bytes(coloring.denied), bool)
     enter = (coloring.list_codes == INFER) & coloring.eligible & ~is_low & coloring.permitted
-    passed: set[int] = set()
+    may_enter, passed = bytearray(enter & ~denied), set[int]()
     for vertex in coloring.where(denied):
-        enter[[vertex, *edges.readers(vertex, passed)]] = False
+        for reader in edges.readers(vertex, passed):
+            may_enter[reader] = 0
     if coloring.config.parity:
-        for vertex in coloring.where(enter):
+        for vertex in coloring.where(np.frombuffer(may_enter, bool)):
             if any(low[v] for v in edges.producers(vertex)):
                 coloring.paint((vertex,), Reason.AFTER_ALLOW)
         return
-    reached = edges.reach(coloring.where(is_low), enter.tobytes(), forward=True)
+    reached = edges.reach(coloring.where(is_low), may_enter, forward=True)
     coloring.paint(coloring.where(np.frombuffer(reached, np.uint8)), Reason.AFTER_ALLOW)
 
 

@@ -76,7 +76,8 @@ class GraphView:
         is_edited: bool = False,
         aliases: Mapping[int, tuple[int, int]] = NO_ALIASES,
     ) -> None:
-        self._shapes = shapes
+        # Asked for again and again, by edited views of the graph too.
+        self._shapes = None if shapes is None else functools.cache(shapes)
         self.node_index = index
         self.nodes = nodes
         self.is_function = is_function
@@ -323,7 +324,8 @@ class GraphView:
         # What an alias makes is a calling node's input.
         is_output = self.per_slot(lambda node_type: node_type.layout.is_output, bool)[self.sources]
         makers = np.asarray(self.maker_nodes)[is_output].astype(np.int64)
-        pairs = np.unique(makers << 32 | self._edge_readers[is_output])
+        pairs = np.sort(makers << 32 | self._edge_readers[is_output])
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
         starts = np.searchsorted(pairs >> 32, np.arange(len(self.nodes) + 1))
         return starts.tolist(), (pairs & 0xFFFFFFFF).tolist()
 
