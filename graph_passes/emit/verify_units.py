@@ -105,8 +105,8 @@ class _Comparison:
             if numbers[number] >= 0:
                 after = fused.waits.get(numbers[number], ())
                 require_controls(given.names[number], before, after)
-        for name in _waited_for(fused) - fused.index.keys():
-            if name in given.index or name not in _waited_for(given):
+        for name in fused.awaited - fused.index.keys():
+            if name in given.index or name not in given.awaited:
                 raise VerificationError(f"a node waits for {name!r}, which is not there")
 
     def _check_locations(self) -> None:
@@ -121,12 +121,12 @@ class _Comparison:
         """What nodes that are gone waited for is still made to happen by what is fetched."""
         given, fused = self._given, self._fused
         gone = [names for number, names in given.waits.items() if self._numbers[number] < 0]
-        left = set().union(*gone).difference(_waited_for(fused) if gone else ())
+        left = set().union(*gone).difference(fused.awaited)
         if all(fused.reading_nodes(number) for number in numbers_of(fused, left)):
             return  # an effect is lost where the last that asks for it goes
         read = np.zeros(len(given.nodes) + 1, bool)  # the maker of number -1 is not known
         read[np.asarray(given.maker_nodes)] = True
-        read[numbers_of(given, _waited_for(given))] = True
+        read[numbers_of(given, given.awaited)] = True
         ends = np.flatnonzero(~read[:-1] & (self._numbers >= 0)).tolist()
         ends.extend(numbers_of(given, preserve))
         before = _reached(given, ends)
@@ -161,11 +161,6 @@ def _has_effect(view: GraphView) -> np.ndarray:
         for node_type in view.node_types
     ]
     return np.array(table, bool)[np.asarray(view.node_type_of)]
-
-
-def _waited_for(view: GraphView) -> set[str]:
-    """The names of the nodes that others wait for."""
-    return set().union(*view.waits.values())
 
 
 def _makers(view: GraphView, number: int) -> Iterator[int]:

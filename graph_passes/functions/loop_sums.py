@@ -168,7 +168,7 @@ class LoopSearch:
     def _require_removable(self, matcher: Matcher, number: int) -> None:
         node = matcher.node(number)
         if (
-            node.name in self.body_view.control_readers
+            node.name in self.body_view.awaited
             or node.name in self.body.control_ret.values()
             or any(name[0] == "^" for name in node.input)
         ):

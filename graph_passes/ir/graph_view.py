@@ -186,13 +186,9 @@ class GraphView:
         return np.array(flat, dtype)[self.slot_numbers]
 
     @functools.cached_property
-    def control_readers(self) -> dict[str, list[int]]:
-        """Name of a node -> the nodes that have it as a control input."""
-        found: dict[str, list[int]] = {}
-        for number, names in self.waits.items():
-            for name in names:
-                found.setdefault(name, []).append(number)
-        return found
+    def awaited(self) -> frozenset[str]:
+        """The names of the nodes that others have as a control input."""
+        return frozenset().union(*self.waits.values())
 
     @functools.cached_property
     def devices(self) -> dict[str, list[int]]:

@@ -147,7 +147,7 @@ class Gate:
         Should somebody fetch it all the same, the primitives are there still, since it reads them.
         """
         view = self._m.view
-        if number in self.kept or view.names[number] in view.control_readers or not depth:
+        if number in self.kept or view.names[number] in view.awaited or not depth:
             return False
         node_type = view.node_type(number)
         if not node_type.layout.out_slots or _has_state(node_type):
