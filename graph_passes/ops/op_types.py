@@ -82,6 +82,7 @@ class OpType:
         name: the op type.
         op_def: its definition.
         layout: the layout of every node of this type, None where it depends on the node.
+        type_attr: the attr whose dtype alone decides them, "" where there is no such attr.
         key_of: gives for a node's attrs what decides its layout and dtypes, as one hashable value.
         first_output: what within functions stands behind a node's name in that of its output 0;
             "" where no node of this type has an output.
@@ -98,6 +99,7 @@ class OpType:
         "name",
         "op_def",
         "runs_functions",
+        "type_attr",
     )
 
     def __init__(self, op_def: op_def_pb2.OpDef) -> None:
@@ -111,6 +113,7 @@ class OpType:
         types = tuple(attr.name for attr in op_def.attr if attr.type == "type")
         self._arity_attrs = tuple(sorted(numbers)), tuple(sorted(lists))
         self.key_of = _key_reader(types, *self._arity_attrs)
+        self.type_attr = types[0] if len(types) == 1 and not numbers and not lists else ""
         self.first_output = next((f":{arg.name}:0" for arg in op_def.output_arg), "")
         self.runs_functions = any(attr.type in ("func", "list(func)") for attr in op_def.attr)
         self._layouts: dict[tuple[int, ...], Layout] = {}
@@ -191,18 +194,14 @@ def _key_reader(
 ) -> Callable[[Attrs], Hashable]:
     """Makes `OpType.key_of`. An attr that a node leaves out counts as None.
 
-    This is read for every node of a graph: the common cases, no attr and one, do without a tuple.
+    This is read for every node of a graph, but where one attr decides (`OpType.type_attr`).
     """
 
     def no_attr(_: Attrs) -> Hashable:
         return None
 
-    def one_type(attrs: Attrs) -> Hashable:
-        value = attrs.get(types[0])  # [] would write to a map that lacks the key
-        return None if value is None else value.type
-
     def some_types(attrs: Attrs) -> Hashable:
-        get = attrs.get
+        get = attrs.get  # [] would write to a map that lacks the key
         return tuple([None if (value := get(name)) is None else value.type for name in types])
 
     def anything(attrs: Attrs) -> Hashable:
@@ -213,7 +212,7 @@ def _key_reader(
 
     if numbers or lists:
         return anything
-    return (no_attr, one_type)[len(types)] if len(types) < 2 else some_types
+    return some_types if types else no_attr
 
 
 @functools.lru_cache(maxsize=4096)
