@@ -87,9 +87,11 @@ def paint_infer_after_allow(coloring: Coloring) -> None:
     """
     low, edges, is_low = coloring.low, coloring.edges, coloring.is_low
     enter = (coloring.list_codes == INFER) & coloring.eligible & ~is_low & coloring.permitted
-    passed: set[int] = set()
+    may_enter, passed = bytearray(enter & ~coloring.is_denied), set[int]()
     for vertex in coloring.where(coloring.is_denied):
-        enter[[vertex, *edges.readers(vertex, passed)]] = False
+        for reader in edges.readers(vertex, passed):
+            may_enter[reader] = 0
+    enter = np.frombuffer(may_enter, bool)
     if coloring.config.parity:
         for vertex in coloring.where(enter):
             if any(low[v] for v in edges.producers(vertex)):

@@ -167,7 +167,7 @@ class LoopSearch:
     def _require_removable(self, number: int) -> None:
         node = self.m.node(number)
         if (
-            node.name in self.m.view.control_readers
+            node.name in self.m.view.awaited
             or node.name in self.body.control_ret.values()
             or any(name[0] == "^" for name in node.input)
         ):

@@ -75,7 +75,7 @@ class Adjacency:
         relays = max(int(added.max(initial=0)) + 1 - vertices, 0)
         backward = added + relays * (added >= vertices)
         total = vertices + 2 * relays
-        self.vertices = vertices
+        self.vertices, self._has_relays = vertices, relays > 0
         self.successors = Neighbours(
             total,
             np.concatenate([sources, added[:, 0]]),
@@ -102,7 +102,7 @@ class Adjacency:
 
     def _ends(self, table: Neighbours, vertex: int, passed: set[int] | None) -> Sequence[int]:
         found = table[vertex]
-        if not found or max(found) < self.vertices:
+        if not self._has_relays or not found or max(found) < self.vertices:
             return found
         passed = set() if passed is None else passed
         ends = [step for step in found if step < self.vertices]

@@ -38,7 +38,8 @@ class NodeIndex:
         references: tensors that are other outputs, or were read before the node that makes them
             was met; their names -> 0, 1, 2 ...
         named_outputs: whether tensors are named by output arguments, as within functions.
-        with_controls: the nodes that have control inputs.
+        waits: node that has control inputs -> the names of the nodes that it waits for.
+        located: the nodes that name others to share a device with, in order.
         device_of: for each node the number of its device.
     """
 
@@ -58,7 +59,8 @@ class NodeIndex:
         self.arity = array.array("i")
         self.makers = array.array("i")
         self.references: dict[str, int] = {}
-        self.with_controls = array.array("i")
+        self.waits: dict[int, list[str]] = {}
+        self.located = array.array("i")
         self.device_of = array.array("i")
 
     def extend(
@@ -85,7 +87,8 @@ class NodeIndex:
         self.numbers.update(zip(names, numbers, strict=True))
         devices = self.node_types.devices
         self.device_of.extend([devices.setdefault(node.device, len(devices)) for node in nodes])
-        families, node_type_of = self.node_types.read(nodes)
+        families, node_type_of, located = self.node_types.read(nodes)
+        self.located.extend(itertools.compress(numbers, located))
         self.node_type_of.extend(node_type_of)
         if self.named_outputs:
             self._outputs.update(zip(names, numbers, strict=True))  # arguments
@@ -102,17 +105,15 @@ class NodeIndex:
         if None in makers:
             readers = np.repeat(np.arange(len(arity)), arity)
             unknown = [position for position, maker in enumerate(makers) if maker is None]
-            references = self.references
-            waiting = set()
+            references, waits = self.references, self.waits
             for position, reader in zip(unknown, readers[unknown].tolist(), strict=True):
                 name = flat[position]
                 if name[0] == "^":
                     arity[reader] -= 1
-                    waiting.add(reader)
+                    waits.setdefault(numbers[reader], []).append(name[1:])
                 else:
                     makers[position] = ~references.setdefault(name, len(references))
             makers = [maker for maker in makers if maker is not None]
-            self.with_controls.extend([numbers[reader] for reader in sorted(waiting)])
         self.arity.extend(arity)
         self.makers.extend(makers)  # type: ignore[arg-type]
 
@@ -162,8 +163,11 @@ class NodeIndex:
         makers = np.empty(len(readers), np.int32)
         makers[of_old], makers[~of_old] = after, read.makers
         new.makers = packed(makers)
-        kept = moved[np.asarray(self.with_controls)]
-        new.with_controls = packed(np.sort([*kept[old[kept] & (kept >= 0)], *read.with_controls]))
+        stays = np.where(old[moved], moved, -1).tolist()
+        kept = {stays[number]: names for number, names in self.waits.items()}
+        new.waits = dict(sorted((read.waits | kept).items()))
+        new.waits.pop(-1, None)
+        new.located.extend(sorted({*read.located, *(stays[n] for n in self.located)} - {-1}))
         return new
 
     @functools.cached_property
@@ -218,7 +222,9 @@ def concatenated(parts: Sequence[tuple[str, NodeIndex]]) -> NodeIndex:
         whole.device_of.extend(index.device_of)
         makers = np.asarray(index.makers)
         whole.makers.extend(packed(np.where(makers < 0, makers - known, makers + first)))
-        whole.with_controls.extend(packed(np.asarray(index.with_controls) + first))
+        whole.located.extend(packed(np.asarray(index.located) + first))
+        for number, names in index.waits.items():
+            whole.waits[number + first] = [prefix + name for name in names]
     return whole
 
 

@@ -12,7 +12,6 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from graph_passes.ir.graph_view import (
     ARGUMENT,
-    COLOCATION,
     FLOAT,
     INLINED_ARGUMENT,
     RESULT,
@@ -25,7 +24,7 @@ from graph_passes.ir.graph_view import (
 )
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex
 from graph_passes.ir.vertices import OPAQUE
-from graph_passes.ops.node_types import NodeTypeTable
+from graph_passes.ops.node_types import COLOCATION, NodeTypeTable
 
 __all__ = [
     "ARGUMENT",

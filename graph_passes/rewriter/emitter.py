@@ -160,7 +160,8 @@ class Emitter:
         node.CopyFrom(prototype.node)
         node.name = free = free_name(full, self._known, self._taken)
         self._taken.add(free)
-        node.device = self.device
+        if self.device:
+            node.device = self.device
         if self._colocation is not None:
             node.attr[COLOCATION].CopyFrom(self._colocation)
         self.new_nodes.append((node, prototype.node_type, facts))

@@ -147,7 +147,7 @@ class Gate:
         Should somebody fetch it all the same, the primitives are there still, since it reads them.
         """
         view = self._m.view
-        if number in self.kept or view.names[number] in view.control_readers or not depth:
+        if number in self.kept or view.names[number] in view.awaited or not depth:
             return False
         node_type = view.node_type(number)
         if not node_type.layout.out_slots or _has_state(node_type):
@@ -259,9 +259,9 @@ class _Interior:
         """Whether one of the nodes waits for one outside."""
         view = self._m.view
         return any(
-            name[0] == "^" and view.index[name[1:]] not in self.nodes
-            for number in self.nodes & view.control_ends
-            for name in view.nodes[number].input[:]
+            view.index[name] not in self.nodes
+            for number in self.nodes
+            for name in view.waits.get(number, ())
         )
 
     def controls_of(self, root: int) -> set[str]:
@@ -273,12 +273,9 @@ class _Interior:
             number = pending.pop()
             if number not in self.nodes:
                 continue
-            reached = m.makers(number)
-            if number in view.control_ends:
-                waits = [name[1:] for name in m.node(number).input if name[0] == "^"]
-                found.update(w for w in waits if view.index[w] not in self.nodes)
-                reached = [*reached, *(view.index[w] for w in waits)]
-            for other in reached:
+            waits = view.waits.get(number, ())
+            found.update(w for w in waits if view.index[w] not in self.nodes)
+            for other in (*m.makers(number), *(view.index[w] for w in waits)):
                 if other not in seen:
                     seen.add(other)
                     pending.append(other)

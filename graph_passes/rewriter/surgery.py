@@ -170,9 +170,8 @@ class Unread:
         self._uses = np.roll(self._uses, -1)
         self._uses[:-1] += stays
         self._uses[-1] += len(makers) + 1
-        for name, waiting in view.control_readers.items():
-            if name in view.index:
-                self._uses[view.index[name]] += len(waiting)
+        awaited = numbers_of(view, itertools.chain.from_iterable(view.waits.values()))
+        self._uses += np.bincount(np.array(awaited, np.int64), minlength=len(self._uses))
 
     def now(self) -> set[int]:
         """Those of the graph as it is, by number."""
@@ -196,14 +195,11 @@ class Unread:
         uses: list[int] = self._uses.tolist()
         for number in kept:
             uses[number] += 1
-        for number, then in reads.items():
+        for number in reads:
             for read in self._read_before(number):
                 uses[read] -= 1
-            for read in numbers_of(self._view, then):
-                uses[read] += 1
-        for names in added:
-            for read in numbers_of(self._view, names):
-                uses[read] += 1
+        for read in numbers_of(self._view, itertools.chain(*reads.values(), *added)):
+            uses[read] += 1
         orphaned = numbers_of(self._view, orphans)
         return self._behind([number for number in orphaned if not uses[number]], uses, reads)
 
@@ -224,10 +220,8 @@ class Unread:
     def _read_before(self, number: int) -> Sequence[int]:
         """The nodes that a node read before the edits, each as often as it did."""
         read = self._makers[self._starts[number] : self._starts[number + 1]]
-        if number not in self._view.control_ends:
-            return read
-        names = self._view.nodes[number].input[:]
-        return [*read, *numbers_of(self._view, [n for n in names if n[0] == "^"])]
+        waits = self._view.waits.get(number)
+        return read if waits is None else [*read, *numbers_of(self._view, waits)]
 
 
 def _has_effect(node_type: NodeType) -> bool:

@@ -21,10 +21,9 @@ from graph_passes.units.normalization.fused_batch_norm import (
     fuse_batch_norms,
     has_fused_kernels,
 )
-from graph_passes.units.normalization.fused_batch_norm import RULE as BATCH_NORM
 from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
-from graph_passes.units.normalization.norms import CENTRED, UNCENTRED
+from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
 from graph_passes.units.reduction import bias_sums, broadcast_sums, dead_sums, gradient_sums
 from graph_passes.units.reduction.converted_products import ConvertedProducts
 from graph_passes.units.reduction.ones_product import ones_products_pay
@@ -93,6 +92,7 @@ def find_units(
 def _fuse_batch_norms(search: UnitSearch) -> None:
     left = fuse_batch_norms(
         search.edits,
+        search.norms,
         least_epsilon=MIN_EPSILON[search.config.device],
         has_kernels=has_fused_kernels(search.support),
         fold=search.is_bfloat16_cpu,
@@ -166,7 +166,7 @@ def _run(write: Callable[[GraphEdits], None]) -> Callable[[UnitSearch], None]:
 
 
 UNIT_PASSES = (
-    UnitPass(BATCH_NORM, _fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
+    UnitPass(OF_BATCH, _fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
     UnitPass(softmax.RULE, _find_softmaxes, ops=("Log",), ensures=("exact sums",)),
     UnitPass(FUSED_LAYER_NORM, _fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
     UnitPass(

@@ -36,8 +36,8 @@ class UnitSearch:
 
     @functools.cached_property
     def norms(self) -> list[FoundNorm]:
-        """The normalizations over single examples; those that are replaced are taken out."""
-        return find_norms(self.edits, of_batch=False)
+        """The normalizations; those over single examples that are replaced are taken out."""
+        return find_norms(self.edits)
 
     @property
     def is_float16(self) -> bool:

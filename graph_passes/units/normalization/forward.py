@@ -88,20 +88,19 @@ class Norm:
         return value is not None and "x" in value.names
 
 
-def find_forward(m: Matcher, rsqrt: int, *, of_batch: bool) -> list[Norm]:
+def find_forward(m: Matcher, rsqrt: int) -> list[Norm]:
     """The forward halves around a Rsqrt: more than one where several share stored statistics.
 
     Args:
         m: reads the graph.
         rsqrt: number of the Rsqrt.
-        of_batch: whether statistics that all examples share are wanted, or those of each example.
 
     Raises:
         NoMatchError: it is taken of the statistics of a tensor, but what follows is no
             normalization.
     """
     statistics = find_statistics(m, rsqrt)
-    if statistics is None or statistics.is_of_batch != of_batch:
+    if statistics is None:
         return []
     if statistics.x is not None:
         norm = _grow(m, statistics, statistics.x)

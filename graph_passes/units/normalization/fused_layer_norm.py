@@ -25,7 +25,7 @@ from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.forward import Norm
 from graph_passes.units.normalization.fused_batch_norm import FORWARD, MIN_EPSILON
 from graph_passes.units.normalization.gradient import NormGradient
-from graph_passes.units.normalization.norms import FoundNorm
+from graph_passes.units.normalization.norms import CENTRED, FoundNorm
 
 RULE = "fused-layer-norm"
 
@@ -40,7 +40,7 @@ def fuse_layer_norms(edits: GraphEdits, norms: Iterable[FoundNorm]) -> list[Foun
     Returns:
         The normalizations that were not replaced: no fused op leaves the mean in.
     """
-    return [norm for norm in norms if not (norm.forward.is_centred and _fuse(edits, norm))]
+    return [norm for norm in norms if not (norm.rule == CENTRED and _fuse(edits, norm))]
 
 
 def _fuse(edits: GraphEdits, found: FoundNorm) -> bool:

@@ -8,8 +8,9 @@ that it reads has one, so that the order of nodes has no part in it.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from graph_passes.ir.view import Shape
@@ -23,11 +24,10 @@ from graph_passes.units.normalization.statistics import Statistics
 SPREADERS = (*SHAPERS, "BroadcastTo", "Tile")
 """Ops whose elements are those of their first input."""
 DIVISIONS = ("RealDiv", "DivNoNan")
-LINEAR = frozenset((*SUMS, *SPREADERS, *DIVISIONS, "Sub", "Mul", "Neg", "Pow", "RsqrtGrad", "Sum"))
-"""Ops that the halves of a normalization consist of, besides those of its statistics."""
 _ONE_INPUT = frozenset((*SPREADERS, "Sum", "Pow"))
 _WHOLE = frozenset(("x", "d"))
 _MOST_TERMS = 12
+_REMEMBERED = 1024
 _MINUS_ONE = constant(-1)
 
 
@@ -144,7 +144,7 @@ class UnitAlgebra:
         unread = list(starts)
         while unread:
             for reader in readers_of(unread.pop()):
-                if reader in values or ops[reader] not in LINEAR:
+                if reader in values or ops[reader] not in _VALUES:
                     continue
                 found = self._evaluate(reader, ops[reader])
                 if found is not None and len(found.terms) <= _MOST_TERMS:
@@ -174,28 +174,24 @@ class UnitAlgebra:
     def _evaluate(self, number: int, op: str) -> Polynomial | None:
         if op in SUMS:
             self.sums.add(number)
-        makers = self._m.makers(number)
-        read = self._values.get(makers[0]) or self.of(number, 0)
+        read = self._values.get(self._m.makers(number)[0]) or self.of(number, 0)
         if read is None:
             return None
-        found: Polynomial | None = None
-        if op in SPREADERS:
-            found = read if self._keeps_places(number, op) else None
-        elif op == "Sum":
-            return self._sum(number, read)
-        elif op == "Neg":
-            found = read * _MINUS_ONE
-        elif op == "Pow":  # of exponent 1, in the gradient of a square
-            found = read if self._is_one(self._m.tensor(number, 1)) else None
-        elif op in DIVISIONS:
-            divisor = self._divisor(number)
-            found = None if divisor is None else read * divisor
-        elif op == "AddN":
-            found = self._added(number, read)
-        else:
-            other = self._values.get(makers[1]) or self.of(number, 1)
-            found = None if other is None else self._joined(number, op, read, other)
-        return found if found is None or not self.pending else self._with_pending(number, op, found)
+        found = _VALUES[op](self, number, read)
+        if found is None or not self.pending or op == "Sum":
+            return found
+        return self._with_pending(number, op, found)
+
+    def _spread(self, number: int, read: Polynomial) -> Polynomial | None:
+        return read if self._keeps_places(number) else None
+
+    def _power(self, number: int, read: Polynomial) -> Polynomial | None:
+        # Of exponent 1, in the gradient of a square.
+        return read if self._is_one(self._m.tensor(number, 1)) else None
+
+    def _quotient(self, number: int, read: Polynomial) -> Polynomial | None:
+        divisor = self._divisor(number)
+        return None if divisor is None else read * divisor
 
     def _added(self, number: int, total: Polynomial) -> Polynomial | None:
         for port in range(1, len(self._m.makers(number))):
@@ -205,18 +201,21 @@ class UnitAlgebra:
             total += term
         return total
 
-    def _joined(
-        self, number: int, op: str, one: Polynomial, other: Polynomial
-    ) -> Polynomial | None:
-        if op == "Mul":
-            both = one.names & other.names
-            return None if both and not both.isdisjoint(_WHOLE) else one * other
-        if op == "Sub":
-            return one - other
-        if op == "RsqrtGrad":
-            is_own = self._m.makers(number)[0] == self._statistics.rsqrt
-            return symbol("r", 3) * other * constant(Fraction(-1, 2)) if is_own else None
-        return one + other
+    def _difference(self, number: int, read: Polynomial) -> Polynomial | None:
+        other = self.of(number, 1)
+        return None if other is None else read - other
+
+    def _product(self, number: int, read: Polynomial) -> Polynomial | None:
+        other = self.of(number, 1)
+        if other is None or not _WHOLE.isdisjoint(read.names & other.names):
+            return None
+        return read * other
+
+    def _rsqrt_gradient(self, number: int, _: Polynomial) -> Polynomial | None:
+        other, is_own = self.of(number, 1), self._m.makers(number)[0] == self._statistics.rsqrt
+        if other is None or not is_own:
+            return None
+        return symbol("r", 3) * other * constant(Fraction(-1, 2))
 
     def _is_one(self, tensor: str) -> bool:
         try:
@@ -245,24 +244,16 @@ class UnitAlgebra:
         behind = len(self.shape) - len(shape)
         return all(axis < behind or shape[axis - behind] == 1 for axis in axes)
 
-    def _keeps_places(self, number: int, op: str) -> bool:
+    def _keeps_places(self, number: int) -> bool:
         """Whether an op that gives the elements of a tensor leaves each on its axis.
 
         It may add and drop axes of size 1, and spread what has one element along an axis.
         """
-        m = self._m
+        op = self._m.ops[number]
         if op in ("Identity", "StopGradient"):
             return True
-        new, old = m.shape(number), m.shape_of(m.tensor(number, 0))
-        if old is None or new is None or old == new:
-            return True
-        if op in ("BroadcastTo", "Tile"):
-            spread = zip(old[::-1], new[::-1], strict=False)
-            return all(one in (1, other) or None in (one, other) for one, other in spread)
-        before, after = ([size for size in shape if size != 1] for shape in (old, new))
-        pairs = zip(before, after, strict=False)
-        agree = all(one == other or None in (one, other) for one, other in pairs)
-        return agree and (len(before) == len(after) or None in before or None in after)
+        new, old = self._m.shape(number), self._m.shape_of(self._m.tensor(number, 0))
+        return old is None or new is None or _keeps_places(old, new, op in ("BroadcastTo", "Tile"))
 
     def _sum(self, number: int, read: Polynomial) -> Polynomial | None:
         axes = self._summed_axes(number)
@@ -373,3 +364,33 @@ class UnitAlgebra:
         ]
         found = [{axis % rank for axis in m.constant(tensor).ravel().tolist()} for tensor in held]
         return {axis % rank for axis in self._statistics.axes} in found
+
+
+@functools.lru_cache(_REMEMBERED)
+def _keeps_places(old: Shape, new: Shape, spreads: bool) -> bool:
+    """Whether elements stay on their axes from one shape to another of as many, or spread out."""
+    if old == new:
+        return True
+    if spreads:
+        spread = zip(old[::-1], new[::-1], strict=False)
+        return all(one in (1, other) or None in (one, other) for one, other in spread)
+    before, after = ([size for size in shape if size != 1] for shape in (old, new))
+    pairs = zip(before, after, strict=False)
+    agree = all(one == other or None in (one, other) for one, other in pairs)
+    return agree and (len(before) == len(after) or None in before or None in after)
+
+
+_VALUES: dict[str, Callable[[UnitAlgebra, int, Polynomial], Polynomial | None]] = {
+    **dict.fromkeys(SPREADERS, UnitAlgebra._spread),
+    **dict.fromkeys(SUMS, UnitAlgebra._added),
+    **dict.fromkeys(DIVISIONS, UnitAlgebra._quotient),
+    "Sub": UnitAlgebra._difference,
+    "Mul": UnitAlgebra._product,
+    "Neg": lambda _, __, read: read * _MINUS_ONE,
+    "Pow": UnitAlgebra._power,
+    "RsqrtGrad": UnitAlgebra._rsqrt_gradient,
+    "Sum": UnitAlgebra._sum,
+}
+"""Op -> what computes a node's polynomial from that of its first input."""
+LINEAR = frozenset(_VALUES)
+"""Ops that the halves of a normalization consist of, besides those of its statistics."""

@@ -109,7 +109,7 @@ def test_more_may_be_waited_for(name: str, change: Change) -> None:
         ("", reads("z", "^x"), "node 'z' has 0 inputs, not 1"),
         ("", reads("z", "parts", "^x"), "'z' reads 'parts', not 'parts:1'"),
         ("", reads("z", "parts:1"), "node 'z' has lost a control input"),
-        ("", reads("z", "parts:1", "^x", "^gone"), "'z' waits for '^gone', not there"),
+        ("", reads("z", "parts:1", "^x", "^gone"), "'z' waits for 'gone', not there"),
         ("", reads("out", "z"), "'out' reads 'z', not 'y'"),
         ("", lambda nodes, _: setattr(nodes["z"], "name", "other"), "node 'z' is gone"),
         ("", lambda nodes, _: setattr(nodes["z"], "device", "/CPU:0"), "'z' has another device"),

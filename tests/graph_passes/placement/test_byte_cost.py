@@ -208,7 +208,7 @@ TABLE = CostTable(
     ],
 )
 def test_bytes_decide_where_no_times_do(changes: dict, in_force: bool):
-    assert byte_cost.is_in_force(PrecisionConfig(**changes)) is in_force
+    assert PrecisionConfig(**changes).weighs_bytes is in_force
 
 
 @pytest.mark.parametrize("merge", ["Merge(enter, next)", "Merge(enter, next, next)"])
