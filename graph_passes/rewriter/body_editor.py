@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping, MutableMapping
 from tensorflow.core.framework import function_pb2, node_def_pb2
 
 from graph_passes.ir.copying import Graph, nodes_of
+from graph_passes.ir.view import COLOCATION
 from graph_passes.ops.node_types import NodeTypeTable
 from graph_passes.rewriter.emitter import Emitter, Prototype, TensorFact
+from graph_passes.rewriter.surgery import relocate
 
 
 class BodyEditor:
@@ -131,9 +133,15 @@ class BodyEditor:
                 self._ret[result] = read_as[tensor]
 
     def remove(self, names: Collection[str]) -> None:
-        """Removes nodes that nothing reads any more."""
+        """Removes nodes that nothing reads any more, and that wait for none themselves."""
         gone = [position for position, node in enumerate(self.nodes) if node.name in names]
         for position in reversed(gone):
             del self.nodes[position]  # type: ignore[attr-defined]
+        for node in self.nodes:
+            waits = [name for name in node.input[:] if name[0] == "^" and name[1:] in names]
+            for name in waits:
+                node.input.remove(name)
+            if COLOCATION in node.attr:
+                relocate(node, dict.fromkeys(names, ""))
         self._old -= sum(position < self._old for position in gone)
         self._by_name.clear()

@@ -85,10 +85,10 @@ def replace_tensors(
                 if number not in changed:
                     changed[number] = owner.node.add()
                     changed[number].CopyFrom(node)
-                _move(changed[number], gone)
+                relocate(changed[number], gone)
         for node in new_nodes:
             if COLOCATION in node.attr:
-                _move(node, gone)
+                relocate(node, gone)
     nodes, moved, anew = _assemble(view, changed, new_nodes, dead)
     return view.edited(nodes, moved, anew, shapes)
 
@@ -98,7 +98,7 @@ def _is_beside(node: node_def_pb2.NodeDef, gone: Container[str]) -> bool:
     return any(place.decode().removeprefix(_AT) in gone for place in node.attr[COLOCATION].list.s)
 
 
-def _move(node: node_def_pb2.NodeDef, gone: Mapping[str, str]) -> None:
+def relocate(node: node_def_pb2.NodeDef, gone: Mapping[str, str]) -> None:
     """Places a node with what stands for nodes that are gone, "" for nothing."""
     places = node.attr[COLOCATION].list.s
     names = [place.decode().removeprefix(_AT) for place in places]

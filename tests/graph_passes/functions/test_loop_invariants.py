@@ -179,6 +179,19 @@ def test_casts_that_leave_a_loop(body: str, count: int) -> None:
     assert hoisted(body.replace("; ", "\n    ")) == count
 
 
+def test_nothing_waits_for_a_cast_that_has_left() -> None:
+    graph_def = graph(LOOP.format(body="low = Cast(w, DstT=float16)", test=""))
+    (body,) = (f for f in graph_def.library.function if f.signature.name == "body")
+    high = next(node for node in body.node_def if node.name == "high")
+    high.input.append("^low")
+    high.attr["_class"].list.s.append(b"loc:@low")
+    tree = tree_of(graph_def)
+    assert hoist_casts(tree, HALF) == 1
+    nodes = {node.name: node for node in tree.calls[0].callee("body").nodes}
+    assert [name for name in nodes["high"].input if name[0] == "^"] == []
+    assert "_class" not in nodes["high"].attr
+
+
 def test_a_condition_may_write_a_variable_too() -> None:
     body = READ.format(after="").replace("; ", "\n    ")
     assert hoisted(body, "write = AssignVariableOp(v, x)") == 0

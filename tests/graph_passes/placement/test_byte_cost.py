@@ -13,7 +13,6 @@ from tensorflow.core.framework import graph_pb2
 from graph_passes import PrecisionConfig, Reason, rewrite_graph_def
 from graph_passes.ir.view import view_graph
 from graph_passes.pipeline import paint
-from graph_passes.placement import byte_cost
 from graph_passes.policy.cost_table import CostTable, Curve
 from graph_passes.policy.op_lists import FLOAT32
 
