@@ -105,10 +105,16 @@ class _Comparison:
             there = int(self._numbers[number])
             before = given.nodes[number]
             if there >= 0 and before is not fused.nodes[there]:
-                require_controls(before, fused.nodes[there])
+                require_controls(before, fused.nodes[there], self._now_behind(before.name))
         for name in fused.control_readers.keys() - given.control_readers.keys():
             if name not in fused.index:
                 raise VerificationError(f"a node waits for {name!r}, which is not there")
+
+    def _now_behind(self, name: str) -> set[str]:
+        """The nodes that were replaced by nothing that waits for a node."""
+        fused = self._fused
+        waiting = fused.control_readers.get(name, ())
+        return {fused.names[n] for n in waiting if fused.op_names[n] == "NoOp"}
 
     def _check_locations(self) -> None:
         gone = {self._given.names[number] for number in self._gone.tolist()}
@@ -146,13 +152,15 @@ def same_outputs(before: NodeType, after: NodeType) -> bool:
     return made[0] == made[1][: len(made[0])]
 
 
-def require_controls(before: node_def_pb2.NodeDef, after: node_def_pb2.NodeDef) -> None:
-    """Checks that a node waits for all that it waited for.
+def require_controls(
+    before: node_def_pb2.NodeDef, after: node_def_pb2.NodeDef, behind: Collection[str] = ()
+) -> None:
+    """Checks that a node waits for all that it waited for, but for nodes that now wait for it.
 
     Raises:
         VerificationError: it does not.
     """
-    if not set(_controls(before)) <= set(_controls(after)):
+    if not set(_controls(before)) - {f"^{name}" for name in behind} <= set(_controls(after)):
         raise VerificationError(f"node {before.name!r} has lost a control input")
 
 
