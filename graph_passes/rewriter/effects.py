@@ -100,8 +100,11 @@ def admit_contraction(
 
 def _require_variables(m: Matcher, unit: Contraction) -> None:
     view, names = m.view, m.view.names
-    devices = {view.nodes[number].device for number in unit.effects}
-    if len(devices) > 1:
+    # A read without a device runs where its variable is.
+    devices = {view.nodes[number].device for number in unit.writes.values()}
+    if len(devices.union(view.nodes[number].device for number in unit.reads) - {""}) > 1 or (
+        len(devices) > 1
+    ):
         raise NoMatchError(f"{names[unit.last]!r} updates variables of several devices")
     variables: set[tuple[str | bytes, ...]] = set()
     for handle, number in unit.writes.items():

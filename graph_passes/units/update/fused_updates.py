@@ -69,6 +69,8 @@ def _search(edits: GraphEdits, device: str, *, with_slots: bool) -> Callable[[in
             if with_slots:
                 raise
             return None  # most writes are no updates
+        if device != "CPU" and not edits.view.nodes[number].device:
+            raise NoMatchError("nothing shows that its variables are on one device")
         if not all(has_float32_kernel(op, each) for each in ("CPU", device)):
             raise NoMatchError(f"{op} has no kernel here")
         return op, arguments, update

@@ -224,7 +224,8 @@ def test_keras_file_between_float32_and_amp_by_environment(tmp_path: Path, run_p
         args=(str(tmp_path),),
     )
     without = run_python(
-        common + 'go_on("amp"); print("tf_amp.loss_scale" in sys.modules)'.join(["\n        ", "\n"]),
+        common
+        + 'go_on("amp"); print("tf_amp.loss_scale" in sys.modules)'.join(["\n        ", "\n"]),
         args=(str(tmp_path),),
     )
     lines = [x.split(" ", 3) for x in with_tf_amp.stdout.split("\n") if x.startswith("RESULT")]
