@@ -34,6 +34,7 @@ from graph_passes.rewriter.matcher import Matcher, NoMatchError
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 READ = "ReadVariableOp"
 _HANDLE = "VarHandleOp"
+_NAMES = ("container", "shared_name")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Contraction:
         writes: all writes: handle -> node.
         reads: reads of the written variables -> whether they read what was written.
         inside: the nodes that compute with what was read.
-        beside: nodes that compute with other tensors alone, for the nodes above.
+        beside: nodes that compute with other tensors alone, and constants, for the nodes above.
     """
 
     last: int
@@ -86,9 +87,10 @@ def admit_contraction(
     _require_variables(m, unit)
     if not unit.effects.isdisjoint(taken):
         raise NoMatchError(f"{names[unit.last]!r} is part of another update")
-    for number in sorted(unit.inside.union(unit.reads)):
+    for number in sorted(unit.members | unit.beside):
         if number in preserved:
             raise NoMatchError(f"{names[number]!r} is to be preserved")
+    for number in sorted(unit.members):
         for reader in m.readers(number):
             if reader not in unit.members:
                 raise NoMatchError(f"{names[reader]!r} outside the update reads {names[number]!r}")
@@ -111,10 +113,9 @@ def _require_variables(m: Matcher, unit: Contraction) -> None:
         if m.ops[number] not in WRITES or m.tensor(number, 0) != handle:
             raise NoMatchError(f"{names[number]!r} does not write to {handle!r}")
         node = m.node(m.maker(handle))
-        where: tuple[str | bytes, ...] = (handle,)
-        if node.op == _HANDLE and node.attr["shared_name"].s:
-            where = (node.attr["container"].s, node.attr["shared_name"].s)
-        variables.add(where)
+        # To read an attribute that is not there would add it.
+        known = [node.attr[name].s if name in node.attr else b"" for name in _NAMES]
+        variables.add(tuple(known) if node.op == _HANDLE and known[-1] else (handle,))
     if len(variables) < len(unit.writes):
         raise NoMatchError(f"{names[unit.last]!r} updates a variable by two names")
     for number, is_new in unit.reads.items():

@@ -55,7 +55,10 @@ class Update:
 
 def is_float32_write(m: Matcher, number: int) -> bool:
     """Whether a node writes float32 to a variable."""
-    return m.ops[number] in WRITES and m.node(number).attr["dtype"].type == FLOAT
+    if m.ops[number] not in WRITES:
+        return False
+    dtype = m.node(number).attr.get("dtype")
+    return dtype is not None and dtype.type == FLOAT
 
 
 class UpdateSearch:
@@ -224,9 +227,10 @@ class UpdateSearch:
 
     def _scalar(self, tensor: str) -> Polynomial:
         if self._m.ops[self._m.maker(tensor)] == "Const":
-            number = float(self._m.constant(tensor))
-            if math.isfinite(number):
-                return constant(Fraction(number))
+            value = float(self._m.constant(tensor))
+            if math.isfinite(value):
+                self._beside.add(self._m.maker(tensor))
+                return constant(Fraction(value))
         return self._symbol(tensor, _SCALAR)
 
     def _tensor(self, tensor: str) -> Polynomial:
