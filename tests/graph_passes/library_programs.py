@@ -95,16 +95,22 @@ def optimizer_step(make: Callable[[], Any]) -> Program:
 
 
 OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
-    "keras Adam": lambda: keras.optimizers.Adam(0.01),
-    "keras AdamW, clipped": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=1.0),
-    "keras Adam, averaged": lambda: keras.optimizers.Adam(0.01, use_ema=True),
+    "keras Adam": lambda: keras.optimizers.Adam(0.01, epsilon=0.1),
+    "keras AdamW, clipped": lambda: keras.optimizers.AdamW(0.01, epsilon=0.1, global_clipnorm=1.0),
+    "keras Adam, averaged": lambda: keras.optimizers.Adam(0.01, epsilon=0.1, use_ema=True),
     "keras SGD": lambda: keras.optimizers.SGD(0.01),
     "keras SGD, Nesterov": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
-    "keras RMSprop, centred": lambda: keras.optimizers.RMSprop(0.01, momentum=0.9, centered=True),
-    "tf_keras Adam": lambda: tf_keras.optimizers.Adam(0.01),
+    "keras RMSprop, centred": lambda: keras.optimizers.RMSprop(
+        0.01, momentum=0.9, epsilon=0.1, centered=True
+    ),
+    "tf_keras Adam": lambda: tf_keras.optimizers.Adam(0.01, epsilon=0.1),
     "tf_keras SGD, momentum": lambda: tf_keras.optimizers.SGD(0.01, momentum=0.9),
-    "tf_keras RMSprop, momentum": lambda: tf_keras.optimizers.RMSprop(0.01, momentum=0.9),
+    "tf_keras RMSprop, momentum": lambda: tf_keras.optimizers.RMSprop(
+        0.01, momentum=0.9, epsilon=0.1
+    ),
 }
+"""Optimizers whose updates become one op. Epsilons are large, so that rounding a gradient near 0 to
+the target dtype does not change the first steps by as much as they are."""
 
 
 LIBRARY: Mapping[str, Callable[[], Program]] = {

@@ -134,9 +134,7 @@ class UpdateSearch:
             handle = m.tensor(number, 0)
             if handle == m.tensor(self._last, 0) or handle not in self.writes:
                 continue  # what the variable itself held is as any other tensor
-            if write not in (-1, self.writes[handle]):
-                raise NoMatchError(f"{m.view.names[write]!r} writes to a slot as well")
-            self._reads[number] = write >= 0
+            self._reads[number] = write == self.writes[handle]
 
     def _awaited_write(self, number: int, handle: str) -> int:
         """The write to a variable that a read of it waits for, -1 where there is none."""
