@@ -34,7 +34,7 @@ from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.report import Report
 from graph_passes.rewriter.editor import NearMiss
-from graph_passes.units.fusion import Fusion
+from graph_passes.units.fusion import Fusion, may_gain_alone
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -197,7 +197,8 @@ class _Rewrite:
             Report, target_dtype=target, device=device, total_nodes=total, notes=lists.notes
         )
         one = _TreeRewrite(self, tree, preserve, shapes)
-        if not tree.calls and is_idle((node.op for node in tree.nodes), lists):
+        ops = {node.op for node in tree.nodes}
+        if not tree.calls and is_idle(ops, lists) and not may_gain_alone(ops, self.config):
             return RewriteResult(proto=tree.proto, report=report(plan=one.plan_in_vain))
         try:
             converted, fusion = one.convert()

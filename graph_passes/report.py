@@ -16,6 +16,7 @@ from graph_passes.emit.apply import Applied
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.reasons import Reason
 from graph_passes.units.fusion import Fusion
+from graph_passes.units.update.fused_updates import RULE
 
 SCHEMA_VERSION = 1
 """Version of the mapping that `Report.to_dict` returns."""
@@ -70,6 +71,7 @@ class Report:
         weight_casts: those of `casts_to_low` that cast a constant or a variable.
         notes: what the author of list edits should know.
         fused_units: the subgraphs replaced as units: "pattern: node" of each.
+        fused_updates: how many of them are updates of variables.
         near_misses: subgraphs that look like a pattern, each with what is amiss.
     """
 
@@ -89,6 +91,7 @@ class Report:
         self.total_nodes = total_nodes
         self.notes = notes
         self.fused_units = fusion.units if fusion else ()
+        self.fused_updates = sum(unit.startswith(f"{RULE}: ") for unit in self.fused_units)
         self.near_misses = fusion.misses if fusion else ()
         self._given_plan = plan
         self.converted_nodes = self.allow_nodes = self.denied_nodes = self.blocked_nodes = 0

@@ -104,10 +104,18 @@ class _Comparison:
         for number, before in given.waits.items():
             if numbers[number] >= 0:
                 after = fused.waits.get(numbers[number], ())
-                require_controls(given.names[number], before, after)
+                name = given.names[number]
+                if before is not after:
+                    require_controls(name, before, {*after, *self._now_behind(name)})
         for name in fused.awaited - fused.index.keys():
             if name in given.index or name not in given.awaited:
                 raise VerificationError(f"a node waits for {name!r}, which is not there")
+
+    def _now_behind(self, name: str) -> set[str]:
+        """The nodes that were replaced by nothing that waits for a node."""
+        fused = self._fused
+        waiting = fused.waiting.get(name, ())
+        return {fused.names[n] for n in waiting if fused.op_names[n] == "NoOp"}
 
     def _check_locations(self) -> None:
         given, fused = self._given, self._fused

@@ -63,7 +63,8 @@ def convert_tree(
     if not root.calls:  # it is inlined already
         fusion = fusions[root]
         plan, applied = convert(fusion.original, fusion.view, preserve, fusion.node_lists)
-        new = None if applied is None else Region(applied.proto, callee_of=root.callee_of)
+        proto = applied.proto if applied else fusion.proto if fusion.alone else None
+        new = None if proto is None else Region(proto, callee_of=root.callee_of)
         return ConvertedTree(new, plan, applied)
     inlined = Inlined(root)
     view = inlined.view({region: found.view for region, found in fusions.items()}, shapes)
@@ -73,8 +74,16 @@ def convert_tree(
         for node, list_name in found.node_lists.items()
     }
     plan, applied = convert(inlined.proto, view, (*preserve, *inlined.boundary), own_lists)
-    new = None if applied is None else outline(root, inlined, applied)
-    return ConvertedTree(new, plan, applied)
+    if applied is not None:
+        return ConvertedTree(outline(root, inlined, applied), plan, applied)
+    alone = any(found.alone for found in fusions.values())
+    return ConvertedTree(root.with_bodies(_copied) if alone else None, plan, None)
+
+
+def _copied(region: Region) -> Graph:
+    copy = type(region.proto)()
+    copy.CopyFrom(region.proto)  # type: ignore[arg-type]
+    return copy
 
 
 def name_functions(root: Region, library: Library) -> tuple[function_pb2.FunctionDef, ...]:

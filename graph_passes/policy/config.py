@@ -166,6 +166,7 @@ RULES: dict[str, str] = {
     "layer-norm": "a layer or group normalization takes and gives the target dtype",
     "rms-norm": "a root-mean-square normalization takes and gives the target dtype",
     "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",
+    "fused-update": "an optimizer's update of a variable and its slots becomes one op",
     "loss": "what a scalar loss or metric is reduced from is computed in float32",
     "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
     "cost": "what is slower in the target dtype on this device stays float32",

@@ -16,6 +16,7 @@ from tensorflow.core.framework import node_def_pb2, types_pb2
 from graph_passes.ir.adjacency import Neighbours, in_order
 from graph_passes.ir.view import ARGUMENT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
+from graph_passes.rewriter.effects import admit_contraction
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.rewriter.search import SHAPERS
@@ -48,10 +49,11 @@ class Gate:
 
     Attributes:
         kept: the nodes that are fed, fetched or otherwise to be left as they are, by number.
+        preserved: those of them that must make the tensors that they make.
     """
 
-    def __init__(self, matcher: Matcher, kept: Collection[int]) -> None:
-        self.kept = kept
+    def __init__(self, matcher: Matcher, kept: Collection[int], preserved: Collection[int]) -> None:
+        self.kept, self.preserved = kept, preserved
         self._m = matcher
         self._levels: list[int] = []
         boundaries = matcher.view.of_node_type(_is_boundary)
@@ -66,6 +68,9 @@ class Gate:
             NoMatchError: it must not be made; the message says why.
         """
         self._check_operands(new)
+        if new.contraction is not None:
+            admit_contraction(self._m, new.contraction, self.preserved, new.accepted.in_place)
+            return
         self._check_results(new)
         interior = _Interior(self._m, new, self._is_boundary)
         self._check_interior(new, interior)

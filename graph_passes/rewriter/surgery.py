@@ -21,6 +21,7 @@ def replace_tensors(
     redirect: Mapping[str, str],
     inputs: Mapping[str, Sequence[str]],
     controls: Mapping[str, Sequence[str]],
+    in_place: Mapping[int, node_def_pb2.NodeDef],
     new_nodes: Sequence[node_def_pb2.NodeDef],
     unread: Unread,
     shapes: Mapping[str, Sequence[Shape | None]],
@@ -32,6 +33,8 @@ def replace_tensors(
         redirect: tensor -> the tensor that its readers shall read instead.
         inputs: node -> all its new data inputs.
         controls: one of these nodes -> control inputs that it gets besides those it has.
+        in_place: number of a node -> what takes its place under its name; reads no new tensor
+            that is redirected.
         new_nodes: nodes to add; their inputs are redirected too.
         unread: finds what nothing reads, and knows what must stay.
         shapes: name of a new node -> static shapes of its outputs.
@@ -64,6 +67,9 @@ def replace_tensors(
         elif redirect.keys().isdisjoint(read):
             continue
         reads[number] = [redirect.get(name, name) for name in read]
+    for number, node in in_place.items():
+        orphans.update(node_name(name) for name in view.nodes[number].input[:])
+        reads[number] = node.input[:]
     added = [node.input[:] for node in new_nodes]
     for node, read in zip(new_nodes, added, strict=True):
         if not redirect.keys().isdisjoint(read):
@@ -74,8 +80,9 @@ def replace_tensors(
     changed = {
         number: _with_inputs(owner, view.nodes[number], read)
         for number, read in reads.items()
-        if number not in dead
+        if number not in dead and number not in in_place
     }
+    changed.update(in_place)
     if dead:
         heirs = {view.split(old)[0]: node_name(new) for old, new in redirect.items()}
         gone = {view.names[number]: heirs.get(view.names[number], "") for number in dead}

@@ -64,6 +64,7 @@ class UnitPass:
         ops: nothing is to be found in a graph that has none of these.
         requires: what passes before it must have found out.
         ensures: what passes behind it may rely on.
+        alone: whether it is of use in a graph without an op of the allow list.
     """
 
     rule: str
@@ -71,3 +72,4 @@ class UnitPass:
     ops: Sequence[str]
     requires: Sequence[str] = ()
     ensures: Sequence[str] = ()
+    alone: bool = False
