@@ -68,9 +68,10 @@ class SumMover:
         shape = emit.constant((-1, width), name="row_shape", beside="")
         limit = emit.constant(-1, name="limit", beside="")
         empty = emit.op.EmptyTensorList(shape, limit, name="list", element_dtype=FLOAT)
-        rows, ended = loop.add_variable("gradient_rows", empty, types_pb2.DT_VARIANT)
+        rows, position = loop.add_variable("gradient_rows", empty, types_pb2.DT_VARIANT)
         inside = loop.body.emitter(rows, emit.device)
         loop.set_next(rows, inside.op.TensorListPushBack(rows, tensor, name="push"))
+        ended = loop.caller.output(loop.node.name, position)
         lengths = emit.constant((), name="lengths", beside="", dtype="int64")
         made, _ = emit.op.TensorListConcatV2(
             ended, shape, lengths, name="rows", shape=(None, width), element_dtype=FLOAT
