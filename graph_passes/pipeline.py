@@ -23,12 +23,11 @@ from graph_passes.emit.apply import Applied, apply_plan
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible
 from graph_passes.ir.view import GraphView, Shapes, view_body
-from graph_passes.ops.kernels import kernel_support
 from graph_passes.ops.node_types import NodeTypeTable
 from graph_passes.placement.byte_cost import place_casts
 from graph_passes.placement.time_cost import keep_fast_ones
 from graph_passes.policy.config import RULES, PrecisionConfig
-from graph_passes.policy.op_lists import OpLists, load_op_lists
+from graph_passes.policy.op_lists import OpLists
 from graph_passes.units.fusion import Fusion, find_units
 from graph_passes.units.normalization import upgrade_batch_norm
 
@@ -128,12 +127,10 @@ def paint(
     observe: Observer | None = None,
 ) -> Coloring:
     """Colours a graph: all stages, in order; `node_lists` is what units say of single nodes."""
-    lists = load_op_lists(config)
-    support = kernel_support(config.device, config.target)
-    ineligible = find_ineligible(view, preserve, config)
-    coloring = Coloring(view, config, lists, support, config.target, ineligible)
+    coloring = Coloring(view, config, find_ineligible(view, preserve, config))
     coloring.relist(node_lists)
-    if not _anything_to_do(coloring, lists):
+    starts = (coloring.list_codes == ALLOW) & coloring.eligible
+    if not (coloring.lists.force_all or starts.any()):
         return coloring
     for stage in STAGES:
         if stage.applies(config):
@@ -142,10 +139,6 @@ def paint(
                 observe(stage.name, coloring)
     coloring.disconnect()
     return coloring
-
-
-def _anything_to_do(coloring: Coloring, lists: OpLists) -> bool:
-    return lists.force_all or bool(((coloring.list_codes == ALLOW) & coloring.eligible).any())
 
 
 def is_idle(ops: Iterable[str], lists: OpLists) -> bool:

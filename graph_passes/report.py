@@ -24,13 +24,6 @@ SCHEMA_VERSION = 1
 _SOURCES_OF_WEIGHTS = frozenset(("Const", "ReadVariableOp", "Variable", "VariableV2"))
 
 
-_FIGURES = (
-    *("target_dtype", "device", "total_nodes", "eligible_nodes", "listed_nodes"),
-    *("converted_nodes", "allow_nodes", "denied_nodes", "blocked_nodes"),
-    *("casts_to_low", "casts_to_float32", "weight_casts"),
-)
-
-
 class Decision(NamedTuple):
     """What became of one type attribute of one node.
 
@@ -223,7 +216,18 @@ class Report:
         """The report as JSON-ready values; `schema_version` says how to read it."""
         return {
             "schema_version": SCHEMA_VERSION,
-            **{name: getattr(self, name) for name in _FIGURES},
+            "target_dtype": self.target_dtype,
+            "device": self.device,
+            "total_nodes": self.total_nodes,
+            "eligible_nodes": self.eligible_nodes,
+            "listed_nodes": self.listed_nodes,
+            "converted_nodes": self.converted_nodes,
+            "allow_nodes": self.allow_nodes,
+            "denied_nodes": self.denied_nodes,
+            "blocked_nodes": self.blocked_nodes,
+            "casts_to_low": self.casts_to_low,
+            "casts_to_float32": self.casts_to_float32,
+            "weight_casts": self.weight_casts,
             "notes": list(self.notes),
             "fused_units": list(self.fused_units),
             "near_misses": [dataclasses.asdict(miss) for miss in self.near_misses],

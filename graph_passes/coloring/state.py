@@ -9,11 +9,11 @@ import numpy as np
 
 from graph_passes.ir.adjacency import Adjacency
 from graph_passes.ir.view import FLOAT, GraphView
-from graph_passes.ops.kernels import KernelSupport
+from graph_passes.ops.kernels import KernelSupport, kernel_support
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import PrecisionConfig
-from graph_passes.policy.op_lists import FLOAT32, LIST_NAMES, OpLists
+from graph_passes.policy.op_lists import FLOAT32, LIST_NAMES, OpLists, load_op_lists
 
 ALLOW, INFER, CLEAR, DENY = (LIST_NAMES.index(name) + 1 for name in LIST_NAMES)
 """List codes in `Coloring.list_codes`; 0 is a vertex on no list."""
@@ -25,6 +25,7 @@ class Coloring:
     Attributes:
         view: the graph.
         config: what the caller chose.
+        target: the target dtype.
         lists: the op lists in force.
         support: answers whether a retyped node has a kernel.
         edges: edges between float32 vertices, implicit tensor-list edges included.
@@ -41,21 +42,14 @@ class Coloring:
     """
 
     def __init__(
-        self,
-        view: GraphView,
-        config: PrecisionConfig,
-        lists: OpLists,
-        support: KernelSupport,
-        target: int,
-        ineligible: Mapping[int, Reason],
+        self, view: GraphView, config: PrecisionConfig, ineligible: Mapping[int, Reason]
     ) -> None:
-        self.view = view
-        self.config = config
-        self.lists = lists
-        self.support = support
-        self.target = target
+        """Starts with nothing painted; `ineligible` are nodes by number that stay as they are."""
+        self.view, self.config, self.target = view, config, config.target
+        self.lists = load_op_lists(config)
+        self.support = kernel_support(config.device, config.target)
         vertices = len(view.dtypes)
-        self.list_codes = view.per_slot(functools.partial(_list_codes, lists), np.uint8)
+        self.list_codes = view.per_slot(functools.partial(_list_codes, self.lists), np.uint8)
         # A node that runs a function must agree with the function's signature, which is float32.
         bound = view.per_slot(_is_bound, bool)
         allowed = np.ones(len(view.nodes) + 1, bool)

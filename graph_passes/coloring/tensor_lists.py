@@ -163,6 +163,6 @@ def _connected(handles: Adjacency, roots: list[int]) -> list[int]:
 
 def _is_boundary(coloring: Coloring, number: int) -> bool:
     op = coloring.view.nodes[number].op
-    if op in _BOUNDARIES or coloring.view.calls_function(number):
+    if op in _BOUNDARIES or coloring.view.node_type(number).is_call:
         return True
     return op in _FUNCTIONAL and not coloring.config.parity

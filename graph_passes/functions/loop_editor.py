@@ -26,10 +26,12 @@ class LoopEditor:
     ) -> None:
         """Starts editing; `name` is the node's, and the functions must be the loop's own."""
         self.caller, self.node = caller, caller.node(name)
-        self.body, self._cond = BodyEditor(body), BodyEditor(cond)
+        self.body = BodyEditor(body)
         self._body_def, self._functions = body, (body, cond)
+        names = self.body.names | BodyEditor(cond).names
+        self._taken = names | {each.removesuffix("_out") for each in names}
 
-    def add_variable(self, name: str, start: str, dtype: int) -> tuple[str, str]:
+    def add_variable(self, name: str, start: str, dtype: int) -> tuple[str, int]:
         """Adds a loop variable, which no round changes unless `set_next` says how.
 
         Args:
@@ -38,10 +40,11 @@ class LoopEditor:
             dtype: of the variable.
 
         Returns:
-            Its argument in both functions, and the caller's tensor with what it ends as.
+            Its argument in both functions, and the output of the node with what it ends as.
         """
-        names = self.body.names | self._cond.names
-        name = free_name(name, names, {each.removesuffix("_out") for each in names})
+        name = free_name(name, self._taken)
+        self._taken.add(name)
+        self.body.names.update((name, f"{name}_out"))
         for function in self._functions:
             function.signature.input_arg.add(name=name, type=dtype)
             if dtype == types_pb2.DT_VARIANT:  # a handle is a scalar
@@ -49,7 +52,6 @@ class LoopEditor:
                 shapes["_output_shapes"].list.shape.add()
         self._body_def.signature.output_arg.add(name=f"{name}_out", type=dtype)
         self._body_def.ret[f"{name}_out"] = name
-        self.body.names.update((name, f"{name}_out"))
         dtypes = self.node.attr["T"].list.type
         position = len(dtypes)
         self.node.input.insert(position, start)
@@ -58,7 +60,7 @@ class LoopEditor:
             if attr in self.node.attr and self.node.attr[attr].list.shape:
                 shape = self.node.attr[attr].list.shape.add()
                 shape.unknown_rank = dtype != types_pb2.DT_VARIANT
-        return name, self.caller.output(self.node.name, position)
+        return name, position
 
     def set_next(self, argument: str, tensor: str) -> None:
         """Lets a round give a tensor of the body as the next value of a variable that was added."""

@@ -43,7 +43,7 @@ class SumMover:
             terms = []
             for term in each.terms:
                 self.emit.device = term.device
-                pairs = zip(term.operands, term.widths, strict=True)
+                pairs = zip(term.operands, each.shape, strict=True)
                 rows = [self._rows_of(tensor, width) for tensor, width in pairs]
                 attrs = {} if term.op == BIAS_SUM else {"transpose_a": True}
                 terms.append(self.emit.add(term.op, *rows, name="sum", shape=each.shape, **attrs))
@@ -54,9 +54,10 @@ class SumMover:
             moved[ended] = (
                 terms[0] if len(terms) == 1 else op.AddN(*terms, name="total", shape=each.shape)
             )
-        self._loop.body.redirect({each.total: each.before for each in sums})
+        body = self._loop.body
+        body.redirect({body.output(each.addition): each.before for each in sums})
         gone = {each.addition for each in sums}
-        self._loop.body.remove(gone.union(term.node for each in sums for term in each.terms))
+        body.remove(gone.union(term.node for each in sums for term in each.terms))
         return moved
 
     def _rows_of(self, tensor: str, width: int) -> str:
@@ -67,9 +68,10 @@ class SumMover:
         shape = emit.constant((-1, width), name="row_shape", beside="")
         limit = emit.constant(-1, name="limit", beside="")
         empty = emit.op.EmptyTensorList(shape, limit, name="list", element_dtype=FLOAT)
-        rows, ended = loop.add_variable("gradient_rows", empty, types_pb2.DT_VARIANT)
+        rows, position = loop.add_variable("gradient_rows", empty, types_pb2.DT_VARIANT)
         inside = loop.body.emitter(rows, emit.device)
         loop.set_next(rows, inside.op.TensorListPushBack(rows, tensor, name="push"))
+        ended = loop.caller.output(loop.node.name, position)
         lengths = emit.constant((), name="lengths", beside="", dtype="int64")
         made, _ = emit.op.TensorListConcatV2(
             ended, shape, lengths, name="rows", shape=(None, width), element_dtype=FLOAT

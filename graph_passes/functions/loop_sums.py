@@ -39,15 +39,14 @@ class Term:
         node: name of the node that makes it, a `PRODUCT` or a `BIAS_SUM`.
         op: its op.
         device: its device.
-        operands: the tensors of the body that it is made of, matrices with the rows of a round.
-        widths: the columns of each.
+        operands: the tensors of the body that it is made of, matrices with the rows of a round;
+            the sum has an axis for the columns of each.
     """
 
     node: str
     op: str
     device: str
     operands: tuple[str, ...]
-    widths: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,6 @@ class LoopSum:
     Attributes:
         position: of the loop variable.
         addition: name of the AddN.
-        total: the tensor that it makes.
         before: the tensor with what the rounds before have made, in the body.
         shape: of the sum.
         terms: what a round adds.
@@ -65,7 +63,6 @@ class LoopSum:
 
     position: int
     addition: str
-    total: str
     before: str
     shape: tuple[int, ...]
     terms: tuple[Term, ...]
@@ -141,9 +138,7 @@ class LoopSearch:
             for tensor in self.m.inputs(addition)
             if tensor != before[0]
         ]
-        total = self.m.output(addition)
-        name = self.m.node(addition).name
-        return LoopSum(position, name, total, before[0], shape, tuple(terms))
+        return LoopSum(position, self.m.node(addition).name, before[0], shape, tuple(terms))
 
     def _require_one_reader(self, position: int, addition: int) -> None:
         """Requires that the loop keeps the sum to itself until it ends."""
@@ -200,7 +195,7 @@ class LoopSearch:
         operands = tuple(self.m.inputs(number))
         if node.op == PRODUCT and not self.products.read(operands[0]):
             raise NoMatchError(f"{node.name!r} does not go low")
-        return Term(node.name, node.op, node.device, operands, shape)
+        return Term(node.name, node.op, node.device, operands)
 
     def _worthwhile(self, sums: list[LoopSum], rows: int, misses: list[NearMiss]) -> list[LoopSum]:
         """Those sums whose lists take no more than the sums in every round.
@@ -216,7 +211,7 @@ class LoopSearch:
             added = {
                 operand: width
                 for term in each.terms
-                for operand, width in zip(term.operands, term.widths, strict=True)
+                for operand, width in zip(term.operands, each.shape, strict=True)
                 if operand not in stored
             }
             if added and len(each.shape) < 2:

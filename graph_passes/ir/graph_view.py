@@ -242,10 +242,6 @@ class GraphView:
         number = self.vertex_nodes[vertex]
         return "" if number < 0 else self.node_type(number).op
 
-    def calls_function(self, number: int) -> bool:
-        """Whether a node is a call, by an op named after the function."""
-        return self.node_type(number).is_call
-
     @functools.cached_property
     def is_float(self) -> np.ndarray:
         """For each vertex whether it is float32; shape [vertices], bool."""

@@ -41,7 +41,7 @@ def with_all_shapes(test: object) -> object:
 
 
 @with_all_shapes
-def test_taking_apart_undoes_joining(shape: str, is_function: bool) -> None:
+def test_taking_apart_undoes_inlining(shape: str, is_function: bool) -> None:
     tree, _ = tree_of(shape, is_function)
     inlined = Inlined(tree)
     for touched in ((), range(len(inlined.proto.node))):
@@ -51,7 +51,7 @@ def test_taking_apart_undoes_joining(shape: str, is_function: bool) -> None:
 
 
 @with_all_shapes
-def test_the_view_of_a_joined_graph_is_made_of_those_of_its_bodies(
+def test_the_view_of_an_inlined_graph_is_made_of_those_of_its_bodies(
     shape: str, is_function: bool
 ) -> None:
     """As if all of its nodes were read; the bodies that have no view are."""
@@ -99,7 +99,7 @@ LOOP = "y = While(x, x, cond=test, body=layer, after=[go])"
 BRANCHES = "y = If(go, x, x, Tout=[float32, float32], then_branch=layer, else_branch=other)"
 
 
-def joined_text(call: str) -> tuple[Region, Inlined]:
+def inlined_text(call: str) -> tuple[Region, Inlined]:
     graph_def = graph(TEXT.format(call=call))
     library = {function.signature.name: function for function in graph_def.library.function}
     tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
@@ -123,7 +123,7 @@ def joined_text(call: str) -> tuple[Region, Inlined]:
     ],
 )
 def test_a_calling_node_reads_what_its_bodies_give(call: str, op: str, read: list[str]) -> None:
-    _, inlined = joined_text(call)
+    _, inlined = inlined_text(call)
     (node,) = [node for node in inlined.proto.node if node.name == "y"]
     assert (node.op, list(node.input)) == (op, read)
 
@@ -132,7 +132,7 @@ def test_a_calling_node_reads_what_its_bodies_give(call: str, op: str, read: lis
 def test_an_argument_is_another_name_for_what_the_calling_node_takes(
     call: str, leading: int
 ) -> None:
-    tree, inlined = joined_text(call)
+    tree, inlined = inlined_text(call)
     nodes = inlined.proto.node
     found = {nodes[n].name: (nodes[c].name, p) for n, (c, p) in inlined.aliases.items()}
     assert found == {
@@ -153,7 +153,7 @@ def test_what_a_function_takes_and_gives_is_its_boundary() -> None:
 
 
 def test_shapes_are_those_of_the_regions() -> None:
-    tree, inlined = joined_text(LOOP)
+    tree, inlined = inlined_text(LOOP)
     test, layer = tree.calls[0].callees
     shapes = inlined.shapes({tree: lambda node: (node,), test: None, layer: lambda node: (node, 8)})
     assert [shapes(node) for node in ("x", "a/b", "test@1/go")] == [("x",), ("a/b",), ()]
@@ -167,9 +167,9 @@ def test_results_of_a_main_function_have_its_shapes() -> None:
     assert [shapes(name) for name in inlined.boundary] == [(name,) for name in inlined.boundary]
 
 
-def test_what_changed_in_the_joined_graph_changes_in_the_bodies() -> None:
+def test_what_changed_in_the_inlined_graph_changes_in_the_bodies() -> None:
     """The loop's first variable goes low; the second is cast for the product."""
-    tree, inlined = joined_text(LOOP)
+    tree, inlined = inlined_text(LOOP)
     nodes = {node.name: node for node in inlined.proto.node}
     numbers = {name: number for number, name in enumerate(nodes)}
     half = types_pb2.DT_HALF

@@ -185,10 +185,10 @@ def test_an_argument_has_the_size_of_what_the_calling_node_takes():
     """)
     library = {function.signature.name: function for function in graph_def.library.function}
     tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
-    joined = Inlined(tree)
+    inlined = Inlined(tree)
     views = {tree: view_graph(graph_def, node_types=node_types_with(library.get))}
     (layer,) = tree.calls[0].callees
-    view = joined.view(views, {tree: inferred_shapes(graph_def), layer: None})
+    view = inlined.view(views, {tree: inferred_shapes(graph_def), layer: None})
     sizes = WorkSizes(view)
     assert sizes.elements(view.index["layer@1/a"]) == 64
     assert sizes.elements(view.index["layer@1/b"]) is None
