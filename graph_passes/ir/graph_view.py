@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import functools
+import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -290,16 +291,18 @@ class GraphView:
     @property
     def order_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """Pairs of nodes of which the first runs before the second; int32 [pairs] each."""
-        find = self.index.get
-        waits = [
-            (awaited, reader)
-            for reader, names in self.waits.items()
-            for awaited in map(find, names)
-            if awaited is not None
-        ]
-        awaited, waiting = np.array(waits, np.int32).reshape(-1, 2).T
         makers, readers = self._forward_edges
+        awaited, waiting = self.control_edges
         return np.concatenate([makers, awaited]), np.concatenate([readers, waiting])
+
+    @functools.cached_property
+    def control_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """For each control input the node that is waited for and the one that waits; int32."""
+        names = itertools.chain.from_iterable(self.waits.values())
+        awaited = np.array([*map(self.index.get, names, itertools.repeat(-1))], np.int32)
+        counts = [*map(len, self.waits.values())]
+        waiting = np.repeat(np.array([*self.waits], np.int32), counts)
+        return awaited[awaited >= 0], waiting[awaited >= 0]
 
     @functools.cached_property
     def _edge_readers(self) -> np.ndarray:

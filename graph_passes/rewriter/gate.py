@@ -81,7 +81,7 @@ class Gate:
                 if fact.dtype != node_type.dtypes[slot]:
                     taken = _name(node_type.dtypes[slot])
                     raise NoMatchError(f"{node.op} takes {taken}, not {_name(fact.dtype)}")
-            for port, (least, most) in _RANKS.get(node.op, {}).items():
+            for port, (least, most) in _RANKS.get(node_type.op, {}).items():
                 self._require_rank(facts[port].shape, node, port, least, most)
 
     def _require_rank(

@@ -170,8 +170,7 @@ class Unread:
         self._uses = np.roll(self._uses, -1)
         self._uses[:-1] += stays
         self._uses[-1] += len(makers) + 1
-        awaited = numbers_of(view, itertools.chain.from_iterable(view.waits.values()))
-        self._uses += np.bincount(np.array(awaited, np.int64), minlength=len(self._uses))
+        self._uses += np.bincount(view.control_edges[0], minlength=len(self._uses))
 
     def now(self) -> set[int]:
         """Those of the graph as it is, by number."""
