@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from graph_passes.ir.adjacency import Neighbours, in_order
+from graph_passes.ir.node_order import order_edges
 from graph_passes.ir.view import ARGUMENT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
@@ -322,7 +323,7 @@ def _dependents(new: Replacement) -> dict[str, set[str]]:
 
 def _levels(view: GraphView) -> list[int]:
     """For each node the length of the longest way to it, going round no loop."""
-    makers, readers = view.order_edges
+    makers, readers = order_edges(view)
     before, levels = Neighbours(len(view.nodes), readers, makers), [0] * len(view.nodes)
     for number in in_order(len(view.nodes), makers, readers):
         levels[number] = max([levels[maker] + 1 for maker in before[number]], default=0)
