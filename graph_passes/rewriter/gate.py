@@ -258,12 +258,9 @@ class _Interior:
 
     def waits(self) -> bool:
         """Whether one of the nodes waits for one outside."""
-        view = self._m.view
-        return any(
-            view.index[name] not in self.nodes
-            for number in self.nodes
-            for name in view.waits.get(number, ())
-        )
+        index, waits, nodes = self._m.view.index, self._m.view.waits, self.nodes
+        waiting = [waits[number] for number in nodes if number in waits]
+        return any(index[name] not in nodes for names in waiting for name in names)
 
     def controls_of(self, root: int) -> set[str]:
         """The nodes outside that those waited for with which a node is made."""
