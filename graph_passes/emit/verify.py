@@ -88,7 +88,8 @@ class _Verification:
             raise VerificationError("nodes are gone")
         self._first, self._end = first, end
         if touched is None:
-            touched = [n for n in range(first, end) if nodes[n - first] != view.nodes[n]]
+            pairs = zip(nodes, view.nodes[first:end], strict=False)  # more nodes may be behind them
+            touched = [n for n, (new_node, old) in enumerate(pairs, first) if new_node != old]
         self._touched = {n: nodes[n - first] for n in sorted(touched) if n < end}
         added = nodes[end - first :]
         self._added = {node.name: node.input[:] for node in added}
@@ -146,12 +147,12 @@ class _Verification:
 
     def _check_nodes(self, preserve: Collection[str]) -> None:
         view, devices = self._view, self._view.node_index.node_types.devices
+        names, ops, device_of = view.names, view.op_names, view.node_index.device_of
         for number, new in self._touched.items():
-            name = view.names[number]
-            if new.name != name or self._types[number].op != view.op_names[number]:
-                raise VerificationError(f"node {name!r} is gone")
-            if devices.get(new.device) != view.node_index.device_of[number]:
-                raise VerificationError(f"node {name!r} has another device")
+            if new.name != names[number] or self._types[number].op != ops[number]:
+                raise VerificationError(f"node {names[number]!r} is gone")
+            if devices.get(new.device) != device_of[number]:
+                raise VerificationError(f"node {names[number]!r} has another device")
         for number in numbers_of(view, preserve):
             new_type = self._types.get(number)
             if new_type is not None and not same_outputs(view.node_type(number), new_type):

@@ -10,6 +10,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.ir.adjacency import in_order
 from graph_passes.ir.eligibility import numbers_of
+from graph_passes.ir.node_order import order_edges
 from graph_passes.ir.view import COLOCATION, GraphView
 from graph_passes.ops.node_types import NodeType
 
@@ -194,7 +195,7 @@ def _has_circle(view: GraphView, added: np.ndarray) -> bool:
     The nodes are put in an order in which each stands behind what it reads, starting from their
     own, which mostly is one but for what was added. Where that takes many steps, all are counted.
     """
-    makers, readers = view.order_edges
+    makers, readers = order_edges(view)
     place = np.arange(len(view.nodes), dtype=np.float64)
     place[added] = -1
     for _ in range(_MOST_ROUNDS):

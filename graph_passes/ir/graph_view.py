@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import functools
+import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
-from graph_passes.ir.adjacency import Adjacency, Neighbours, in_order
+from graph_passes.ir.adjacency import Adjacency, Neighbours
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex, packed
 from graph_passes.ir.vertices import OPAQUE, Vertices, join_ports
 from graph_passes.ops.node_types import NodeType
@@ -269,45 +270,17 @@ class GraphView:
                 f"node {reader.name!r} ({reader.op}) does not take the dtype of {maker.name!r}"
             )
 
-    def require_acyclic(self) -> None:
-        """Checks that no node reads itself, but by the back edge of a loop of TensorFlow 1.
-
-        Raises:
-            InvalidGraphError: nodes read each other in a circle; the message names one of them.
-        """
-        makers, readers = self._forward_edges
-        if np.all(makers < readers):
-            return  # most graphs are in an order in which they can run
-        ready = in_order(len(self.nodes), makers, readers)
-        if len(ready) < len(self.nodes):
-            name = self.names[min(set(range(len(self.nodes))).difference(ready))]
-            raise InvalidGraphError(f"node {name!r} reads what is made of its own output")
-
-    @property
-    def _forward_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """Maker and reader of each tensor, but of those that go round a loop of TensorFlow 1."""
-        makers = np.asarray(self.maker_nodes)
-        is_back = np.zeros(len(self.nodes) + 1, bool)  # the maker of number -1 is not known
-        is_back[self.of_op("NextIteration")] = is_back[-1] = True
-        kept = ~is_back[makers]
-        return makers[kept], self._edge_readers[kept]
-
-    @property
-    def order_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of nodes of which the first runs before the second; int32 [pairs] each."""
-        find = self.index.get
-        waits = [
-            (awaited, reader)
-            for reader, names in self.waits.items()
-            for awaited in map(find, names)
-            if awaited is not None
-        ]
-        awaited, waiting = np.array(waits, np.int32).reshape(-1, 2).T
-        makers, readers = self._forward_edges
-        return np.concatenate([makers, awaited]), np.concatenate([readers, waiting])
+    @functools.cached_property
+    def control_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """For each control input the node that is waited for and the one that waits; int32."""
+        names = itertools.chain.from_iterable(self.waits.values())
+        awaited = np.array([*map(self.index.get, names, itertools.repeat(-1))], np.int32)
+        counts = [*map(len, self.waits.values())]
+        waiting = np.repeat(np.array([*self.waits], np.int32), counts)
+        return awaited[awaited >= 0], waiting[awaited >= 0]
 
     @functools.cached_property
-    def _edge_readers(self) -> np.ndarray:
+    def edge_readers(self) -> np.ndarray:
         """For each edge the node that reads it."""
         return np.repeat(np.arange(len(self.nodes), dtype=np.int32), np.diff(self.edge_starts))
 
@@ -325,7 +298,7 @@ class GraphView:
         # What an alias makes is a calling node's input.
         is_output = self.per_slot(lambda node_type: node_type.layout.is_output, bool)[self.sources]
         makers = np.asarray(self.maker_nodes)[is_output].astype(np.int64)
-        pairs = np.sort(makers << 32 | self._edge_readers[is_output])
+        pairs = np.sort(makers << 32 | self.edge_readers[is_output])
         pairs = pairs[np.diff(pairs, prepend=-1) > 0]
         starts = np.searchsorted(pairs >> 32, np.arange(len(self.nodes) + 1))
         return starts.tolist(), (pairs & 0xFFFFFFFF).tolist()

@@ -17,6 +17,7 @@ from tensorflow.core.framework import node_def_pb2
 from graph_passes.ops.node_types import NodeType, NodeTypeTable
 from graph_passes.ops.op_types import NO_LAYOUT, Layout
 
+_UNKNOWN = -(1 << 31)
 _CHUNK = 4096
 """Nodes that are read together."""
 
@@ -99,23 +100,26 @@ class NodeIndex:
 
     def _read_inputs(self, inputs: Sequence[Sequence[str]], numbers: Sequence[int]) -> None:
         """Finds the makers of what nodes read, given all inputs of each node."""
-        arity = list(map(len, inputs))
+        arity = np.fromiter(map(len, inputs), np.int32, len(inputs))
         flat = list(itertools.chain.from_iterable(inputs))
-        makers = list(map((self._outputs if self.named_outputs else self.numbers).get, flat))
-        if None in makers:
+        find = (self._outputs if self.named_outputs else self.numbers).get
+        found = map(find, flat, itertools.repeat(_UNKNOWN))
+        makers = np.fromiter(found, np.int32, len(flat))
+        unknown = np.flatnonzero(makers == _UNKNOWN)
+        if len(unknown):
             readers = np.repeat(np.arange(len(arity)), arity)
-            unknown = [position for position, maker in enumerate(makers) if maker is None]
             references, waits = self.references, self.waits
-            for position, reader in zip(unknown, readers[unknown].tolist(), strict=True):
+            for position, reader in zip(unknown.tolist(), readers[unknown].tolist(), strict=True):
                 name = flat[position]
                 if name[0] == "^":
-                    arity[reader] -= 1
                     waits.setdefault(numbers[reader], []).append(name[1:])
                 else:
                     makers[position] = ~references.setdefault(name, len(references))
-            makers = [maker for maker in makers if maker is not None]
-        self.arity.extend(arity)
-        self.makers.extend(makers)  # type: ignore[arg-type]
+            is_read = makers != _UNKNOWN
+            arity = np.bincount(readers[is_read], minlength=len(arity)).astype(np.int32)
+            makers = makers[is_read]
+        self.arity.frombytes(arity.tobytes())
+        self.makers.frombytes(makers.tobytes())
 
     def edited(
         self, nodes: Sequence[node_def_pb2.NodeDef], moved: np.ndarray, anew: Sequence[int]

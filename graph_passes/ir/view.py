@@ -23,6 +23,7 @@ from graph_passes.ir.graph_view import (
     no_shapes,
 )
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex
+from graph_passes.ir.node_order import require_acyclic
 from graph_passes.ir.vertices import OPAQUE
 from graph_passes.ops.node_types import COLOCATION, NodeTypeTable
 
@@ -109,7 +110,7 @@ def view_function(
 
 def _checked(view: GraphView) -> GraphView:
     # Whatever follows tensors back must come to an end.
-    view.require_acyclic()
+    require_acyclic(view)
     return view
 
 

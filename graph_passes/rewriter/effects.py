@@ -28,6 +28,7 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.adjacency import in_order
+from graph_passes.ir.node_order import order_edges
 from graph_passes.ir.view import COLOCATION, GraphView
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 
@@ -185,7 +186,7 @@ def in_circles(view: GraphView, units: Sequence[Contraction]) -> list[bool]:
         members = list(unit.members)
         ends[members] = unit.last
         place[unit.last] = max(members)
-    makers, readers = view.order_edges
+    makers, readers = order_edges(view)
     makers, readers = ends[makers], ends[readers]
     across = makers != readers
     makers, readers = makers[across], readers[across]

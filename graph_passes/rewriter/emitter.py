@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from tensorflow.core.framework import attr_value_pb2, node_def_pb2, tensor_pb2
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.framework import tensor_util
 
 from graph_passes.ir.view import COLOCATION, Shape
@@ -201,17 +201,17 @@ class Emitter:
         array = np.asarray(value)
         if dtype is None:
             dtype = np.float32 if array.dtype.kind == "f" else np.int32
-        proto = _tensor_proto(array.astype(dtype, copy=False))
-        node = self._new(prototype_of("Const", (), (("dtype", proto.dtype),)), name)
-        held = node.attr["value"].tensor
-        held.CopyFrom(proto)
-        if shape is not None:
-            for size in shape:
-                held.tensor_shape.dim.add(size=size)
+        array = array.astype(dtype, copy=False)
+        if array.size > _FEW_ELEMENTS:
+            prototype = _constant(array, shape)
+        else:
+            prototype = _small_constant(array.dtype.str, array.shape, array.tobytes(), shape)
+        node = self._new(prototype, name)
         if self._has_frames:
             node.input.append(f"^{beside.partition(':')[0]}")
         tensor = f"{node.name}:output:0" if self._is_function else node.name
-        self.made[tensor] = TensorFact(proto.dtype, array.shape if shape is None else shape)
+        known = array.shape if shape is None else shape
+        self.made[tensor] = TensorFact(prototype.node_type.dtypes[0], known)
         self.makers[tensor] = node
         return tensor
 
@@ -312,12 +312,20 @@ def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> Prototype:
     return Prototype(node, node_type)
 
 
-def _tensor_proto(value: np.ndarray) -> tensor_pb2.TensorProto:
-    if value.size > _FEW_ELEMENTS:
-        return tensor_util.make_tensor_proto(value)
-    return _small_tensor(value.dtype.str, value.shape, value.tobytes())
+def _constant(value: np.ndarray, shape: Shape | None) -> Prototype:
+    """A constant of some value, or of a shape whose elements all have the one value."""
+    tensor = tensor_util.make_tensor_proto(value)
+    for size in shape or ():
+        tensor.tensor_shape.dim.add(size=size)
+    blank = prototype_of("Const", (), (("dtype", tensor.dtype),))
+    node = node_def_pb2.NodeDef()
+    node.CopyFrom(blank.node)
+    node.attr["value"].tensor.CopyFrom(tensor)
+    return blank._replace(node=node)
 
 
 @functools.lru_cache(maxsize=1024)
-def _small_tensor(dtype: str, shape: tuple[int, ...], content: bytes) -> tensor_pb2.TensorProto:
-    return tensor_util.make_tensor_proto(np.frombuffer(content, dtype).reshape(shape))
+def _small_constant(
+    dtype: str, shape: tuple[int, ...], content: bytes, filled: Shape | None
+) -> Prototype:
+    return _constant(np.frombuffer(content, dtype).reshape(shape), filled)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from graph_passes.ir.adjacency import Neighbours, in_order
+from graph_passes.ir.node_order import order_edges
 from graph_passes.ir.view import ARGUMENT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
 from graph_passes.rewriter.effects import admit_contraction
@@ -86,7 +87,7 @@ class Gate:
                 if fact.dtype != node_type.dtypes[slot]:
                     taken = _name(node_type.dtypes[slot])
                     raise NoMatchError(f"{node.op} takes {taken}, not {_name(fact.dtype)}")
-            for port, (least, most) in _RANKS.get(node.op, {}).items():
+            for port, (least, most) in _RANKS.get(node_type.op, {}).items():
                 self._require_rank(facts[port].shape, node, port, least, most)
 
     def _require_rank(
@@ -262,12 +263,9 @@ class _Interior:
 
     def waits(self) -> bool:
         """Whether one of the nodes waits for one outside."""
-        view = self._m.view
-        return any(
-            view.index[name] not in self.nodes
-            for number in self.nodes
-            for name in view.waits.get(number, ())
-        )
+        index, waits, nodes = self._m.view.index, self._m.view.waits, self.nodes
+        waiting = [waits[number] for number in nodes if number in waits]
+        return any(index[name] not in nodes for names in waiting for name in names)
 
     def controls_of(self, root: int) -> set[str]:
         """The nodes outside that those waited for with which a node is made."""
@@ -327,7 +325,7 @@ def _dependents(new: Replacement) -> dict[str, set[str]]:
 
 def _levels(view: GraphView) -> list[int]:
     """For each node the length of the longest way to it, going round no loop."""
-    makers, readers = view.order_edges
+    makers, readers = order_edges(view)
     before, levels = Neighbours(len(view.nodes), readers, makers), [0] * len(view.nodes)
     for number in in_order(len(view.nodes), makers, readers):
         levels[number] = max([levels[maker] + 1 for maker in before[number]], default=0)

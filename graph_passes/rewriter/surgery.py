@@ -56,13 +56,12 @@ def replace_tensors(
     kept = {number for number in targets if number is not None}
     reads: dict[int, list[str]] = {}  # by changed nodes
     for number in touched:
-        node = view.nodes[number]
-        read = node.input[:]
-        given = inputs.get(node.name)
+        name, read = view.names[number], view.nodes[number].input[:]
+        given = inputs.get(name)
         if given is not None:
-            orphans.update(node_name(name) for name in read if name[0] != "^")
-            waits = dict.fromkeys(name for name in read if name[0] == "^")
-            waits.update(dict.fromkeys(controls.get(node.name, ())))
+            orphans.update(node_name(tensor) for tensor in read if tensor[0] != "^")
+            waits = dict.fromkeys(tensor for tensor in read if tensor[0] == "^")
+            waits.update(dict.fromkeys(controls.get(name, ())))
             read = [*given, *waits]
         elif redirect.keys().isdisjoint(read):
             continue
@@ -177,8 +176,7 @@ class Unread:
         self._uses = np.roll(self._uses, -1)
         self._uses[:-1] += stays
         self._uses[-1] += len(makers) + 1
-        awaited = numbers_of(view, itertools.chain.from_iterable(view.waits.values()))
-        self._uses += np.bincount(np.array(awaited, np.int64), minlength=len(self._uses))
+        self._uses += np.bincount(view.control_edges[0], minlength=len(self._uses))
 
     def now(self) -> set[int]:
         """Those of the graph as it is, by number."""
@@ -214,11 +212,12 @@ class Unread:
         self, pending: list[int], uses: list[int], reads: Mapping[int, Sequence[str]]
     ) -> set[int]:
         dead: set[int] = set()
+        read_before, view = self._read_before, self._view
         while pending:
             number = pending.pop()
             dead.add(number)
-            then = reads.get(number)
-            for read in self._read_before(number) if then is None else numbers_of(self._view, then):
+            is_changed = number in reads
+            for read in numbers_of(view, reads[number]) if is_changed else read_before(number):
                 uses[read] -= 1
                 if not uses[read]:
                     pending.append(read)

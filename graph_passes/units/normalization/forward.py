@@ -20,6 +20,7 @@ from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.search import SHAPERS, SUMS
 from graph_passes.units.normalization.statistics import Statistics, find_statistics
 from graph_passes.units.normalization.unit_algebra import UnitAlgebra
+from graph_passes.units.normalization.unit_axes import is_single
 
 _OWN = frozenset("xmr")
 _ELEMENTWISE = frozenset((*SUMS, "Sub", "Mul", "SquaredDifference"))
@@ -194,8 +195,7 @@ def _is_clear(shape: Shape | None, axes: tuple[int, ...], rank: int) -> bool:
     """Whether a tensor has one element along some axes of x, as far as its shape is known."""
     if shape is None:
         return rank - 1 not in axes  # most are vectors
-    behind = rank - len(shape)
-    return behind >= 0 and all(a < behind or shape[a - behind] == 1 for a in axes)
+    return len(shape) <= rank and is_single(shape, rank, axes)
 
 
 @functools.lru_cache(_REMEMBERED)

@@ -14,6 +14,7 @@ trained has no sums over x * dy, and stays as it is.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
@@ -40,6 +41,7 @@ MIN_EPSILON = {"GPU": float(np.float32(1e-5)), "CPU": 0.0}
 _RESHAPES = ("Reshape", "Squeeze", "ExpandDims")
 
 
+@functools.lru_cache(maxsize=16)
 def has_fused_kernels(support: KernelSupport) -> bool:
     """Whether both fused ops have a kernel for the device and dtype."""
     probe = node_def_pb2.NodeDef()

@@ -93,7 +93,7 @@ def normalized_size(norm: Norm) -> int:
 
 def _parameter_sums(norm: Norm) -> _ParameterSums:
     """The sums over all axes before those of the statistics."""
-    leading = norm.algebra.counted(range(len(norm.shape or ()) - len(norm.axes)))
+    leading = norm.algebra.axes.counted(range(len(norm.shape or ()) - len(norm.axes)))
     d, r, x, m = (symbol(name) for name in "drxm")
     sums = norm.algebra.outer_sums.items()
     gamma = [n for n, (value, axes) in sums if axes == leading and value == d * r * (x - m)]

@@ -76,7 +76,7 @@ def find_gradient(m: Matcher, norm: Norm) -> NormGradient | None:
     Raises:
         NoMatchError: what reads the forward half is no gradient of it.
     """
-    norm.algebra.take_no_more_parameters(_fixed(m, norm))
+    norm.algebra.take_no_more_parameters(_fixed(norm))
     try:
         dy = _Source(m, norm).find()
         found = None if dy is None else _read(m, norm, dy)
@@ -87,7 +87,7 @@ def find_gradient(m: Matcher, norm: Norm) -> NormGradient | None:
     return None if found is None or (norm.is_stored and not found.d_gamma) else found
 
 
-def _fixed(m: Matcher, norm: Norm) -> list[str]:
+def _fixed(norm: Norm) -> list[str]:
     """The names of stored tensors that do not vary along the axes of the statistics."""
     roles = norm.roles
     named = ((roles.gamma, norm.gamma), (roles.beta, norm.beta), (roles.mean, norm.stored_mean))
@@ -96,16 +96,10 @@ def _fixed(m: Matcher, norm: Norm) -> list[str]:
     return [
         name
         for name, tensor in named
-        if name is not None and tensor is not None and _is_fixed(m, norm, tensor)
+        if name is not None
+        and tensor is not None
+        and norm.algebra.axes.is_single(tensor, norm.axes)
     ]
-
-
-def _is_fixed(m: Matcher, norm: Norm, tensor: str) -> bool:
-    shape = m.shape_of(tensor)
-    if shape is None or norm.shape is None:
-        return False
-    behind = len(norm.shape) - len(shape)
-    return all(axis < behind or shape[axis - behind] == 1 for axis in norm.axes)
 
 
 class _Source:
@@ -224,7 +218,7 @@ def _read(m: Matcher, norm: Norm, dy: str) -> NormGradient:
         d_gamma=tuple(sorted(d_gamma)),
         d_beta=tuple(sorted(d_beta)),
         nodes=frozenset(nodes.union(d_beta, () if dx is None else (dx,))),
-        is_proved=not algebra.is_assumed,
+        is_proved=not algebra.axes.is_assumed,
     )
 
 
