@@ -84,6 +84,7 @@ class UpdateSearch:
         self._inside: set[int] = set()
         self._beside: set[int] = set()
         self._shapes: set[Shape | None] = set()
+        self._known: dict[str, Shape | None] = {}
 
     def read(self) -> Update:
         """The update.
@@ -251,8 +252,12 @@ class UpdateSearch:
 
     def _shape(self, tensor: str) -> Shape | None:
         """The static shape, None where a size is not known."""
-        shape = known_shape(self._m, tensor)
-        return None if shape is None or None in shape else shape
+        if tensor not in self._known:
+            m = self._m
+            is_constant = m.ops[m.maker(tensor)] == "Const"  # to ask a host takes longer
+            shape = m.constant(tensor).shape if is_constant else known_shape(m, tensor)
+            self._known[tensor] = None if shape is None or None in shape else shape
+        return self._known[tensor]
 
 
 def by_tensors(value: Polynomial) -> dict[Monomial, Polynomial]:

@@ -219,26 +219,49 @@ def _minus(value: Polynomial) -> Polynomial:
     return constant(-1) * value
 
 
-def write_scalar(new: Replacement, update: Update, value: Polynomial, name: str) -> str:
-    """Writes a scalar: a constant, or the product of scalars of the graph.
+class Scalars:
+    """Writes the scalars of one update.
 
-    Raises:
-        NoMatchError: it is another polynomial.
+    Args:
+        update: the update.
+        constants: device and value -> a constant of the graph that earlier updates read.
+
+    Attributes:
+        added: further constants, once they are written.
     """
-    number = _number(value)
-    if number is not None:
-        return new.constant(float(number), name=name, beside=update.handles[0])
-    factors: list[str] = []
-    if len(value.terms) != 1:
-        raise NoMatchError(f"{name} is not a product of scalars")
-    ((monomial, coefficient),) = value.terms
-    for each, exponent in monomial:
-        if exponent < 1 or not is_scalar(each):
+
+    def __init__(self, update: Update, constants: Mapping[tuple[str, float], str]) -> None:
+        self.update, self._constants = update, constants
+        self.added: dict[tuple[str, float], str] = {}
+
+    def write(self, new: Replacement, value: Polynomial, name: str) -> str:
+        """Writes a constant, or the product of scalars of the graph.
+
+        Raises:
+            NoMatchError: it is another polynomial.
+        """
+        number = _number(value)
+        if number is not None:
+            return self._constant(new, float(number), name)
+        if len(value.terms) != 1:
             raise NoMatchError(f"{name} is not a product of scalars")
-        factors += [update.tensors[each]] * exponent
-    if coefficient != 1:
-        factors.append(new.constant(float(coefficient), name=f"{name}_factor", beside=factors[0]))
-    made = factors[0]
-    for factor in factors[1:]:
-        made = new.op.Mul(made, factor, name=name, shape=())
-    return made
+        ((monomial, coefficient),) = value.terms
+        factors: list[str] = []
+        for each, exponent in monomial:
+            if exponent < 1 or not is_scalar(each):
+                raise NoMatchError(f"{name} is not a product of scalars")
+            factors += [self.update.tensors[each]] * exponent
+        if coefficient != 1:
+            factors.append(self._constant(new, float(coefficient), f"{name}_factor"))
+        made = factors[0]
+        for factor in factors[1:]:
+            made = new.op.Mul(made, factor, name=name, shape=())
+        return made
+
+    def _constant(self, new: Replacement, value: float, name: str) -> str:
+        key = (new.device, value)
+        known = self._constants.get(key) or self.added.get(key)
+        if known is None:
+            beside = self.update.handles[0]
+            known = self.added[key] = new.constant(value, name=name, beside=beside)
+        return known

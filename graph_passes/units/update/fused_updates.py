@@ -15,7 +15,7 @@ from graph_passes.rewriter.gate import CONTROL_FLOW
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.update.expression import Update, UpdateSearch, is_float32_write
-from graph_passes.units.update.formulas import Arguments, op_of_update, write_scalar
+from graph_passes.units.update.formulas import Arguments, Scalars, op_of_update
 
 RULE = "fused-update"
 OPS = WRITES
@@ -49,12 +49,17 @@ def fuse_updates(edits: GraphEdits, device: str) -> None:
                 found.append(search)
                 written.update(search[2].contraction.writes.values())
     circles = in_circles(view, [update.contraction for _, _, update in found])
-    for (op, arguments, update), is_circle in zip(found, circles, strict=True):
+    constants: dict[tuple[str, float], str] = {}
+    lasts = {view.names[update.contraction.last]: n for n, (_, _, update) in enumerate(found)}
+    for _, number in sorted(lasts.items()):  # so that the order of nodes does not matter
+        op, arguments, update = found[number]
         last = update.contraction.last
-        if is_circle:
+        if circles[number]:
             edits.miss(last, "something runs between the parts of the update")
-        else:
-            edits.propose(RULE, last, _write(op, arguments, update))
+            continue
+        scalars = Scalars(update, constants)
+        if edits.propose(RULE, last, _write(op, arguments, scalars)):
+            constants |= scalars.added
 
 
 def _search(edits: GraphEdits, device: str, *, with_slots: bool) -> Callable[[int], _Found | None]:
@@ -78,7 +83,7 @@ def _search(edits: GraphEdits, device: str, *, with_slots: bool) -> Callable[[in
     return find
 
 
-def _write(op: str, arguments: Arguments, update: Update) -> Callable[[Replacement], None]:
+def _write(op: str, arguments: Arguments, scalars: Scalars) -> Callable[[Replacement], None]:
     def write(new: Replacement) -> None:
         inputs: list[str] = []
         attrs: dict[str, bool] = {}
@@ -88,7 +93,7 @@ def _write(op: str, arguments: Arguments, update: Update) -> Callable[[Replaceme
             elif isinstance(value, str):
                 inputs.append(value)
             else:
-                inputs.append(write_scalar(new, update, value, name))
-        new.contract(update.contraction, op, *inputs, use_locking=True, **attrs)
+                inputs.append(scalars.write(new, value, name))
+        new.contract(scalars.update.contraction, op, *inputs, use_locking=True, **attrs)
 
     return write
