@@ -14,7 +14,7 @@ from graph_passes.ir.view import view_graph
 from graph_passes.policy.op_lists import FLOAT32
 from graph_passes.units.fusion import Fusion, find_units
 
-UNFUSED = frozenset(("fused-layer-norm",))
+UNFUSED = frozenset(("fused-layer-norm", "fused-update"))
 CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU", disabled_rules=UNFUSED)
 GPU = PrecisionConfig(target_dtype="float16", device="GPU", disabled_rules=UNFUSED)
 DENIED = frozenset(("Mean", "Rsqrt", "RsqrtGrad", "Square", "SquaredDifference", "Pow"))
