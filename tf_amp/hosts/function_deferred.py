@@ -57,15 +57,15 @@ class DeferredFunctions:
         """Has an AtomicFunction wait."""
         self._waiting[_key(function._bound_context, function.name)] = function
 
-    def covers(self, function: Any) -> bool:
+    def covers(self, context: context_lib.Context, name: str | bytes) -> bool:
         """Whether a function waits."""
-        return _key(function._bound_context, function.name) in self._waiting
+        return _key(context, name) in self._waiting
 
     def rewrite(self, context: context_lib.Context, name: str | bytes) -> None:
         """Rewrites a function if it waits; afterwards it does no more."""
-        key = _key(context, name)
-        if key not in self._waiting:
+        if not self.covers(context, name):
             return
+        key = _key(context, name)
         with self._lock:
             function = self._waiting.get(key)
             if function is None or key in self._under_way:
