@@ -63,9 +63,9 @@ class DeferredFunctions:
 
     def rewrite(self, context: context_lib.Context, name: str | bytes) -> None:
         """Rewrites a function if it waits; afterwards it does no more."""
-        if not self.covers(context, name):
-            return
         key = _key(context, name)
+        if key not in self._waiting:
+            return
         with self._lock:
             function = self._waiting.get(key)
             if function is None or key in self._under_way:
