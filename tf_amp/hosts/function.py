@@ -241,7 +241,11 @@ class FunctionHost:
         )
         if counts.converted:
             self._uncovered.difference_update(called)
-            self._covered.update(filter(self._deferred.covers, graph._functions.values()))
+            self._covered.update(
+                callee
+                for called_name, callee in graph._functions.items()
+                if self._deferred.covers(context, called_name)
+            )
             if function not in self._covered:
                 self._uncovered.add(function)
         if counts.products:

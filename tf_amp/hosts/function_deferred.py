@@ -49,9 +49,9 @@ class DeferredFunctions:
         """Has an AtomicFunction wait."""
         self._waiting[_key(function._bound_context, function.name)] = function
 
-    def covers(self, function: Any) -> bool:
+    def covers(self, context: context_lib.Context, name: str | bytes) -> bool:
         """Whether a function waits."""
-        return _key(function._bound_context, function.name) in self._waiting
+        return _key(context, name) in self._waiting
 
     def rewrite(self, context: context_lib.Context, name: str | bytes) -> None:
         """Rewrites a function if it waits; afterwards it does no more."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_amp.compatibility import V1_OPTIMIZERS, require
 from tf_amp.loss_scale.gate import apply_if_finite
-from tf_amp.loss_scale.in_place import CustomLoopNotice
+from tf_amp.loss_scale.in_place import CustomLoopNotice, applying, is_applying
 from tf_amp.loss_scale.manager import LossScaleManager
 from tf_amp.loss_scale.step_protocol import CustomLoopMethods, Phase, current_place
 from tf_amp.loss_scale.v1_saver import make_tolerant_restore
@@ -22,21 +20,6 @@ from tf_amp.patches import Patches
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 _AUTOMATIC = "_tf_amp_made_by_itself"
-_running = threading.local()
-
-
-def inner_is_running() -> bool:
-    """Whether this thread is inside a call of a wrapped optimizer by its wrapper."""
-    return getattr(_running, "depth", 0) > 0
-
-
-@contextlib.contextmanager
-def _running_inner() -> Iterator[None]:
-    _running.depth = getattr(_running, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _running.depth -= 1
 
 
 class V1LossScaleOptimizer(
@@ -75,7 +58,7 @@ class V1LossScaleOptimizer(
             Pairs of unscaled gradient and variable, ready to be clipped.
         """
         self._computed_in.add(current_place())
-        with _running_inner():
+        with applying():
             grads_and_vars = self.inner_optimizer.compute_gradients(
                 self.manager.multiply(loss), *args, **kwargs
             )
@@ -118,7 +101,7 @@ class V1LossScaleOptimizer(
         gradients = self._unscaled([gradient for gradient, _ in pairs], unscaled)
 
         def apply(values: Any) -> Any:
-            with _running_inner():
+            with applying():
                 return self.inner_optimizer.apply_gradients(
                     list(zip(values, variables, strict=True)), global_step=global_step, **kwargs
                 )
@@ -217,7 +200,7 @@ def _make_apply_gradients(
         wrapper = _wrapper_in_charge(self)
         if wrapper is not None:
             return wrapper.apply_gradients(*args, **kwargs)
-        if not inner_is_running() and not is_wrapped(self) and wrapper_of(self) is None:
+        if not is_applying() and not is_wrapped(self) and wrapper_of(self) is None:
             notice.give(self)
         return original(self, *args, **kwargs)
 
@@ -227,14 +210,14 @@ def _make_apply_gradients(
 def _wrapper_in_charge(optimizer: Any) -> V1LossScaleOptimizer | None:
     """The wrapper that was made here for an optimizer, unless it is the one calling."""
     wrapper = wrapper_of(optimizer)
-    if wrapper is None or inner_is_running() or not wrapper.__dict__.get(_AUTOMATIC):
+    if wrapper is None or is_applying() or not wrapper.__dict__.get(_AUTOMATIC):
         return None
     found: V1LossScaleOptimizer = wrapper
     return found
 
 
 def _wrap(optimizer: Any, patches: Patches) -> V1LossScaleOptimizer | None:
-    if inner_is_running() or is_wrapped(optimizer) or wrapper_of(optimizer) is not None:
+    if is_applying() or is_wrapped(optimizer) or wrapper_of(optimizer) is not None:
         return None
     wrapper: V1LossScaleOptimizer = wrap_optimizer(optimizer)
     wrapper.__dict__[_AUTOMATIC] = True
@@ -255,7 +238,7 @@ def _take_over_apply_gradients(
     own = optimizer.apply_gradients
 
     def apply_gradients(*args: Any, **kwargs: Any) -> Any:
-        if inner_is_running() or not patches.active:
+        if is_applying() or not patches.active:
             return own(*args, **kwargs)
         return wrapper.apply_gradients(*args, **kwargs)
 

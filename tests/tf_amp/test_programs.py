@@ -1,0 +1,195 @@
+"""Programs that know nothing of the package, run with the variable set, each in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+import pytest
+
+RunPython = Callable[..., "CompletedProcess[str]"]
+ON = {
+    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
+    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
+    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_COST_TABLE": "off",
+}
+# A hang must fail its own test, and soon. The start file is not there in a checkout.
+PRELUDE = """
+import faulthandler, sys
+faulthandler.dump_traceback_later(100, exit=True)
+from tf_amp import autoload
+autoload.activate()
+import numpy as np
+import tensorflow as tf
+
+rng = np.random.default_rng(0)
+W = rng.standard_normal((64, 64), dtype=np.float32)
+X = rng.standard_normal((8, 64), dtype=np.float32)
+EXACT = X @ W
+
+def is_low(value):
+    error = np.abs(np.asarray(value) - EXACT).max()
+    return bool(0.0 < error < 0.5)
+
+def run_session():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, X.shape)
+        return session.run(tf.matmul(x, tf.constant(W)) + 0.0, {x: X})
+
+@tf.function
+def product(x):
+    return tf.matmul(x, W)
+"""
+
+
+def run(run_python: RunPython, program: str, *, check: bool = True) -> CompletedProcess[str]:
+    done = run_python(PRELUDE + program, ON, timeout=150, check=check)
+    assert "fault of tf_amp" not in done.stderr
+    assert "Timeout" not in done.stderr
+    return done
+
+
+def test_keras_ctc_trains_as_in_float32(run_python: RunPython) -> None:
+    """Its loss calls a function of TensorFlow 1 (a `Defun`)."""
+    program = """
+import keras
+def losses():
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential([
+        layers.Input((12, 16)),
+        layers.Dense(32, activation="relu"),
+        layers.Bidirectional(layers.GRU(16, return_sequences=True)),
+        layers.Dense(6),
+    ])
+    model.compile(keras.optimizers.Adam(1e-2), keras.losses.CTC(), jit_compile=False)
+    x = np.random.default_rng(0).standard_normal((8, 12, 16), dtype=np.float32)
+    y = np.random.default_rng(1).integers(1, 6, size=(8, 4)).astype(np.int32)
+    return model.fit(x, y, epochs=3, batch_size=4, verbose=0).history["loss"]
+
+import tf_amp
+low = losses()
+status = tf_amp.status()
+assert status["graphs_failed"] == 0 and status["nodes_converted"] > 0, status
+tf_amp.disable_mixed_precision_graph_rewrite()
+wanted = losses()
+assert low != wanted
+np.testing.assert_allclose(low, wanted, rtol=5e-3)
+"""
+    assert "in bfloat16" in run(run_python, program).stderr
+
+
+@pytest.mark.parametrize("work", ["product(X)", "run_session()", "fit()"])
+def test_workers_forked_after_the_import(run_python: RunPython, work: str) -> None:
+    """As of a server that preloads its application: what a fork copies must go on in each child."""
+    program = f"""
+import os
+def fit():
+    import keras
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(64, use_bias=False)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(X, EXACT, verbose=0)
+    model.set_weights([W])
+    return model.predict(X, verbose=0)
+
+children = []
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        code = 3
+        try:
+            code = 0 if is_low({work}) else 4
+        finally:
+            os._exit(code)
+    children.append(child)
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+assert codes == [0, 0], codes
+assert is_low({work})
+"""
+    run(run_python, program)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        "tf.mlir.experimental.convert_graph_def(graph().as_graph_def())",
+        "tf.mlir.experimental.convert_function(concrete())",
+        "tf.lite.TFLiteConverter.from_concrete_functions([concrete()]).convert()",
+    ],
+)
+def test_importers_of_mlir_return(run_python: RunPython, convert: str) -> None:
+    """In Python's lock they import graphs in C++, which may run sessions of their own."""
+    program = f"""
+def graph():
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.matmul(tf.compat.v1.placeholder(tf.float32, X.shape), tf.constant(W))
+    return graph
+
+def concrete():
+    return product.get_concrete_function(tf.TensorSpec(X.shape))
+
+run_session()
+assert is_low(product(X))
+assert len({convert}) > 100
+assert is_low(product(X)) and is_low(run_session())
+"""
+    run(run_python, program)
+
+
+def test_tflite_is_given_the_float32_function_and_mlir_shows_what_runs(
+    run_python: RunPython,
+) -> None:
+    program = """
+assert is_low(product(X))
+concrete = product.get_concrete_function(tf.TensorSpec(X.shape))
+assert "bf16" in tf.mlir.experimental.convert_function(concrete)
+content = tf.lite.TFLiteConverter.from_concrete_functions([concrete]).convert()
+interpreter = tf.lite.Interpreter(model_content=content)
+interpreter.allocate_tensors()
+interpreter.set_tensor(interpreter.get_input_details()[0]["index"], X)
+interpreter.invoke()
+got = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+np.testing.assert_allclose(got, EXACT, atol=1e-4)
+"""
+    run(run_python, program)
+
+
+@pytest.mark.parametrize("registered", ["before", "after"])
+@pytest.mark.parametrize("work", ["product(X)", "run_session()"])
+def test_work_at_exit(run_python: RunPython, registered: str, work: str) -> None:
+    """What was registered before the import runs after the package has left."""
+    program = f"""
+import atexit, os
+def at_exit():
+    error = float(np.abs(np.asarray({work}) - EXACT).max())
+    print("at exit", error < 0.5, flush=True)
+atexit.register(at_exit)
+"""
+    prelude, imports, rest = PRELUDE.partition("from tf_amp import autoload")
+    early = program if registered == "before" else ""
+    late = program if registered == "after" else ""
+    done = run_python(prelude + early + imports + rest + late, ON, timeout=150)
+    assert done.stdout == "at exit True\n"
+    assert "Timeout" not in done.stderr
+
+
+@pytest.mark.parametrize("work", ["product(X)", "run_session()"])
+def test_daemon_threads_work_until_the_exit(run_python: RunPython, work: str) -> None:
+    program = f"""
+import threading
+started = threading.Barrier(3)
+def endlessly():
+    assert is_low({work})
+    started.wait()
+    while True:
+        assert is_low({work})
+for _ in range(2):
+    threading.Thread(target=endlessly, daemon=True).start()
+started.wait()
+print("leaving", flush=True)
+"""
+    # A thread that comes back from C++ in the end of Python 3.11 may abort, as without the package.
+    assert run(run_python, program, check=False).stdout == "leaving\n"
