@@ -324,7 +324,7 @@ def _unit(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     return layer(x, [scene.weight(f"{where}{n}", CHANNELS) for n in range(count)])
 
 
-@_step("fused batch norm", tensors=(IMAGES,))
+@_step("fused batch norm", tensors=(IMAGES,), in_session=False)
 def _fused(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     scale, offset = (scene.weight(f"{where}{n}", CHANNELS) for n in "so")
     if step.number % 2:
@@ -688,7 +688,8 @@ def _count(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
         return tf.identity(x)
 
 
-@_step("average")
+# In a session nothing orders the reads of one round of a loop after the writes of the last.
+@_step("average", in_session=False)
 def _average(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     held = scene.count(where, [0.5] * CHANNELS, np.float32)
     mean = tf.reduce_mean(x, list(range(x.shape.rank - 1)))

@@ -18,6 +18,14 @@ SWEEP = Path(__file__).with_name("program_sweep.py")
 
 # Each of these has once found a fault.
 FOUND = {
+    "what saves no Cast was erased in the order of the nodes": RandomProgram(
+        "tokens",
+        (Step("words", 49), Step("words", 42)),
+        "log softmax",
+        "tf.gradients",
+        known=False,
+        dtype="float16",
+    ),
     "weights cast before a loop get names in the order of its nodes": RandomProgram(
         "rows", (Step("while", 0, ((Step("dense", 1), Step("dense", 1), Step("dense", 1)),)),)
     ),
