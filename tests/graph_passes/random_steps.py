@@ -614,7 +614,8 @@ def _cond(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     )
 
 
-@_step("switch", bodies=2)
+# XLA itself dies of a Case over sizes that are not known.
+@_step("switch", bodies=2, compiles=False)
 def _switch(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     branches = [
         lambda: _like(_body(scene, step, where)(x), x),
