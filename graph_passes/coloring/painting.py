@@ -9,6 +9,7 @@ so no colour ever reaches a vertex of another dtype.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -189,8 +190,9 @@ def erase_useless(coloring: Coloring) -> None:
         if low[vertex] and _saved_casts(coloring, readers, vertex) <= 0:
             makers = edges.producers(vertex)
             coloring.erase((vertex,), Reason.NO_ALLOW_NEAR)
-            readers.lose(makers)
-            pending.extend(v for v in (*makers, *edges.readers(vertex)) if v in new)
+            beside = [edges.readers(maker) for maker in readers.lose(makers)]
+            affected = itertools.chain(makers, edges.readers(vertex), *beside)
+            pending.extend(v for v in affected if v in new)
 
 
 class _ReaderCounts:
@@ -199,6 +201,7 @@ class _ReaderCounts:
     def __init__(self, coloring: Coloring) -> None:
         self._coloring = coloring
         self._counts: dict[int, list[int]] = {}
+        self._times: dict[int, frozenset[int]] = {}
 
     def of(self, vertex: int) -> list[int]:
         """The numbers of readers that are float32 and low."""
@@ -209,11 +212,32 @@ class _ReaderCounts:
             counts = self._counts[vertex] = [len(readers) - low, low]
         return counts
 
-    def lose(self, vertices: Iterable[int]) -> None:
-        """Notes that a reader of each of some vertices is no longer low."""
-        for counts in filter(None, map(self._counts.get, vertices)):
-            counts[0] += 1
-            counts[1] -= 1
+    def lose(self, vertices: Iterable[int]) -> list[int]:
+        """Notes that a reader of each of some vertices is no longer low.
+
+        Returns:
+            Those of which another reader may save fewer Casts now.
+        """
+        changed = []
+        for vertex, times in collections.Counter(vertices).items():
+            counts = self._counts.get(vertex)
+            if counts is None:
+                continue
+            first = not counts[0]
+            counts[0] += times
+            counts[1] -= times
+            # A low vertex needs its Cast from the first float32 reader on; a float32 one needs its
+            # Cast for the last low reader alone.
+            if first if self._coloring.low[vertex] else counts[1] in self._times_read(vertex):
+                changed.append(vertex)
+        return changed
+
+    def _times_read(self, vertex: int) -> frozenset[int]:
+        """How often single readers read a vertex."""
+        if vertex not in self._times:
+            readers = collections.Counter(self._coloring.edges.readers(vertex))
+            self._times[vertex] = frozenset(readers.values())
+        return self._times[vertex]
 
 
 def _saved_casts(coloring: Coloring, readers: _ReaderCounts, vertex: int) -> int:

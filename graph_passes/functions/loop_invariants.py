@@ -127,7 +127,7 @@ def _find(call: Call, target: int) -> list[_Source]:
         if position is not None:
             key = (position, read.name if read is not None else "")
             found.setdefault(key, _Source(position, read)).casts.append(node.name)
-    return [found[key] for key in sorted(found)]  # whatever the order of the nodes
+    return [found[key] for key in sorted(found)]  # names are given in this order
 
 
 def _origin(tensor: str, makers: dict[str, node_def_pb2.NodeDef]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ ROUNDINGS = 64
 """Roundings to the target dtype that may follow one another in these programs, in all."""
 EXACT = 2e-4
 """What other float32 ops may change, as a part of the largest value."""
+
+
+_COPY = re.compile("_amp_[0-9a-f]+")
 
 
 class BrokenPromiseError(AssertionError):
@@ -56,6 +60,7 @@ def check_rewrite(
     config: PrecisionConfig,
     expected: Mapping[str, np.ndarray],
     rewrite: Rewrite,
+    compare: Callable[[Mapping[str, np.ndarray]], None] | None = None,
 ) -> Rewritten:
     """Rewrites a program and compares with what it gave before.
 
@@ -66,6 +71,7 @@ def check_rewrite(
         config: for which dtype and device.
         expected: what `program.run` gives of the original.
         rewrite: `rewrite_graph` or `rewrite_called_function`.
+        compare: checks what the rewritten program gives. None allows for some roundings.
 
     Returns:
         The result of the rewrite.
@@ -78,7 +84,12 @@ def check_rewrite(
     if program.graph_def.SerializeToString(deterministic=True) != before:
         raise BrokenPromiseError("input", "the caller's graph was changed")
     if result.changed:
-        _check_result(program, config, result.graph_def, expected)
+        _check_kept(program, result.graph_def)
+        if compare is None:
+            rounding = ROUNDINGS * ROUNDING[config.target_dtype]
+            _compare(program, result.graph_def, expected, rounding, "values in the target dtype")
+        else:
+            compare(_run(program, result.graph_def))
         if not _has_dtype(program.graph_def, config.target):
             rules = config.disabled_rules | {"constant-folding"}
             unrounded = dataclasses.replace(config, disabled_rules=rules)
@@ -169,7 +180,7 @@ def _check_order(
         del function.node_def[:]
         function.node_def.extend(nodes)
     other = _silent(rewrite, mixed, config)
-    left, right = (all_nodes(graph_def) for graph_def in (result.graph_def, other.graph_def))
+    left, right = (_texts(graph_def) for graph_def in (result.graph_def, other.graph_def))
     differing = sorted(
         name for name in left.keys() | right.keys() if left.get(name) != right.get(name)
     )
@@ -180,15 +191,12 @@ def _check_order(
         raise BrokenPromiseError("order", f"units: {units[0] - units[1]} and {units[1] - units[0]}")
 
 
-def _check_result(
-    program: Program,
-    config: PrecisionConfig,
-    graph_def: graph_pb2.GraphDef,
-    expected: Mapping[str, np.ndarray],
-) -> None:
-    _check_kept(program, graph_def)
-    rounding = ROUNDINGS * ROUNDING[config.target_dtype]
-    _compare(program, graph_def, expected, rounding, "values in the target dtype")
+def _texts(graph_def: graph_pb2.GraphDef) -> dict[tuple[str, str], str]:
+    """The nodes as text; the name of a copy of a function tells in which order its nodes are."""
+    return {
+        (_COPY.sub("", function), name): _COPY.sub("", str(node))
+        for (function, name), node in all_nodes(graph_def).items()
+    }
 
 
 def _check_kept(program: Program, graph_def: graph_pb2.GraphDef) -> None:
@@ -213,6 +221,13 @@ def _types(node: node_def_pb2.NodeDef) -> dict[str, object]:
     return {k: v.type for k, v in node.attr.items() if v.WhichOneof("value") == "type"}
 
 
+def _run(program: Program, graph_def: graph_pb2.GraphDef) -> dict[str, np.ndarray]:
+    try:
+        return program.run(graph_def)
+    except Exception as error:
+        raise BrokenPromiseError("runs", f"{type(error).__name__}: {str(error)[:300]}") from error
+
+
 def _compare(
     program: Program,
     graph_def: graph_pb2.GraphDef,
@@ -220,10 +235,7 @@ def _compare(
     rounding: float,
     what: str,
 ) -> None:
-    try:
-        found = program.run(graph_def)
-    except Exception as error:
-        raise BrokenPromiseError("runs", f"{type(error).__name__}: {str(error)[:300]}") from error
+    found = _run(program, graph_def)
     floats = [v for v in expected.values() if v.dtype.kind == "f" and v.size]
     largest = max(
         (float(np.nanmax(np.abs(v[np.isfinite(v)]), initial=0)) for v in floats), default=0

@@ -1,11 +1,17 @@
-"""Many sessions and functions at once: eight threads build, run and close graphs, AMP on."""
+"""Many sessions and functions at once: threads build, run and close graphs, AMP on.
+
+python tests/tf_amp/hosts/session_stress.py --minutes 10 --threads 16
+"""
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import logging
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -75,14 +81,27 @@ def eager_function(seed: int, x: np.ndarray) -> tuple[Any, Any, int]:
 WORK = (plain_session, loop_session, training_session, eager_function)
 
 
-def main(graphs: int = GRAPHS, switch_interval: float | None = None) -> None:
-    """Runs `graphs` graphs; a short interval makes Python change threads inside callbacks."""
+def main(
+    graphs: int = GRAPHS,
+    switch_interval: float | None = None,
+    *,
+    threads: int = THREADS,
+    minutes: float = 0,
+) -> dict[str, Any]:
+    """Runs `graphs` graphs; a short interval makes Python change threads inside callbacks.
+
+    With `minutes`, it runs as many as there are in them instead.
+    """
     if switch_interval is not None:
         sys.setswitchinterval(switch_interval)
     v1.disable_control_flow_v2()
     logging.getLogger("tf_amp").setLevel(logging.ERROR)
     lines = harness.Lines()
-    todo = iter(range(graphs))
+    start = time.monotonic()
+    todo: Iterable[int] = iter(range(graphs))
+    if minutes:
+        end = start + 60 * minutes
+        todo = itertools.takewhile(lambda _: time.monotonic() < end, itertools.count())
     lock = threading.Lock()
     errors: list[float] = []
     failures: list[str] = []
@@ -104,22 +123,31 @@ def main(graphs: int = GRAPHS, switch_interval: float | None = None) -> None:
             if kind is not eager_function:
                 session_casts.append(casts)
 
-    start = time.monotonic()
     with harness.amp() as installed:
-        threads = [threading.Thread(target=work, name=f"worker {i}") for i in range(THREADS)]
-        for thread in threads:
+        workers = [threading.Thread(target=work, name=f"worker {i}") for i in range(threads)]
+        for thread in workers:
             thread.start()
-        for thread in threads:
-            thread.join(240)
+        for thread in workers:
+            thread.join(60 * minutes + 240)
         rewritten = installed.rewritten
-    harness.report(
-        "stress",
-        alive=sum(thread.is_alive() for thread in threads),
-        finished=len(errors),
-        failures=failures[:3],
-        largest_error=max(errors),
-        sessions_without_casts=session_casts.count(0),
-        rewritten=rewritten,
-        log_errors=lines.at(logging.ERROR)[:3],
-        seconds=round(time.monotonic() - start, 1),
-    )
+    facts = {
+        "alive": sum(thread.is_alive() for thread in workers),
+        "finished": len(errors),
+        "failures": failures[:3],
+        "largest_error": max(errors),
+        "sessions_without_casts": session_casts.count(0),
+        "rewritten": rewritten,
+        "log_errors": lines.at(logging.ERROR)[:3],
+        "seconds": round(time.monotonic() - start, 1),
+    }
+    harness.report("stress", **facts)
+    return facts
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--threads", type=int, default=16)
+    found = main(**vars(parser.parse_args()))
+    faults = ("alive", "failures", "log_errors", "sessions_without_casts")
+    sys.exit(any(found[name] for name in faults) or found["largest_error"] > 0.02)

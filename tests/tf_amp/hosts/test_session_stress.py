@@ -1,4 +1,4 @@
-"""Both hosts under eight threads that open and close sessions."""
+"""Both hosts under many threads that open and close sessions."""
 
 from __future__ import annotations
 
@@ -27,3 +27,9 @@ def test_threads_that_change_inside_callbacks(run_python: RunPython) -> None:
 @pytest.mark.slow
 def test_two_hundred_graphs(run_python: RunPython) -> None:
     _check(facts_of(run_python, "session_stress.main()", timeout=280)["stress"], 200)
+
+
+@pytest.mark.slow
+def test_sixteen_threads(run_python: RunPython) -> None:
+    call = "session_stress.main(128, switch_interval=1e-4, threads=16)"
+    _check(facts_of(run_python, call, timeout=280)["stress"], 128)

@@ -1,0 +1,378 @@
+"""Runs random programs in float32, rewritten and in naive low precision, and compares."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from programs import Program, of_concrete
+from random_programs import RandomProgram, step_of
+from random_steps import Scene
+from rewrite_checks import ROUNDING, BrokenPromiseError, check_rewrite, rewrite_graph
+from rounded_graphs import rounded
+
+from graph_passes import PrecisionConfig, rewrite_graph_def
+from tf_amp import installation
+from tf_amp.env_config import Settings
+
+v1 = tf.compat.v1
+STEPS = 2
+"""How many times a program is run; state carries over."""
+FACTOR = 4.0
+"""How many times the error of naive low precision a rewritten program may have."""
+SPARE = 4.0
+"""Roundings of its largest value that an output may always be off by."""
+NOISY_RUNS = 8
+"""Further naive runs, from inputs off by one rounding, where the first may have been lucky."""
+
+Outcome = dict[str, np.ndarray]
+PRODUCTS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "DepthwiseConv2dNative")
+COUNTING = ("cost", "cast-cut")
+
+
+class InvalidProgramError(Exception):
+    """A program that does not run in float32 either."""
+
+
+class Reference:
+    """A program in float32: its graph, what it gives, and what naive low precision gives.
+
+    Raises:
+        InvalidProgramError: it does not run, or gives what is not finite.
+    """
+
+    def __init__(self, program: RandomProgram) -> None:
+        self.program = program
+        self.scene = Scene()
+        function = tf.function(_step(program, self.scene), autograph=False)
+        try:
+            self._concrete = function.get_concrete_function(*program.specs().values())
+            self.graph = of_concrete(self._concrete, list(program.values().values()))
+            self.scene.log.clear()
+            self.expected = self.graph.run(self.graph.graph_def, STEPS)
+        except Exception as error:
+            raise InvalidProgramError(f"{type(error).__name__}: {error}") from error
+        self.log = sorted(self.scene.log)
+        if not all(np.isfinite(v).all() for v in self.expected.values() if v.dtype.kind == "f"):
+            raise InvalidProgramError("it gives what is not finite")
+        self._names = {}
+        handles = {id(v.handle): w for w, v in _variables(self.scene).items()}
+        captured = self._concrete.captured_inputs
+        for outer, inner in zip(captured, self._concrete.inputs[-len(captured) :], strict=True):
+            if id(outer) in handles:
+                self._names[f"variable {inner.op.name}"] = handles[id(outer)]
+
+    def outcome(self, found: Mapping[str, np.ndarray]) -> Outcome:
+        """What a run of the graph gives, by names that all routes share."""
+        result = {f"output {n}": found[name] for n, name in enumerate(self.graph.fetches)}
+        return result | {self._names[k]: v for k, v in found.items() if k in self._names}
+
+    @functools.cached_property
+    def naive(self) -> Mapping[str, float]:
+        """The largest error of each float that the graph gives, everything rounded."""
+        return self._errors_of(self.graph)
+
+    @functools.cached_property
+    def noisy(self) -> Mapping[str, float]:
+        """The same, the largest of some runs from inputs and weights off by one rounding."""
+        rng = np.random.default_rng(0)
+        errors = dict(self.naive)
+
+        def shaken(value: np.ndarray) -> np.ndarray:
+            if value.dtype != np.float32:
+                return value
+            noise = rng.uniform(-1, 1, value.shape) * ROUNDING[self.program.dtype]
+            return (value * (1 + noise)).astype(np.float32)
+
+        for _ in range(NOISY_RUNS):
+            graph = dataclasses.replace(
+                self.graph,
+                feeds={k: shaken(v) for k, v in self.graph.feeds.items()},
+                state={k: shaken(v) for k, v in self.graph.state.items()},
+            )
+            for name, error in self._errors_of(graph).items():
+                errors[name] = max(errors[name], error)
+        return errors
+
+    def _errors_of(self, graph: Program) -> dict[str, float]:
+        found = graph.run(rounded(graph.graph_def, self.program.dtype), STEPS)
+        return {
+            name: float(np.abs(found[name].astype(np.float64) - value).max(initial=0))
+            for name, value in self.expected.items()
+            if value.dtype.kind == "f"
+        }
+
+    def compare(self, found: Mapping[str, np.ndarray]) -> None:
+        """Checks what a rewritten graph gives, by the names of the graph.
+
+        Raises:
+            BrokenPromiseError: it is not what float32 gives, but for rounding.
+        """
+        for name, old in self.expected.items():
+            if name not in found:
+                continue
+            new = found[name]
+            if (new.dtype, new.shape) != (old.dtype, old.shape):
+                what = f"{name} is {new.dtype}{new.shape}, was {old.dtype}{old.shape}"
+                raise BrokenPromiseError("dtype", what)
+            if old.dtype.kind != "f" or (name.startswith("variable") and not old.ndim):
+                if not np.array_equal(new, old):
+                    raise BrokenPromiseError("effects", f"{name} is {new}, was {old}")
+                continue
+            if self.program.device == "GPU":
+                continue  # kernels of the CPU stand in for those of a GPU, which add up in float32
+            off = float(np.abs(new.astype(np.float64) - old).max(initial=0))
+            scale = float(np.abs(old).max(initial=0))
+            spare = SPARE * ROUNDING[self.program.dtype] * scale + 1e-6
+            if off <= spare or off <= spare + FACTOR * self.naive[name]:
+                continue
+            if not off <= spare + FACTOR * self.noisy[name]:
+                raise BrokenPromiseError(
+                    "values",
+                    f"{name} is off by {off:.3g} of {scale:.3g}, naive low precision by "
+                    f"{self.naive[name]:.3g} to {self.noisy[name]:.3g}",
+                )
+
+    def compare_outcome(self, outcome: Outcome, log: Sequence[int]) -> None:
+        """Checks what a route gives.
+
+        Raises:
+            BrokenPromiseError: it is not what float32 gives, but for rounding.
+        """
+        by_name = {name: f"output {n}" for n, name in enumerate(self.graph.fetches)}
+        by_name |= self._names
+        self.compare_log(log)
+        self.compare({k: outcome[v] for k, v in by_name.items() if v in outcome})
+
+    def compare_log(self, log: Sequence[int]) -> None:
+        """Checks what Python functions have seen, in whatever order.
+
+        Raises:
+            BrokenPromiseError: it is not what they see in float32.
+        """
+        if sorted(log) != self.log:
+            raise BrokenPromiseError("effects", f"Python saw {sorted(log)}, was {self.log}")
+
+
+def check(program: RandomProgram) -> str:
+    """Runs a program by its route.
+
+    Returns:
+        "changed" where the rewrite changed the graph, else "unchanged", "invalid" where the program
+        does not run in float32.
+
+    Raises:
+        BrokenPromiseError: a promise is not kept.
+    """
+    try:
+        reference = Reference(program)
+    except InvalidProgramError:
+        return "invalid"
+    if program.route == "offline":
+        return _check_offline(reference)
+    run = functools.partial(ROUTES[program.route], program)
+    try:
+        with _amp(program) as installed, _lines() as lines:
+            scene = Scene()
+            outcome = run(scene)
+        status = installed.status()
+        if status.graphs_failed:
+            raise BrokenPromiseError("given up", lines[0] if lines else "without a word")
+        if lines:
+            raise BrokenPromiseError("warned", lines[0])
+        reference.compare_outcome(outcome, scene.log)
+    except Exception as error:
+        if not _runs(reference, run):
+            return "invalid"
+        if isinstance(error, BrokenPromiseError):
+            raise
+        raise BrokenPromiseError("raised", f"{type(error).__name__}: {error}") from error
+    return "changed" if status.graphs_rewritten else "unchanged"
+
+
+def _runs(reference: Reference, run: Callable[[Scene], Outcome]) -> bool:
+    """Whether the route works, and gives the same, without a rewrite."""
+    try:
+        scene = Scene()
+        outcome = run(scene)
+        exact = dataclasses.replace(reference.program, dtype="float16")
+        reference.program, program = exact, reference.program
+        try:
+            reference.compare_outcome(outcome, scene.log)
+        finally:
+            reference.program = program
+    except Exception:
+        return False
+    return True
+
+
+def _check_offline(reference: Reference) -> str:
+    program = reference.program
+    config = PrecisionConfig(
+        target_dtype=program.dtype,
+        device=program.device,
+        disabled_rules=frozenset(COUNTING if program.rules == "painted" else ()),
+    )
+
+    def compare(found: Mapping[str, np.ndarray]) -> None:
+        reference.compare_log(reference.scene.log)
+        reference.compare(found)
+
+    _require_reasons(reference.graph, config)
+    reference.scene.log.clear()
+    result = check_rewrite(reference.graph, config, reference.expected, rewrite_graph, compare)
+    return "changed" if result.changed else "unchanged"
+
+
+def _require_reasons(graph: Program, config: PrecisionConfig) -> None:
+    """Requires that the report says why a product of the main graph has stayed in float32."""
+    result = rewrite_graph_def(
+        graph.graph_def,
+        config,
+        preserve=graph.preserve,
+        shapes=graph.shapes,
+        function_shapes=graph.function_shapes,
+    )
+    kept = {decision.node for decision in result.report.decisions if not decision.converted}
+    for node in result.graph_def.node:
+        is_old = node.op in PRODUCTS and node.name in graph.nodes
+        if is_old and node.attr["T"].type == tf.float32.as_datatype_enum and node.name not in kept:
+            raise BrokenPromiseError("silence", f"nothing is said of {node.op} {node.name!r}")
+
+
+@contextlib.contextmanager
+def _amp(program: RandomProgram) -> Iterator[installation.Installation]:
+    installed = installation.install(
+        Settings(
+            graph_rewrite=True,
+            target_dtype=program.dtype,
+            ignore_performance=True,
+            cost_table="off" if program.rules == "painted" else "auto",
+            disabled_rules=frozenset(COUNTING if program.rules == "painted" else ()),
+        ),
+        source="test",
+    )
+    assert installed is not None
+    try:
+        yield installed
+    finally:
+        installation.uninstall()
+
+
+@contextlib.contextmanager
+def _lines() -> Iterator[list[str]]:
+    """What the packages warn of."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore
+    loggers = [logging.getLogger(name) for name in ("tf_amp", "graph_passes")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+def _step(program: RandomProgram, scene: Scene) -> Callable[..., list[tf.Tensor]]:
+    return step_of(program, scene)
+
+
+def _variables(scene: Scene) -> dict[str, Any]:
+    return scene.trained | scene.counted
+
+
+def _gathered(scene: Scene, outputs: Sequence[Any]) -> Outcome:
+    result = {f"output {n}": np.asarray(value) for n, value in enumerate(outputs)}
+    return result | {where: v.numpy() for where, v in _variables(scene).items()}
+
+
+def _values(program: RandomProgram) -> list[tf.Tensor]:
+    return [tf.constant(value) for value in program.values().values()]
+
+
+def _run_function(program: RandomProgram, scene: Scene) -> Outcome:
+    function = tf.function(
+        _step(program, scene),
+        autograph=False,
+        jit_compile=True if program.route == "xla" else None,
+        input_signature=list(program.specs().values()),
+    )
+    for _ in range(STEPS):
+        outputs = function(*_values(program))
+    return _gathered(scene, outputs)
+
+
+def _run_saved(program: RandomProgram, scene: Scene) -> Outcome:
+    """Traced, saved, loaded and run, all with the rewrite on."""
+    function = tf.function(
+        _step(program, scene), autograph=False, input_signature=list(program.specs().values())
+    )
+    function.get_concrete_function()
+    module = tf.Module()
+    module.function = function
+    module.held = list(_variables(scene).values())
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder)
+        loaded = tf.saved_model.load(folder)
+    for _ in range(STEPS):
+        outputs = loaded.function(*_values(program))
+    held = dict(zip(_variables(scene), loaded.held, strict=True))
+    result = {f"output {n}": np.asarray(value) for n, value in enumerate(outputs)}
+    return result | {where: v.numpy() for where, v in held.items()}
+
+
+def _run_outside(program: RandomProgram, scene: Scene) -> Outcome:
+    """The function is called under a tape, so its gradient is a function of its own."""
+    forward = step_of(dataclasses.replace(program, gradients="none"), scene)
+    function = tf.function(forward, autograph=False, input_signature=list(program.specs().values()))
+    for _ in range(STEPS):
+        with tf.GradientTape() as tape:
+            outputs = function(*_values(program))
+        found = tape.gradient(outputs[0], list(scene.trained.values()))
+    gradients = [tf.convert_to_tensor(g) for g in found if g is not None]
+    return _gathered(scene, [*outputs, *gradients])
+
+
+def _run_session(program: RandomProgram, scene: Scene) -> Outcome:
+    """A graph in a session of TensorFlow 1, with control flow of version 1 or 2."""
+    is_v1 = program.route == "v1 session"
+    if is_v1:
+        v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            fed = [
+                v1.placeholder(spec.dtype, spec.shape, spec.name)
+                for spec in program.specs().values()
+            ]
+            outputs = [tf.identity(t) for t in step_of(program, scene)(*fed)]
+            start = v1.global_variables_initializer()
+            reads = {where: v.read_value() for where, v in _variables(scene).items()}
+        with v1.Session(graph=graph) as session:
+            session.run(start)
+            feeds = dict(zip(fed, program.values().values(), strict=True))
+            for _ in range(STEPS):
+                found = session.run(outputs, feeds)
+            held = session.run(reads)
+    finally:
+        v1.enable_control_flow_v2()
+    return {f"output {n}": value for n, value in enumerate(found)} | held
+
+
+ROUTES: Mapping[str, Callable[[RandomProgram, Scene], Outcome]] = {
+    "function": _run_function,
+    "xla": _run_function,
+    "saved": _run_saved,
+    "tape outside": _run_outside,
+    "session": _run_session,
+    "v1 session": _run_session,
+}
+"""How a program is run but for the offline rewrite, which `rewrite_checks` knows."""

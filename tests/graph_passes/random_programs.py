@@ -1,0 +1,215 @@
+"""Random programs: steps, a loss, gradients and effects, as people write them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from hypothesis import strategies as st
+from random_steps import CHANNELS, SHAPES, STEPS, Scene, Step, run_steps
+from unit_layers import numbers
+
+ROUTES = ("offline", "function", "session", "v1 session", "xla", "saved", "tape outside")
+GRADIENTS = ("none", "first", "tf.gradients", "second", "trained")
+LOSSES: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "square": lambda rows, labels: tf.reduce_mean(tf.square(rows)),
+    "cross entropy": lambda rows, labels: tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels, rows)
+    ),
+    "one hot": lambda rows, labels: tf.reduce_sum(
+        tf.nn.softmax_cross_entropy_with_logits(tf.one_hot(labels, CHANNELS), rows)
+    ),
+    "log softmax": lambda rows, labels: (
+        -tf.reduce_mean(tf.gather(tf.nn.log_softmax(rows), labels, axis=1, batch_dims=1))
+    ),
+    "binary": lambda rows, labels: tf.reduce_mean(
+        tf.nn.sigmoid_cross_entropy_with_logits(tf.one_hot(labels, CHANNELS), rows)
+    ),
+    "l2": lambda rows, labels: tf.nn.l2_loss(rows) / 8.0,
+    "huber": lambda rows, labels: tf.reduce_mean(
+        tf.compat.v1.losses.huber_loss(tf.one_hot(labels, CHANNELS), rows)
+    ),
+    "probabilities": lambda rows, labels: (
+        -tf.reduce_mean(
+            tf.math.log(
+                tf.reduce_sum(tf.nn.softmax(rows) * tf.one_hot(labels, CHANNELS), -1) + 1e-7
+            )
+        )
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomProgram:
+    """A program and how it is run.
+
+    Attributes:
+        tensor: the kind of tensor that goes through the steps, a key of `SHAPES`.
+        steps: what is done to it.
+        loss: a key of `LOSSES`.
+        gradients: one of `GRADIENTS`; "trained" also updates the weights.
+        known: whether the batch size is known.
+        dtype: the target dtype.
+        route: one of `ROUTES`.
+        device: whose kernels the offline rewrite asks for.
+        rules: which rules of the rewrite are off: "painted" those that weigh costs, "default" none.
+    """
+
+    tensor: str
+    steps: tuple[Step, ...]
+    loss: str = "square"
+    gradients: str = "none"
+    known: bool = True
+    dtype: str = "bfloat16"
+    route: str = "offline"
+    device: str = "CPU"
+    rules: str = "painted"
+
+    def values(self) -> dict[str, np.ndarray]:
+        """What is fed, by name."""
+        values = {
+            "x": numbers(*SHAPES[self.tensor], seed=5),
+            "labels": np.array([1, 6, 3, 0], np.int32),
+            "trips": np.array(3, np.int32),
+            "flag": np.array(True),
+        }
+        if self.uses("words"):
+            values["words"] = np.array([b"one", b"three", b"", b"seven"], np.object_)
+        return values
+
+    def specs(self) -> dict[str, tf.TensorSpec]:
+        """What the program is traced for, by name."""
+        seen = {}
+        for name, value in self.values().items():
+            shape = value.shape if self.known or not value.ndim else (None, *value.shape[1:])
+            seen[name] = tf.TensorSpec(shape, tf.as_dtype(value.dtype), name)
+        return seen
+
+    def uses(self, name: str) -> bool:
+        """Whether a step is somewhere in the program."""
+        return any(step.name == name for step in every_step(self.steps))
+
+
+def every_step(steps: tuple[Step, ...]) -> list[Step]:
+    """Steps and those in their bodies."""
+    return [
+        found
+        for step in steps
+        for found in (step, *(s for body in step.bodies for s in every_step(body)))
+    ]
+
+
+def forward(program: RandomProgram, scene: Scene, fed: Mapping[str, tf.Tensor]) -> Any:
+    """The loss of a program and what it is made of."""
+    scene.fed = fed
+    y = run_steps(scene, fed["x"], program.steps, "s")
+    rows = tf.reduce_mean(y, list(range(1, y.shape.rank - 1))) if y.shape.rank > 2 else y
+    last = scene.weight("head", CHANNELS, CHANNELS, fan=CHANNELS)
+    rows = tf.matmul(rows, last)
+    loss = LOSSES[program.loss](rows, fed["labels"])
+    return loss, [y, rows, tf.shape(y), tf.equal(fed["labels"], fed["trips"])]
+
+
+def step_of(program: RandomProgram, scene: Scene) -> Callable[..., list[tf.Tensor]]:
+    """The program as a function of what is fed, in the order of `values`."""
+    names = list(program.values())
+
+    def step(*given: tf.Tensor) -> list[tf.Tensor]:
+        fed = dict(zip(names, given, strict=True))
+        how, x = program.gradients, fed["x"]
+        if how == "none":
+            loss, made = forward(program, scene, fed)
+            return [loss, *made]
+        if how == "second":
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    loss, made = forward(program, scene, fed)
+                dx = inner.gradient(loss, x)
+                if dx is not None:
+                    loss += tf.reduce_mean(tf.square(dx)) * 8.0
+            found = outer.gradient(loss, list(scene.trained.values()))
+            return [loss, *made, *_dense(found)]
+        if how == "tf.gradients":
+            loss, made = forward(program, scene, fed)
+            found = tf.gradients(loss, [x, *scene.trained.values()])
+            return [loss, *made, *_dense(found)]
+        with tf.GradientTape() as tape:
+            loss, made = forward(program, scene, fed)
+        weights = list(scene.trained.values())
+        found = tape.gradient(loss, weights)
+        if how == "trained":
+            with tf.control_dependencies([loss, *made]):
+                kept = [
+                    weight.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+                    for weight, gradient in zip(weights, found, strict=True)
+                    if gradient is not None
+                ]
+            with tf.control_dependencies(kept):
+                return [tf.identity(made) for made in (loss, *made)]
+        return [loss, *made, *_dense(found)]
+
+    return step
+
+
+def _dense(gradients: list[Any]) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(g) for g in gradients if g is not None]
+
+
+@st.composite
+def random_programs(
+    draw: st.DrawFn, *, routes: tuple[str, ...] = ROUTES, max_steps: int = 6, depth: int = 2
+) -> RandomProgram:
+    """Programs of some steps in a row, with bodies in bodies up to a depth."""
+    tensor = draw(st.sampled_from(sorted(SHAPES)))
+    # The slow ways are rarer.
+    weighted = [route for route in routes for _ in range(1 if route in ("xla", "saved") else 4)]
+    route = draw(st.sampled_from(weighted))
+    gradients = GRADIENTS
+    if route == "tape outside":
+        gradients = ("first",)
+    if route == "xla":
+        gradients = ("none", "first", "second", "trained")
+    how = draw(st.sampled_from(gradients))
+
+    def fits(name: str) -> bool:
+        kind = STEPS[name]
+        return (
+            tensor in kind.tensors
+            and (kind.compiles or route != "xla")
+            and (kind.in_session or route not in ("session", "v1 session"))
+            and (kind.smooth or how != "second")
+            and (name != "python" or route != "saved")
+        )
+
+    names = [name for name in STEPS if fits(name)]
+    plain = [name for name in names if not STEPS[name].bodies]
+    # Without products nothing is converted.
+    products = [n for n in ("dense", "conv", "attention", "unit") if n in names] * 3
+
+    def steps(depth: int, most: int) -> st.SearchStrategy[tuple[Step, ...]]:
+        among = (names if depth else plain) + products
+
+        @st.composite
+        def one(draw: st.DrawFn) -> Step:
+            name = draw(st.sampled_from(among))
+            count = STEPS[name].bodies
+            bodies = tuple(draw(steps(depth - 1, 3)) for _ in range(count))
+            return Step(name, draw(st.integers(0, 63)), bodies)
+
+        return st.lists(one(), min_size=1, max_size=most).map(tuple)
+
+    return RandomProgram(
+        tensor=tensor,
+        steps=draw(steps(depth, max_steps)),
+        loss=draw(st.sampled_from(sorted(LOSSES))),
+        gradients=how,
+        known=draw(st.booleans()),
+        dtype=draw(st.sampled_from(("bfloat16", "float16"))),
+        route=route,
+        device=draw(st.sampled_from(("CPU", "GPU"))) if route == "offline" else "CPU",
+        rules=draw(st.sampled_from(("painted", "default"))),
+    )

@@ -1,0 +1,95 @@
+"""Random programs: in float32, rewritten and in naive low precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import pytest
+from random_program_runs import Reference, check
+from random_programs import RandomProgram
+from random_steps import Step
+from rewrite_checks import BrokenPromiseError
+from rounded_graphs import rounded
+
+SWEEP = Path(__file__).with_name("program_sweep.py")
+
+# Each of these has once found a fault.
+FOUND = {
+    "what saves no Cast was erased in the order of the nodes": RandomProgram(
+        "tokens",
+        (Step("words", 49), Step("words", 42)),
+        "log softmax",
+        "tf.gradients",
+        known=False,
+        dtype="float16",
+    ),
+    "weights cast before a loop get names in the order of its nodes": RandomProgram(
+        "rows", (Step("while", 0, ((Step("dense", 1), Step("dense", 1), Step("dense", 1)),)),)
+    ),
+}
+
+
+@pytest.mark.parametrize("program", FOUND.values(), ids=FOUND)
+def test_programs_that_found_a_fault(program: RandomProgram) -> None:
+    assert check(program) == "changed"
+
+
+def sweep(run_python: Any, *args: str) -> CompletedProcess[str]:
+    code = f"import runpy\nrunpy.run_path({str(SWEEP)!r}, run_name='__main__')"
+    return run_python(code, args=args, timeout=1500)
+
+
+def test_small_programs(run_python: Any) -> None:
+    """Through every host, offline and saved."""
+    done = sweep(run_python, "--cases", "40", "--seed", "7", "--steps", "2", "--depth", "1")
+    assert "40 cases, 0 findings" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
+def test_five_hundred_programs(run_python: Any) -> None:
+    done = sweep(run_python, "--cases", "500", "--seed", "100", "--steps", "3", "--jobs", "2")
+    assert "0 findings" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    steps = (Step("dense"), Step("count"), Step("python"), Step("each", 1))
+    return Reference(RandomProgram("tokens", steps, gradients="first"))
+
+
+def test_rounding_is_an_error_of_the_size_of_the_dtype(reference: Reference) -> None:
+    errors = [reference.naive[name] for name in reference.graph.fetches[1:3]]
+    assert all(1e-4 < error < 0.05 for error in errors)
+    graph = rounded(reference.graph.graph_def, "bfloat16")
+    assert {n.name for n in reference.graph.graph_def.node} < {n.name for n in graph.node}
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("values", lambda value: value * 1.1),
+        ("values", lambda value: value * np.nan),
+        ("dtype", lambda value: value.astype("float16")),
+        ("dtype", lambda value: value[:1]),
+    ],
+)
+def test_what_is_wrong_is_seen(reference: Reference, what: str, change: Any) -> None:
+    reference.compare(reference.expected)
+    name = reference.graph.fetches[1]
+    with pytest.raises(BrokenPromiseError) as raised:
+        reference.compare({**reference.expected, name: change(reference.expected[name])})
+    assert raised.value.what == what
+
+
+def test_an_effect_too_many_is_seen(reference: Reference) -> None:
+    counts = [k for k, v in reference.expected.items() if k[:8] == "variable" and not v.ndim]
+    assert [reference.expected[name] for name in counts] == [4]
+    with pytest.raises(BrokenPromiseError, match="was 4"):
+        reference.compare({counts[0]: np.int32(6)})
+    assert reference.log == [3, 3]
+    with pytest.raises(BrokenPromiseError, match="Python saw"):
+        reference.compare_log([3, 3, 3])

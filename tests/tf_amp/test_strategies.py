@@ -1,0 +1,226 @@
+"""AMP under the strategies of TensorFlow that need servers or meshes of their own."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
+AMP = {
+    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+    f"{PREFIX}IGNORE_PERFORMANCE": "1",
+    f"{PREFIX}DTYPE": "float16",
+}
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("localhost", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def facts(stdout: str) -> list[Any]:
+    return [ast.literal_eval(line[2:]) for line in stdout.splitlines() if line[:2] == "@@"]
+
+
+START = """
+import tf_amp.autoload
+tf_amp.autoload.activate()
+import sys
+import numpy as np
+import tensorflow as tf
+import tf_amp
+
+X = np.random.default_rng(0).normal(size=(64, 16)).astype("float32")
+"""
+
+PARAMETER_SERVER = (
+    START
+    + """
+cluster = {"worker": [sys.argv[1], sys.argv[2]], "ps": [sys.argv[3]]}
+cluster = {job: [f"localhost:{port}" for port in ports] for job, ports in cluster.items()}
+# With as few threads as a small machine has cores, servers in one process wait for each other.
+config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4)
+servers = [
+    tf.distribute.Server(cluster, job_name=job, task_index=index, protocol="grpc", config=config)
+    for job, tasks in cluster.items() for index in range(len(tasks))
+]
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+    tf.train.ClusterSpec(cluster), rpc_layer="grpc"
+)
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    weight = tf.Variable(np.eye(16, dtype="float32"))
+
+@tf.function
+def step(x):
+    def replica(x):
+        with tf.GradientTape() as tape:
+            y = tf.matmul(tf.nn.relu(tf.matmul(x, weight)), weight)
+            loss = tf.reduce_mean(tf.square(y - x))
+        gradient = tape.gradient(loss, weight)
+        weight.assign_sub(0.1 * gradient)
+        return loss
+    return strategy.run(replica, args=(x,))
+
+losses = []
+for _ in range(4):
+    values = [coordinator.schedule(step, args=(tf.constant(X),)) for _ in range(4)]
+    coordinator.join()
+    losses.append(float(np.mean([coordinator.fetch(value) for value in values])))
+status = tf_amp.status()
+print("@@" + repr((losses, status.graphs_rewritten, status.graphs_failed)), flush=True)
+import os
+os._exit(0)  # servers of the same process are never joined
+"""
+)
+
+
+@pytest.mark.slow
+def test_parameter_servers(run_python: Any) -> None:
+    """Two workers and a parameter server: what the workers run is rewritten, and trains."""
+    ports = tuple(map(str, free_ports(3)))
+    ((losses, rewritten, failed),) = facts(run_python(PARAMETER_SERVER, AMP, args=ports).stdout)
+    plain = facts(run_python(PARAMETER_SERVER, args=tuple(map(str, free_ports(3)))).stdout)[0][0]
+    assert rewritten > 0
+    assert failed == 0
+    assert losses[-1] < losses[0]
+    # Steps of two workers run in any order, so that losses differ a little without AMP too.
+    assert losses == pytest.approx(plain, rel=0.1)
+
+
+DTENSOR = (
+    START
+    + """
+from tensorflow.experimental import dtensor
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+mesh = dtensor.create_mesh([("batch", 2)], device_type="CPU")
+copied = dtensor.Layout.replicated(mesh, rank=2)
+split = dtensor.Layout(["batch", dtensor.UNSHARDED], mesh)
+weight = dtensor.DVariable(dtensor.call_with_layout(tf.fill, copied, (16, 16), 0.1))
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        y = tf.matmul(tf.nn.relu(tf.matmul(x, weight)), weight)
+        loss = tf.reduce_mean(tf.square(y - x))
+    weight.assign_sub(0.1 * tape.gradient(loss, weight))
+    return loss
+
+losses = []
+for _ in range(4):
+    x = dtensor.pack([tf.constant(half) for half in np.split(X, 2)], split)
+    losses.append(float(dtensor.unpack(step(x))[0]))
+status = tf_amp.status()
+print("@@" + repr((losses, status.graphs_rewritten, status.graphs_failed)), flush=True)
+"""
+)
+
+
+def test_dtensor(run_python: Any) -> None:
+    """A mesh of two CPUs: functions over distributed tensors are rewritten."""
+    ((losses, rewritten, failed),) = facts(run_python(DTENSOR, AMP).stdout)
+    ((plain, *_),) = facts(run_python(DTENSOR).stdout)
+    assert rewritten > 0
+    assert failed == 0
+    assert losses == pytest.approx(plain, rel=0.01)
+
+
+MULTI_WORKER = (
+    START
+    + """
+import os
+import tf_keras as keras
+
+folder, die_at = sys.argv[1], int(sys.argv[2])
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+keras.utils.set_random_seed(0)
+
+class Die(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("@@" + repr((epoch, round(logs["loss"], 3))), flush=True)
+        if epoch == die_at:
+            os.kill(os.getpid(), 9)
+
+with strategy.scope():
+    layers = [keras.layers.Input((16,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+data = tf.data.Dataset.from_tensor_slices((X, X[:, :1])).batch(32).repeat()
+options = tf.data.Options()
+options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+model.fit(
+    data.with_options(options), steps_per_epoch=4, epochs=5, verbose=0,
+    callbacks=[keras.callbacks.BackupAndRestore(folder), Die()],
+)
+status = tf_amp.status()
+print("@@" + repr((status.graphs_rewritten > 0, status.graphs_failed)), flush=True)
+"""
+)
+
+
+def run_workers(script: Path, folder: Path, die_at: int) -> list[list[Any]]:
+    workers = [f"localhost:{port}" for port in free_ports(2)]
+    running = []
+    for index in range(2):
+        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        environment = {
+            **os.environ,
+            **AMP,
+            "TF_CONFIG": repr(config).replace("'", '"'),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        # One of them dies; the other waits for it in vain, and is ended too.
+        command = [sys.executable, str(script), str(folder), str(die_at if index else -1)]
+        running.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        said = running[1].communicate(timeout=240)
+        assert running[1].returncode == (-signal.SIGKILL if die_at >= 0 else 0), said[1][-3000:]
+        if die_at >= 0:
+            running[0].kill()
+        return [facts(running[0].communicate(timeout=240)[0]), facts(said[0])]
+    finally:
+        for one in running:
+            one.kill()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_and_comes_back(tmp_path: Path) -> None:
+    """Both go on from the last checkpoint, loss scale included, to where they would have come."""
+    script = tmp_path / "worker.py"
+    script.write_text(MULTI_WORKER)
+    _, first = run_workers(script, tmp_path / "broken", die_at=2)
+    chief, second = run_workers(script, tmp_path / "broken", die_at=-1)
+    chief_whole, whole = run_workers(script, tmp_path / "whole", die_at=-1)
+    assert [epoch for epoch, _ in first] == [0, 1, 2]
+    assert second[-1] == whole[-1] == chief[-1] == chief_whole[-1] == (True, 0)
+    losses = dict(whole[:-1])
+    assert sorted(losses) == [0, 1, 2, 3, 4]
+    assert dict(first) == pytest.approx({n: losses[n] for n in (0, 1, 2)}, rel=0.02)
+    # The last epoch before the end may not have been saved.
+    assert [epoch for epoch, _ in second[:-1]] in ([2, 3, 4], [3, 4])
+    assert dict(second[:-1]) == pytest.approx({n: losses[n] for n, _ in second[:-1]}, rel=0.02)
