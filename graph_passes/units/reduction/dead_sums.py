@@ -30,8 +30,8 @@ def pass_unread_sums(edits: GraphEdits, denied: Collection[str]) -> None:
         return
     for number in sorted(edits.unread.now()):
         name, op = view.names[number], view.op_names[number]
-        is_free = name not in edits.listed and edits.matcher.output(number) not in edits.redirect
-        if op in REDUCTIONS and is_free:
+        is_free = op in REDUCTIONS and name not in edits.listed  # others may have no output at all
+        if is_free and edits.matcher.output(number) not in edits.redirect:
             edits.propose(RULE, number, lambda new, name=name: new.listed.update({name: "clear"}))  # type: ignore[misc]
         elif op in denied:
             edits.listed.setdefault(name, "infer")
