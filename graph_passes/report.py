@@ -23,6 +23,13 @@ SCHEMA_VERSION = 1
 _SOURCES_OF_WEIGHTS = frozenset(("Const", "ReadVariableOp", "Variable", "VariableV2"))
 
 
+_FIGURES = (
+    *("target_dtype", "device", "total_nodes", "eligible_nodes", "listed_nodes"),
+    *("converted_nodes", "allow_nodes", "denied_nodes", "blocked_nodes"),
+    *("casts_to_low", "casts_to_float32", "weight_casts"),
+)
+
+
 class Decision(NamedTuple):
     """What became of one type attribute of one node.
 
@@ -110,13 +117,12 @@ class Report:
         )
 
     def _count_nodes(self, plan: Plan) -> None:
-        coloring = plan.coloring
-        listed = coloring.list_codes
-        low, why = np.frombuffer(coloring.low, bool), np.frombuffer(coloring.why, np.uint8)
+        coloring, codes, low = plan.coloring, plan.coloring.list_codes, plan.coloring.is_low
+        why = np.frombuffer(coloring.why, np.uint8)
         self.converted_nodes = _nodes(plan, low)
-        self.allow_nodes = _nodes(plan, low & (listed == ALLOW))
-        self.denied_nodes = _nodes(plan, listed == DENY)
-        blocked = (why == Reason.BEHIND_DENY) & ((listed == INFER) | (listed == CLEAR))
+        self.allow_nodes = _nodes(plan, low & (codes == ALLOW))
+        self.denied_nodes = _nodes(plan, codes == DENY)
+        blocked = (why == Reason.BEHIND_DENY) & ((codes == INFER) | (codes == CLEAR))
         self.blocked_nodes = _nodes(plan, blocked)
 
     def _count_casts(self, plan: Plan, applied: Applied) -> None:
@@ -214,18 +220,7 @@ class Report:
         """The report as JSON-ready values; `schema_version` says how to read it."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "target_dtype": self.target_dtype,
-            "device": self.device,
-            "total_nodes": self.total_nodes,
-            "eligible_nodes": self.eligible_nodes,
-            "listed_nodes": self.listed_nodes,
-            "converted_nodes": self.converted_nodes,
-            "allow_nodes": self.allow_nodes,
-            "denied_nodes": self.denied_nodes,
-            "blocked_nodes": self.blocked_nodes,
-            "casts_to_low": self.casts_to_low,
-            "casts_to_float32": self.casts_to_float32,
-            "weight_casts": self.weight_casts,
+            **{name: getattr(self, name) for name in _FIGURES},
             "notes": list(self.notes),
             "fused_units": list(self.fused_units),
             "near_misses": [dataclasses.asdict(miss) for miss in self.near_misses],

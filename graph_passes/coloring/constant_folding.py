@@ -34,7 +34,7 @@ def paint_constants(coloring: Coloring) -> None:
             continue
         readers = view.readers(made)
         float32 = [reader for reader in readers if not low[reader]]
-        if len(float32) == len(readers) or not coloring.has_kernel(made):
+        if len(float32) == len(readers) or not coloring.has_kernel[made]:
             continue
         if all(_is_idle(coloring, reader) for reader in float32):
             coloring.paint((made, *float32), Reason.FOLDED_CONSTANT)
@@ -45,7 +45,7 @@ def _is_idle(coloring: Coloring, vertex: int) -> bool:
         coloring.list_codes[vertex] == CLEAR
         and coloring.eligible[vertex]
         and not coloring.view.reading_nodes(coloring.view.vertex_nodes[vertex])
-        and coloring.has_kernel(vertex)
+        and coloring.has_kernel[vertex]
     )
 
 
@@ -77,5 +77,5 @@ def convert_tensors(
             if content:
                 low.tensor_content = np.frombuffer(content, "<f4").astype(dtype).tobytes()
             else:
-                listed = np.array(stored.float_val[:], np.float32).astype(dtype)
-                low.half_val.extend(listed.view(np.uint16).tolist())
+                values = np.array(stored.float_val[:], np.float32).astype(dtype)
+                low.half_val.extend(values.view(np.uint16).tolist())

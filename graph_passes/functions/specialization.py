@@ -16,8 +16,9 @@ from tensorflow.core.framework import function_pb2
 
 from graph_passes.coloring.plan import Plan
 from graph_passes.emit.apply import Applied
-from graph_passes.functions.call_tree import Graph, Library, Region
-from graph_passes.functions.inlining import inline, outline
+from graph_passes.functions.call_tree import Library, Region
+from graph_passes.functions.inlining import Inlined, outline
+from graph_passes.ir.copying import Graph
 from graph_passes.ir.view import GraphView, Shapes
 from graph_passes.units.fusion import Fusion
 
@@ -64,7 +65,7 @@ def convert_tree(
         plan, applied = convert(fusion.original, fusion.view, preserve, fusion.node_lists)
         new = None if applied is None else Region(applied.proto, callee_of=root.callee_of)
         return ConvertedTree(new, plan, applied)
-    inlined = inline(root)
+    inlined = Inlined(root)
     view = inlined.view({region: found.view for region, found in fusions.items()}, shapes)
     own_lists = {
         inlined.prefixes[region] + node: list_name

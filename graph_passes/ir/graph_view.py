@@ -2,7 +2,7 @@
 
 Painting works on *vertices*: one per slot (type attribute) of a node, numbered in node order.
 Edges join the vertex of the port that makes a tensor to the vertex of each port that reads it.
-`view` makes the index of a GraphDef or the body of a function, `joining` that of a inlined graph.
+`view` makes the index of a GraphDef or the body of a function, `inlining` that of an inlined graph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLOCATION = "_class"
 """The attribute that names the nodes with which a node must share a device."""
 
 INLINED_ARGUMENT = "_InlinedArgument"
-"""Op of a node that is another name for what a calling node takes at a port (`joining`)."""
+"""Op of a node that is another name for what a calling node takes at a port (`inlining`)."""
 
 NO_ALIASES: Mapping[int, tuple[int, int]] = types.MappingProxyType({})
 

@@ -106,9 +106,9 @@ class KernelSupport:
         full_key = (*key, values)
         answer = self._answers.get(full_key)
         if answer is None:
-            given = dict(zip(known, values, strict=True))
+            dtypes_of = dict(zip(known, values, strict=True))
             answer = self._answers[full_key] = any(
-                all(given[name] <= legal for name, legal in constraints)
+                all(dtypes_of[name] <= legal for name, legal in constraints)
                 for constraints in _kernels_of(op_type.name, self.device)
             )
         return answer

@@ -48,8 +48,8 @@ class GraphEdits:
         shapes: static shapes of the outputs of new nodes.
         units: "rule: node" of each subgraph that is replaced.
         misses: what came close to a pattern.
-        listed: node -> the list that it counts as being on, `op_lists.FLOAT32` for what computes in
-            float32 inside a unit. A denied op within a unit denies nothing outside.
+        node_lists: node -> the list that it counts as being on, `op_lists.FLOAT32` for what
+            computes in float32 inside a unit. A denied op within a unit denies nothing outside.
         kept: the numbers of nodes that must stay as they are.
         owner: of the protos of new nodes; each alone would take a thousand bytes.
         taken: the names of new nodes.
@@ -66,7 +66,7 @@ class GraphEdits:
         self.shapes: dict[str, tuple[Shape | None, ...]] = {}
         self.units: list[str] = []
         self.misses: list[NearMiss] = []
-        self.listed: dict[str, str] = {}
+        self.node_lists: dict[str, str] = {}
         self.owner = graph_pb2.GraphDef()
         self.taken: set[str] = set()
         self._facts: dict[str, TensorFact] = {}
@@ -133,7 +133,7 @@ class GraphEdits:
             return new
 
         new = self.attempt(number, admitted)
-        if new is None or not (new.edits_graph or new.listed):
+        if new is None or not (new.edits_graph or new.node_lists):
             return False
         self._accept(new)
         self.units.append(f"{rule}: {self.view.names[number]}")
@@ -144,12 +144,10 @@ class GraphEdits:
         self.inputs.update(new.inputs.maps[0])
         for name, controls in new.controls.items():
             self.controls[name] = (*self.controls.get(name, ()), *controls)
-        self.listed.update(new.listed)
+        self.node_lists.update(new.node_lists)
         self.made.update(new.made)
         self.new_nodes.extend(node for node, _, _ in new.new_nodes)
-        for tensor, fact in new.made.items():
-            name = new.makers[tensor].name
-            self.shapes[name] = (*self.shapes.get(name, ()), fact.shape)
+        self.shapes.update(new.shapes)
 
     def fact(self, tensor: str) -> TensorFact:
         """What is known of a tensor of the graph or of an accepted replacement."""

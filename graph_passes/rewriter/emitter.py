@@ -7,7 +7,6 @@ outputs, and in loops of TensorFlow 1 the frame of constants.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Container, MutableSequence, Sequence
 from math import prod
@@ -35,19 +34,11 @@ class TensorFact(NamedTuple):
     shape: Shape | None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Prototype:
-    """A node with all attributes but neither name nor inputs.
-
-    Attributes:
-        node: the node.
-        node_type: its node type.
-        suffixes: what stands behind its name in those of its outputs, within functions.
-    """
+class Prototype(NamedTuple):
+    """A node with all attributes but neither name nor inputs, and its node type."""
 
     node: node_def_pb2.NodeDef
     node_type: NodeType
-    suffixes: tuple[str, ...]
 
 
 def free_name(name: str, *taken: Container[str]) -> str:
@@ -126,7 +117,7 @@ class Emitter:
         """
         facts = [self.fact(tensor) for tensor in inputs]
         dtypes = tuple(fact.dtype for fact in facts)
-        prototype = _prototype(op, dtypes, tuple(attrs.items()))
+        prototype = prototype_of(op, dtypes, tuple(attrs.items()))
         return self._add(prototype, inputs, facts, op if name is None else name, shape, attrs)
 
     def copy(
@@ -139,7 +130,7 @@ class Emitter:
 
     def _add(
         self,
-        prototype: _Prototype,
+        prototype: Prototype,
         inputs: Sequence[str],
         facts: Sequence[TensorFact],
         name: str,
@@ -155,19 +146,14 @@ class Emitter:
         tensors, full = [], node.name
         for port, slot in enumerate(node_type.layout.out_slots):
             known = shapes[port] if port < len(shapes) else None
-            tensor = self._output(full, prototype, port)
+            tensor = full + node_type.layout.suffix(port, named=self._is_function)
             self.made[tensor] = TensorFact(node_type.dtypes[slot], known)
             self.makers[tensor] = node
             tensors.append(tensor)
         return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
-    def _output(self, name: str, prototype: _Prototype, port: int) -> str:
-        if self._is_function:
-            return name + prototype.suffixes[port]
-        return f"{name}:{port}" if port else name
-
     def _new(
-        self, prototype: _Prototype, name: str, facts: Sequence[TensorFact] = ()
+        self, prototype: Prototype, name: str, facts: Sequence[TensorFact] = ()
     ) -> node_def_pb2.NodeDef:
         full = f"{self.stem}/{name}" if name else self.stem
         node = self._nodes.add()  # type: ignore[attr-defined]
@@ -179,6 +165,15 @@ class Emitter:
             node.attr[COLOCATION].CopyFrom(self._colocation)
         self.new_nodes.append((node, prototype.node_type, facts))
         return node
+
+    @property
+    def shapes(self) -> dict[str, tuple[Shape | None, ...]]:
+        """Name of a new node -> the static shapes of its outputs."""
+        found: dict[str, tuple[Shape | None, ...]] = {}
+        for tensor, fact in self.made.items():
+            name = self.makers[tensor].name
+            found[name] = (*found.get(name, ()), fact.shape)
+        return found
 
     def merge_shape(self, tensor: str, shape: Shape | None) -> None:
         """Adds the sizes of another tensor of the same values to what is known of a new one."""
@@ -206,7 +201,7 @@ class Emitter:
         if dtype is None:
             dtype = np.float32 if array.dtype.kind == "f" else np.int32
         proto = _tensor_proto(array.astype(dtype, copy=False))
-        node = self._new(_prototype("Const", (), (("dtype", proto.dtype),)), name)
+        node = self._new(prototype_of("Const", (), (("dtype", proto.dtype),)), name)
         held = node.attr["value"].tensor
         held.CopyFrom(proto)
         if shape is not None:
@@ -275,12 +270,14 @@ class _Ops:
 
 
 @functools.lru_cache(maxsize=4096)
-def _prototype(op: str, dtypes: tuple[int, ...], given: tuple[tuple[str, Any], ...]) -> _Prototype:
-    """The node of an op for inputs of certain dtypes, with some attributes given."""
+def prototype_of(
+    op: str, dtypes: tuple[int, ...], chosen: tuple[tuple[str, Any], ...] = ()
+) -> Prototype:
+    """The node of an op for inputs of certain dtypes, with some attributes chosen."""
     op_type = registered_op_type(op)
     if op_type is None:
         raise ValueError(f"TensorFlow knows no op {op!r}")
-    attrs, kinds = dict(given), {attr.name: attr.type for attr in op_type.op_def.attr}
+    attrs, kinds = dict(chosen), {attr.name: attr.type for attr in op_type.op_def.attr}
     variadic = [arg.number_attr for arg in op_type.op_def.input_arg if arg.number_attr]
     count = len(dtypes) - (len(op_type.op_def.input_arg) - len(variadic))
     position = 0
@@ -297,7 +294,7 @@ def _prototype(op: str, dtypes: tuple[int, ...], given: tuple[tuple[str, Any], .
     return _finished(op, values)
 
 
-def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> _Prototype:
+def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> Prototype:
     """A node with the op's defaults for what is not given."""
     op_type = registered_op_type(op)
     if op_type is None:
@@ -311,12 +308,7 @@ def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> _Prototype
         elif op != "Const":
             raise ValueError(f"a new {op} needs the attribute {attr.name!r}")
     node_type = NodeTypeTable(lambda _: None).node_types_of([node])[0]
-    outputs = {offset: arg for arg, offset in node_type.layout.output_offsets.items()}
-    first, suffixes = 0, []
-    for port in range(len(node_type.layout.out_slots)):
-        first = port if port in outputs else first
-        suffixes.append(f":{outputs[first]}:{port - first}")
-    return _Prototype(node, node_type, tuple(suffixes))
+    return Prototype(node, node_type)
 
 
 def _tensor_proto(value: np.ndarray) -> tensor_pb2.TensorProto:

@@ -23,7 +23,7 @@ class Replacement(Emitter):
             were accepted show through.
         inputs: node -> all its new data inputs; likewise.
         controls: node with new inputs -> control inputs that it gets besides.
-        listed: node -> the list that it counts as being on.
+        node_lists: node -> the list that it counts as being on.
         open: nodes that the unit leaves in place for readers outside.
     """
 
@@ -39,7 +39,7 @@ class Replacement(Emitter):
         self.redirect = collections.ChainMap[str, str]({}, edits.redirect)
         self.inputs = collections.ChainMap[str, Sequence[str]]({}, edits.inputs)
         self.controls: dict[str, Sequence[str]] = {}
-        self.listed: dict[str, str] = {}
+        self.node_lists: dict[str, str] = {}
         self.open: set[int] = set()
         super().__init__(
             edits.view.nodes[like],

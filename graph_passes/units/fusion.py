@@ -86,7 +86,7 @@ def find_units(
     if not edits.units:
         return Fusion(proto, view, misses=tuple(edits.misses))
     new = edits.apply()
-    node_lists = {n: where for n, where in edits.listed.items() if n in new.index}
+    node_lists = {n: where for n, where in edits.node_lists.items() if n in new.index}
     return Fusion(proto, new, tuple(edits.units), tuple(edits.misses), edits.shapes, node_lists)
 
 

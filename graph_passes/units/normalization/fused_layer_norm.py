@@ -158,7 +158,8 @@ class _Emission:
         stem, new.stem = new.stem, f"{new.view.names[number]}/BiasAddGrad"
         if len(self._norm.axes) > 1:
             tensor = new.reshape(tensor, (self._rows, self._size), name="rows")
-            new.listed[f"{new.stem}/rows"] = "infer"  # or its reader would not follow what is low
+            # Else its reader would not follow what is low.
+            new.node_lists[f"{new.stem}/rows"] = "infer"
         made = new.op.BiasAddGrad(tensor, name="", shape=(self._size,), data_format="NHWC")
         shape = new.matcher.shape(number)
         if shape is None:

@@ -46,11 +46,11 @@ def _leave_out(new: Replacement, number: int) -> None:
     if m.op(m.source(number, 0)) in PRODUCTS:
         # What follows the product follows a clear op now, and would be painted too late.
         for reader in m.readers(number):
-            new.listed[m.node(reader).name] = "infer"
+            new.node_lists[m.node(reader).name] = "infer"
 
 
 def _let_pass(new: Replacement, number: int) -> None:
-    new.listed[new.view.names[number]] = "clear"
+    new.node_lists[new.view.names[number]] = "clear"
 
 
 def _operand(matcher: Matcher, number: int) -> Shape | None:

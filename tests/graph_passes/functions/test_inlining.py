@@ -12,8 +12,8 @@ from tensorflow.core.framework import types_pb2
 from view_checks import assert_same
 
 from graph_passes.emit.apply import Applied
-from graph_passes.functions.call_tree import Region, build_call_tree, node_types_with
-from graph_passes.functions.inlining import Inlined, inline, outline
+from graph_passes.functions.call_tree import CallTrees, Region, node_types_with
+from graph_passes.functions.inlining import Inlined, outline
 from graph_passes.ir.indexing import NodeIndex
 from graph_passes.ir.view import GraphView, view_function, view_graph
 
@@ -29,7 +29,7 @@ def tree_of(shape: str, is_function: bool) -> tuple[Region, dict]:
         concrete = step.get_concrete_function(SPEC)
         main, graph_def = concrete.function_def, concrete.graph.as_graph_def()
     library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(main, library.get, lambda op: op in ("MatMul", "BatchMatMulV2"))
+    tree = CallTrees(library.get, lambda op: op in ("MatMul", "BatchMatMulV2"), main).build(main)
     assert tree.calls
     return tree, library
 
@@ -43,9 +43,9 @@ def with_all_shapes(test: object) -> object:
 @with_all_shapes
 def test_taking_apart_undoes_joining(shape: str, is_function: bool) -> None:
     tree, _ = tree_of(shape, is_function)
-    inlined = inline(tree)
+    inlined = Inlined(tree)
     for touched in ((), range(len(inlined.proto.node))):
-        again = outline(tree, inlined, Applied(inlined.proto, tuple(touched), (), {}))
+        again = outline(tree, inlined, Applied(inlined.proto, frozenset(touched), {}))
         for old, new in zip(tree.walk(), again.walk(), strict=True):
             assert new.proto == old.proto
 
@@ -56,7 +56,7 @@ def test_the_view_of_a_joined_graph_is_made_of_those_of_its_bodies(
 ) -> None:
     """As if all of its nodes were read; the bodies that have no view are."""
     tree, library = tree_of(shape, is_function)
-    inlined, node_types = inline(tree), node_types_with(library.get)
+    inlined, node_types = Inlined(tree), node_types_with(library.get)
     views = {}
     for region in tree.walk():
         is_body = is_function or not region.is_main
@@ -102,8 +102,8 @@ BRANCHES = "y = If(go, x, x, Tout=[float32, float32], then_branch=layer, else_br
 def joined_text(call: str) -> tuple[Region, Inlined]:
     graph_def = graph(TEXT.format(call=call))
     library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
-    return tree, inline(tree)
+    tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
+    return tree, Inlined(tree)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_what_a_function_takes_and_gives_is_its_boundary() -> None:
     tree, _ = tree_of("branch", is_function=True)
     signature = tree.proto.signature
     taken = [arg.name for arg in signature.input_arg]
-    assert inline(tree).boundary == (*taken, *(f"{arg.name}@" for arg in signature.output_arg))
+    assert Inlined(tree).boundary == [*taken, *(f"{arg.name}@" for arg in signature.output_arg)]
     tree, _ = tree_of("branch", is_function=False)
     tree.proto.node.add(name="argument", op="_Arg").attr["T"].type = types_pb2.DT_FLOAT
-    assert inline(tree).boundary == ()
+    assert Inlined(tree).boundary == []
 
 
 def test_shapes_are_those_of_the_regions() -> None:
@@ -162,7 +162,7 @@ def test_shapes_are_those_of_the_regions() -> None:
 
 def test_results_of_a_main_function_have_its_shapes() -> None:
     tree, _ = tree_of("branch", is_function=True)
-    inlined = inline(tree)
+    inlined = Inlined(tree)
     shapes = inlined.shapes(dict.fromkeys(tree.walk()) | {tree: lambda node: (node,)})
     assert [shapes(name) for name in inlined.boundary] == [(name,) for name in inlined.boundary]
 
@@ -189,7 +189,7 @@ def test_what_changed_in_the_joined_graph_changes_in_the_bodies() -> None:
     proto.CopyFrom(inlined.proto)
     del inlined.proto.node[count:]
     retyped = tuple(numbers[name] for name in ("layer@2/b", "y", "out"))
-    new = outline(tree, inlined, Applied(proto, retyped, (), casts))
+    new = outline(tree, inlined, Applied(proto, frozenset(retyped), casts))
     assert [node.name for node in new.nodes] == [n.name for n in tree.nodes] + ["x_low", "y_low"]
     after = {node.name: node for node in new.nodes}
     assert list(after["y"].input) == ["x_low", "x", "^go"]
