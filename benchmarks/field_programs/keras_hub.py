@@ -272,13 +272,6 @@ _CAUSAL = {
     | {"moe_intermediate_dim": 128, "shared_expert_intermediate_dim": 256}
     | _MOE,
     "SmolLM3": _SMOL,
-    "RWKV7": {
-        "hidden_size": 128,
-        "head_size": 32,
-        "num_layers": 2,
-        "vocabulary_size": _VOCABULARY,
-        "intermediate_dim": 256,
-    },
 }
 _SEQUENCE = {
     "Bart": _ENCODER,
@@ -289,6 +282,13 @@ _BACKBONES = {
     "XLNet": _ENCODER,
     "Electra": _ELECTRA,
     "ESM2": _ENCODER,
+    "RWKV7": {
+        "hidden_size": 128,
+        "head_size": 32,
+        "num_layers": 2,
+        "vocabulary_size": _VOCABULARY,
+        "intermediate_dim": 256,
+    },
     "Whisper": _ENCODER | {"max_encoder_sequence_length": 64, "max_decoder_sequence_length": 32},
     "Moonshine": {
         "vocabulary_size": _VOCABULARY,

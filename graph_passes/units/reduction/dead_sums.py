@@ -30,9 +30,9 @@ def pass_unread_sums(edits: GraphEdits, denied: Collection[str]) -> None:
         return
     for number in sorted(edits.unread.now()):
         name, op = view.names[number], view.op_names[number]
-        output = edits.matcher.output(number)
-        is_free = name not in edits.node_lists and output not in edits.redirect
-        if op in REDUCTIONS and is_free:
+        # Others may have no output at all.
+        is_free = op in REDUCTIONS and name not in edits.node_lists
+        if is_free and edits.matcher.output(number) not in edits.redirect:
             edits.propose(
                 RULE,
                 number,

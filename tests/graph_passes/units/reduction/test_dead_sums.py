@@ -101,3 +101,19 @@ def test_results_of_a_function_are_read():
 
     body = total.get_concrete_function(SPEC).function_def
     assert "unread-sum" not in node_types(find_units(body, view_function(body), CPU, ()))
+
+
+def test_nodes_without_outputs_are_passed_over():
+    """A check that holds when it is traced leaves a NoOp that nothing waits for."""
+
+    @tf.function(autograph=False)
+    def checked_gradient(x):
+        tf.debugging.assert_integer(tf.shape(x))
+        return dropout_gradient(x)
+
+    body = checked_gradient.get_concrete_function(SPEC).function_def
+    waited_for = {name for node in body.node_def for name in node.input if name[0] == "^"}
+    waited_for |= {f"^{name}" for name in body.control_ret.values()}
+    assert {f"^{n.name}" for n in body.node_def if n.op == "NoOp"} - waited_for
+    found = find_units(body, view_function(body), CPU, ())
+    assert "unread-sum" in node_types(found)
