@@ -34,7 +34,13 @@ from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_redirects import Find, called_names
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
-from tf_amp.hosts.function_sizes import FunctionSizes, add_variant, find_source, plan_anew
+from tf_amp.hosts.function_sizes import (
+    FunctionSizes,
+    add_variant,
+    draws_by_seed,
+    find_source,
+    plan_anew,
+)
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
 from tf_amp.hosts.function_upstream import hold_off
@@ -248,7 +254,7 @@ class FunctionHost:
             )
             if function not in self._covered:
                 self._uncovered.add(function)
-        if counts.products:
+        if counts.products and not draws_by_seed(definition, library):
             self._watch_calls(function, traced, config, result, counts, record)
 
     def _watch_calls(

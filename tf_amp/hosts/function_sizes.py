@@ -21,7 +21,7 @@ from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import attributes
 
 from graph_passes.policy.config import UNKNOWN_DIMENSION
-from tf_amp.hosts.function_redirects import redirect_calls
+from tf_amp.hosts.function_redirects import Find, called_names, redirect_calls
 
 if TYPE_CHECKING:
     from graph_passes import RewriteResult
@@ -42,6 +42,7 @@ _KEPT = frozenset(("api_implements", attributes.TF_DATA_FUNCTION))
 """Attributes of functions that TensorFlow replaces by others, or runs in a pipeline."""
 _RATIO = 4
 """Sizes within this ratio of one another share a variant."""
+_SEEDS = ("seed", "seed2")
 _CLASSES = (-3, 5)
 _LASTING = 2
 """Calls in a row by which a class of sizes, but for the first, shows that it lasts."""
@@ -149,6 +150,30 @@ def plan_anew(
     return dataclasses.replace(
         result, proto=definition, extra_functions=functions, changed=True
     ), anew
+
+
+def draws_by_seed(definition: function_pb2.FunctionDef, find: Find) -> bool:
+    """Whether a function, or one that it calls, draws random numbers that a seed determines.
+
+    The kernel of such an op counts what it has drawn, and each variant of a function has kernels of
+    its own: the numbers would not be those of the program as it is.
+
+    Args:
+        definition: the function.
+        find: gives what it calls.
+    """
+    pending, seen = [definition], {definition.signature.name}
+    for function in pending:  # which grows
+        for node in function.node_def:
+            # To read an attribute that is not there would add it.
+            if any(name in node.attr and node.attr[name].i for name in _SEEDS):
+                return True
+        for name in called_names(function):
+            callee = None if name in seen else find(name)
+            seen.add(name)
+            if callee is not None:
+                pending.append(callee)
+    return False
 
 
 class FunctionSizes:

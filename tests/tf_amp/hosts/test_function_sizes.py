@@ -86,6 +86,12 @@ def test_a_small_batch_runs_in_float32_where_a_larger_one_does_not(
     assert seen["small"] == {"middling": [BFLOAT16], "few": [FLOAT]}
 
 
+def test_seeded_random_numbers_are_those_of_the_program(run_python: RunPython, table: str) -> None:
+    seen = facts(run_python, "sizes_cases.seeds()", table)["seeds"]
+    assert len(set(seen["plain"])) == 5
+    assert seen["drawn"] == seen["plain"]
+
+
 def test_a_fault_costs_the_plan_alone(run_python: RunPython, table: str) -> None:
     seen = facts(run_python, "sizes_cases.faults()", table)
     assert seen["fault"] == {"error": 0.0, "failed": 1}
