@@ -31,6 +31,7 @@ from graph_passes.collector import collector_paused
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
+from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
@@ -182,12 +183,14 @@ class FunctionHost:
             # Python code reads this copy to build graphs from (the gradient of a loaded `While`).
             function._cached_definition = definition
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
-        title = f"{name} ({step})" if top_level and (step := _keras_step()) else name
+        title = f"{name} ({step})" if (step := _keras_step()) else name
         called = [callee for callee in graph._functions.values() if callee in self._uncovered]
         record = functools.partial(
             self._installation.record,
             "function",
             original=definition,
+            library=functools.partial(self._original_definition, context),
+            lines=source_lines(graph),
             announce=top_level and not _EXPORTED.search(name),
         )
         counts = self._counts[function] = record(
