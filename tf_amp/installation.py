@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 
 import tensorflow
 
-from graph_passes.driver import no_library
-from graph_passes.functions.call_tree import Library
-from graph_passes.plan_remarks import Lines, no_lines
 from tf_amp.compatibility import unsupported
 from tf_amp.compiled import CompiledFunctions
 from tf_amp.env_config import Settings
 from tf_amp.graph_log import GraphLog
 from tf_amp.hosts import function, session
-from tf_amp.hosts.dumps import Dumps, Proto
+from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
 from tf_amp.loss_scale import auto_wrap, counters
@@ -107,8 +104,7 @@ class Installation:
         result: RewriteResult,
         *,
         original: Proto | None = None,
-        library: Library = no_library,
-        lines: Lines = no_lines,
+        origin: Origin = UNKNOWN,
         parts: Iterable[NodeCounts] = (),
         covered: Iterable[NodeCounts] = (),
         is_part: bool = False,
@@ -123,8 +119,7 @@ class Installation:
             name: the graph's name, for people.
             result: what the pass returned.
             original: the graph before the rewrite, for the trace.
-            library: gives the functions that it calls, for the trace.
-            lines: gives the Python lines of its nodes, for the trace.
+            origin: what else is known of it, for the trace.
             parts: counts of the functions that the graph calls; its line adds them up.
             covered: counts that were returned before, of graphs that are part of this one.
             is_part: whether the nodes of this graph were counted before, as part of another.
@@ -135,9 +130,8 @@ class Installation:
         """
         counts = sum(parts, NodeCounts.of(result.report))
         self._tally.add(name, result, counts, (*covered, counts) if is_part else covered)
-        directory = None
-        if self._dumps is not None:
-            directory = self._dumps.write(name, result, original, library=library, lines=lines)
+        write = self._dumps.write if self._dumps else None
+        directory = write(name, result, original, origin=origin) if write else None
         if result.failure is not None:
             _log.log(
                 logging.ERROR if self._tally.failed <= _FAILURES_SAID else logging.DEBUG,

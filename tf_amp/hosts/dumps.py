@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import itertools
 import json
@@ -20,6 +21,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.driver import no_library
 from graph_passes.functions.call_tree import Library
+from graph_passes.ir.view import FunctionShapes, Shapes, no_shapes
 from graph_passes.plan_remarks import Lines, no_lines
 from graph_passes.policy.op_lists import LIST_NAMES, load_op_lists
 from tf_amp.hosts.function_redirects import called_names
@@ -30,6 +32,27 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tf_amp")
 Proto: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What is known of a graph besides its proto, so that it can be planned again.
+
+    Attributes:
+        library: gives the functions that it calls.
+        shapes: gives the static shapes of its tensors.
+        function_shapes: gives those of the functions that it calls.
+        lines: gives the Python lines of its nodes.
+    """
+
+    library: Library = no_library
+    shapes: Shapes | None = None
+    function_shapes: FunctionShapes = no_shapes
+    lines: Lines = no_lines
+
+
+UNKNOWN = Origin()
+"""The origin of a graph of which nothing else is known."""
 
 # File systems commonly end a name at 255 bytes; prefix, number and suffix need the rest.
 _NAME_LENGTH = 150
@@ -77,24 +100,23 @@ class Dumps:
         result: RewriteResult,
         original: Proto | None,
         *,
-        library: Library = no_library,
-        lines: Lines = no_lines,
+        origin: Origin = UNKNOWN,
     ) -> Path | None:
         """Writes one rewrite, if a trace is asked for or the rewrite failed.
 
         The files are ``graphdef_preop_<name>_<n>.pb`` and ``.pb.txt`` (before),
         ``graphdef_AutoMixedPrecision_<name>_<n>.pb`` and ``.pb.txt`` (after; of a failed rewrite:
         what was rejected), ``paintbuckets_AutoMixedPrecision_<name>_<n>.txt`` (the four lists),
-        ``report_AutoMixedPrecision_<name>_<n>.json`` and ``remarks_<name>_<n>.jsonl`` (or
-        ``.jsonl.gz``). A function is written as a GraphDef that has it in its library, the first
-        one there; those that it calls stand behind it. A file is there whole or not at all.
+        ``report_AutoMixedPrecision_<name>_<n>.json``, ``remarks_<name>_<n>.jsonl`` (or
+        ``.jsonl.gz``) and ``shapes_<name>_<n>.json.gz``. A function is written as a GraphDef
+        that has it in its library, the first one there; those that it calls stand behind it. A file
+        is there whole or not at all.
 
         Args:
             name: the graph's name; what a file name cannot hold is replaced.
             result: what the pass returned.
             original: the graph before. None if the host no longer has it.
-            library: gives the functions that the graph calls.
-            lines: gives the Python lines of nodes.
+            origin: what else is known of the graph.
 
         Returns:
             The directory written to, None if nothing was (or could be) written.
@@ -108,16 +130,19 @@ class Dumps:
         stem = f"{re.sub('[^A-Za-z0-9_.-]+', '_', name)[-_NAME_LENGTH:]}_{number:04d}"
         after = result.rejected if failed else result.proto
         report = {"name": name, "failure": result.failure, **result.report.to_dict()}
-        remarks = result.report.remarks(name, failure=result.failure, lines=lines).to_lines()
+        remarks = result.report.remarks(name, failure=result.failure, lines=origin.lines)
+        callees = _callees(original, origin.library)
+        shapes = json.dumps(_shapes(original, callees, origin)).encode()
         files = {
-            **_graph_files(f"graphdef_preop_{stem}", original, _callees(original, library)),
+            **_graph_files(f"graphdef_preop_{stem}", original, callees),
             **_graph_files(f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions),
             f"paintbuckets_AutoMixedPrecision_{stem}.txt": self._lists_in_force().encode(),
             f"report_AutoMixedPrecision_{stem}.json": json.dumps(
                 report, indent=1, default=str
             ).encode(),
+            f"shapes_{stem}.json.gz": gzip.compress(shapes),
         }
-        text = "\n".join(remarks).encode()
+        text = "\n".join(remarks.to_lines()).encode()
         large = len(text) > GZIP_FROM
         files[f"remarks_{stem}.jsonl{'.gz' if large else ''}"] = (
             gzip.compress(text) if large else text
@@ -225,6 +250,30 @@ def _callees(proto: Proto | None, library: Library) -> list[function_pb2.Functio
                 found[name] = callee
                 waiting.append(callee)
     return list(found.values())
+
+
+def _shapes(
+    proto: Proto | None, callees: Iterable[function_pb2.FunctionDef], origin: Origin
+) -> dict[str, dict[str, Any]]:
+    """Function, "" for the graph itself -> node -> the shapes of its outputs."""
+    if proto is None:
+        return {}
+    is_function = isinstance(proto, function_pb2.FunctionDef)
+    bodies = {"": (_nodes_and_arguments(proto), origin.shapes)}
+    for callee in (*callees, *(() if is_function else proto.library.function)):
+        name = callee.signature.name
+        bodies[name] = (_nodes_and_arguments(callee), origin.function_shapes(name))
+    return {
+        name: {node: known for node in nodes if (known := list(shapes(node)))}
+        for name, (nodes, shapes) in bodies.items()
+        if shapes is not None
+    }
+
+
+def _nodes_and_arguments(proto: Proto) -> list[str]:
+    if isinstance(proto, graph_pb2.GraphDef):
+        return [node.name for node in proto.node]
+    return [*(a.name for a in proto.signature.input_arg), *(n.name for n in proto.node_def)]
 
 
 def _graph_files(

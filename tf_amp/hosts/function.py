@@ -31,6 +31,7 @@ from graph_passes.collector import collector_paused
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
+from tf_amp.hosts.dumps import Origin
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_redirects import called_names
@@ -189,8 +190,12 @@ class FunctionHost:
             self._installation.record,
             "function",
             original=definition,
-            library=functools.partial(self._original_definition, context),
-            lines=source_lines(graph),
+            origin=Origin(
+                functools.partial(self._original_definition, context),
+                shapes,
+                shapes_of,
+                source_lines(graph),
+            ),
             announce=top_level and not _EXPORTED.search(name),
         )
         counts = self._counts[function] = record(

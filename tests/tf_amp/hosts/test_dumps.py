@@ -23,7 +23,7 @@ from graph_passes import (
     rewrite_graph_def,
 )
 from tf_amp.hosts import dumps as dumps_module
-from tf_amp.hosts.dumps import STATUS, Dumps
+from tf_amp.hosts.dumps import STATUS, Dumps, Origin
 
 CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
 
@@ -72,6 +72,7 @@ def test_files_of_a_graph(tmp_path: Path, graph: graph_pb2.GraphDef, result: Rew
         f"paintbuckets_AutoMixedPrecision_{stem}.txt",
         f"report_AutoMixedPrecision_{stem}.json",
         f"remarks_{stem}.jsonl",
+        f"shapes_{stem}.json.gz",
     }
     assert _read(directory / f"graphdef_preop_{stem}.pb") == graph
     assert _read(directory / f"graphdef_AutoMixedPrecision_{stem}.pb") == result.proto
@@ -183,7 +184,7 @@ def test_long_names_and_threads(
     for thread in threads:
         thread.join()
     (directory,) = tmp_path.iterdir()
-    assert len(list(directory.iterdir())) == 8 * 7
+    assert len(list(directory.iterdir())) == 8 * 8
 
 
 def test_no_process_overwrites_what_another_wrote(
@@ -212,11 +213,15 @@ def test_functions_stand_behind_the_one_that_calls_them(
         call = function.node_def.add(name="call", op="PartitionedCall")
         call.attr["f"].func.name = called
     inner.signature.name = "inner"
+    known = {"call": [(2, None)]}
+    origin = Origin(library.get, lambda node: known.get(node, ()), lambda _: None)
     inner.node_def.add(name="again", op="callee")  # recursion ends
-    directory = Dumps(str(tmp_path), CONFIG).write("f", result, caller, library=library.get)
+    directory = Dumps(str(tmp_path), CONFIG).write("f", result, caller, origin=origin)
     assert directory is not None
     written = _read(directory / "graphdef_preop_f_0000.pb").library.function
     assert [function.signature.name for function in written] == ["caller", "callee", "inner"]
+    with gzip.open(directory / "shapes_f_0000.json.gz", "rt") as shapes:
+        assert json.load(shapes) == {"": {"call": [[2, None]]}}
 
 
 def test_many_remarks_are_compressed(
@@ -245,7 +250,7 @@ def test_a_trace_is_bounded(
     assert not written[-1]
     assert written == sorted(written, reverse=True)
     assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= 20_000
-    assert len(list(tmp_path.glob("*/*"))) == 7 * sum(written)
+    assert len(list(tmp_path.glob("*/*"))) == 8 * sum(written)
     assert len(caplog.records) == 1
 
 
