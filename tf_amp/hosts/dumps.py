@@ -130,9 +130,9 @@ class Dumps:
         stem = f"{re.sub('[^A-Za-z0-9_.-]+', '_', name)[-_NAME_LENGTH:]}_{number:04d}"
         after = result.rejected if failed else result.proto
         report = {"name": name, "failure": result.failure, **result.report.to_dict()}
-        remarks = result.report.remarks(name, failure=result.failure, lines=origin.lines)
+        remarks = result.remarks(name, lines=origin.lines)
         callees = _callees(original, origin.library)
-        shapes = json.dumps(_shapes(original, callees, origin)).encode()
+        shapes = json.dumps(known_shapes(original, origin, callees)).encode()
         files = {
             **_graph_files(f"graphdef_preop_{stem}", original, callees),
             **_graph_files(f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions),
@@ -252,10 +252,19 @@ def _callees(proto: Proto | None, library: Library) -> list[function_pb2.Functio
     return list(found.values())
 
 
-def _shapes(
-    proto: Proto | None, callees: Iterable[function_pb2.FunctionDef], origin: Origin
+def known_shapes(
+    proto: Proto | None, origin: Origin, callees: Iterable[function_pb2.FunctionDef] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Function, "" for the graph itself -> node -> the shapes of its outputs."""
+    """Collects the static shapes in a graph and in functions.
+
+    Args:
+        proto: the graph, whose library counts, or function.
+        origin: gives the shapes.
+        callees: further functions.
+
+    Returns:
+        Function, "" for the graph itself -> node -> the shapes of its outputs.
+    """
     if proto is None:
         return {}
     is_function = isinstance(proto, function_pb2.FunctionDef)

@@ -14,6 +14,7 @@ from tf_amp.tracing.trace import TracedGraph
 
 TRIED = 12
 """How many changes are planned; those that touch the most nodes."""
+_LEAST = 0.01  # of all cast bytes: what saves less is not worth a setting
 _INFER_ADD = f"{REWRITE}_INFERLIST_ADD"
 _RULE_OF = {
     Reason.CONSTANT_RANGE.name.lower(): "constant-range",
@@ -112,14 +113,14 @@ def find_blockers(graphs: Sequence[TracedGraph], tried: int = TRIED) -> list[Blo
                 cast_bytes=then.cast_bytes - now.cast_bytes,
             )
         )
-    helpful = (b for b in found if b.products > 0 or (b.products == 0 and b.cast_bytes < 0))
+    least = _LEAST * now.cast_bytes
+    helpful = (b for b in found if b.products > 0 or (b.products == 0 and b.cast_bytes < -least))
     return sorted(helpful, key=lambda b: (-b.products, -b.flops, b.cast_bytes))
 
 
 def _planned(graphs: Sequence[TracedGraph], change: Change | None) -> Figures:
     configs = (change.applied(g.config) if change else g.config for g in graphs)
-    reports = [g.plan(c).report for g, c in zip(graphs, configs, strict=True)]
-    return figures_of(report.remarks() for report in reports)
+    return figures_of([g.plan(c) for g, c in zip(graphs, configs, strict=True)])
 
 
 def _changes(graphs: Sequence[TracedGraph]) -> Iterator[Change]:

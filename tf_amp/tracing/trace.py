@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -30,6 +30,9 @@ from tf_amp.hosts.process_record import PROCESS, config_of
 _REMARKS = re.compile(r"remarks_(.*)\.jsonl(\.gz)?")
 
 
+ReadShapes: TypeAlias = Callable[[], Mapping[str, Mapping[str, Any]]]
+
+
 class TraceError(ValueError):
     """There is no trace, or none that this release can read."""
 
@@ -44,12 +47,14 @@ class TracedGraph:
         read: gives the graph as it was before; a function is the first one of its library.
         read_shapes: gives the shapes that were known: function, "" for the graph itself -> node ->
             those of its outputs. None: they are inferred from the graph.
+        preserve: names of its nodes that are fed, fetched or otherwise to be left alone.
     """
 
     remarks: FunctionRemarks
     config: PrecisionConfig
     read: Callable[[], GraphDef]
-    read_shapes: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None
+    read_shapes: ReadShapes | None = None
+    preserve: tuple[str, ...] = ()
 
     @functools.cached_property
     def _graph(self) -> GraphDef:
@@ -69,15 +74,17 @@ class TracedGraph:
         of_function = functools.cache(inferred.of_function)
         return inferred.of_graph, lambda name: of_function(name) if name in self._library else None
 
-    def plan(self, config: PrecisionConfig) -> RewriteResult:
+    def plan(self, config: PrecisionConfig) -> FunctionRemarks:
         """Plans the graph again."""
+        return self._rewrite(config).remarks(self.remarks.name)
+
+    def _rewrite(self, config: PrecisionConfig) -> RewriteResult:
         shapes, function_shapes = self._shapes
         if self._graph.node:
-            preserved = (r for r in self.remarks.remarks if r.rule == "preserved")
             return rewrite_graph_def(
                 self._graph,
                 config,
-                preserve=[r.node for r in preserved if not r.function],
+                preserve=self.preserve,
                 shapes=shapes,
                 function_shapes=function_shapes,
             )
@@ -154,7 +161,9 @@ def _read_folder(folder: Path) -> Trace:
         if before.exists() and shapes.exists():
             read = functools.partial(_read_graph, before)
             read_shapes = functools.partial(_read_json, shapes)
-            graphs.append(TracedGraph(remarks, config, read, read_shapes))
+            preserved = (r for r in remarks.remarks if r.rule == "preserved" and not r.function)
+            kept = tuple(remark.node for remark in preserved)
+            graphs.append(TracedGraph(remarks, config, read, read_shapes, kept))
     title = f"{process.get('script') or folder.name}, process {process.get('process')}"
     return Trace(title, process, status, tuple(_without_parts(graphs)))
 
