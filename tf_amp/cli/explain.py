@@ -131,7 +131,10 @@ def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> in
     if arguments.json:
         print(json.dumps(told, indent=1, default=str))
     else:
-        print("Single nodes: --op TYPE, --node REGEX, --function NAME, --line FILE:LINE, --missed")
+        print(
+            "To go on: --op MatMul --missed (why not this op?), --op Cast (the largest casts), "
+            "--node REGEX, --function NAME, --line model.py:42."
+        )
     return 0
 
 
@@ -148,15 +151,18 @@ def _show_remarks(traces: Sequence[Trace], arguments: argparse.Namespace) -> int
     for trace in traces:
         for graph in trace.graphs:
             found = list(_chosen(graph, arguments))
+            remarks = graph.remarks.remarks if found else ()
+            lines_of = {"/".join(filter(None, (r.function, r.node))): r.lines for r in remarks}
             if found and not arguments.json and number < arguments.limit:
                 print(f"{trace.name}: {graph.remarks.name}")
-            for remark in found:
+            # Of Casts the large ones matter.
+            for remark in sorted(found, key=lambda remark: -(remark.bytes or 0)):
                 number += 1
                 if arguments.json:
                     where = {"process": trace.name, "graph": graph.remarks.name}
                     print(json.dumps({**where, **remark.to_dict()}))
                 elif number <= arguments.limit:
-                    print(f"  {remark_text(remark, graph.config)}")
+                    print(f"  {remark_text(remark, graph.config, lines_of)}")
     if not number:
         print("No remark fits these filters.", file=sys.stderr)
         return 1

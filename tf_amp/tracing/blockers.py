@@ -6,13 +6,15 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from tensorflow.python.framework import op_def_registry
+
 from graph_passes import RULES, ListEdit, PrecisionConfig, Remark, load_op_lists
 from graph_passes.ops.reasons import Reason
 from tf_amp.env_variables import COST_TABLE, REWRITE, RULES_DISABLE
 from tf_amp.tracing.figures import Figures, figures_of
 from tf_amp.tracing.trace import TracedGraph
 
-TRIED = 12
+TRIED = 20
 """How many changes are planned; those that touch the most nodes."""
 _LEAST = 0.01  # of all cast bytes: what saves less is not worth a setting
 _INFER_ADD = f"{REWRITE}_INFERLIST_ADD"
@@ -134,6 +136,12 @@ def _changes(graphs: Sequence[TracedGraph]) -> Iterator[Change]:
     return (change for change, _ in touched.most_common())
 
 
+def _has_state(op: str) -> bool:
+    """Whether an op reads or changes something that has a dtype of its own."""
+    definition = op_def_registry.get(op)
+    return definition is not None and definition.is_stateful
+
+
 def _change_for(remark: Remark, config: PrecisionConfig) -> Change | None:
     if remark.kind != "kept":
         return None
@@ -150,7 +158,7 @@ def _change_for(remark: Remark, config: PrecisionConfig) -> Change | None:
         return Change(
             f"{denied}, denied", _INFER_ADD, denied, lists.entries[denied].reason, op=denied
         )
-    if remark.rule == "unlisted":
+    if remark.rule == "unlisted" and not _has_state(remark.op):
         risk = lists.unlisted.get(remark.op, "Nothing is known of this op: it is on no list.")
         return Change(f"{remark.op}, on no list", _INFER_ADD, remark.op, risk, op=remark.op)
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graph_passes import PrecisionConfig, Remark, load_op_lists
 from tf_amp.env_variables import COST_TABLE
@@ -57,11 +57,17 @@ def _row(graph: TracedGraph, figures: Figures) -> tuple[str, ...]:
     return (
         graph.remarks.name,
         f"{figures.products_low} of {figures.products}",
-        "-" if figures.flops_share is None else f"{figures.flops_share:.0%}",
+        _percent(figures.flops_share),
         str(figures.casts),
         in_bytes(figures.cast_bytes),
         f"given up: {failure}" if failure else "; ".join([*kept[:_REASONS_SHOWN], *more]) or "-",
     )
+
+
+def _percent(share: float | None) -> str:
+    if share in (None, 1):
+        return "-" if share is None else "100%"
+    return f"{min(share or 0, 0.999):.1%}"  # a rest must not be rounded away
 
 
 def blockers_text(blockers: Sequence[Blocker], variables: dict[str, str]) -> str:
@@ -89,8 +95,16 @@ def _gain(blocker: Blocker) -> str:
     return ", ".join(parts)
 
 
-def remark_text(remark: Remark, config: PrecisionConfig) -> str:
-    """One remark, with the Python lines and what the lists say of the op that decided it."""
+def remark_text(
+    remark: Remark, config: PrecisionConfig, lines_of: Mapping[str, tuple[str, ...]]
+) -> str:
+    """One remark, with the Python lines and what the lists say of the op that decided it.
+
+    Args:
+        remark: the remark.
+        config: what its graph was planned with.
+        lines_of: node -> its Python lines, for the start of the remark's path.
+    """
     what = {
         "converted": config.target_dtype,
         "kept": "float32",
@@ -102,7 +116,8 @@ def remark_text(remark: Remark, config: PrecisionConfig) -> str:
     head = " ".join(filter(None, (f"{what}:", remark.op, where + attr)))
     lines = [f"{head}: {reason}" if where else f"{head} {reason}"]
     if remark.path:
-        lines.append(f"blocked by {remark.blocked_by}: {' -> '.join(remark.path)}")
+        at = "".join(f", at {line}" for line in lines_of.get(remark.path[0], ())[:1])
+        lines.append(f"blocked by {remark.blocked_by}{at}: {' -> '.join(remark.path)}")
     lines += _advice(remark, config)
     facts = [str(shape).replace("None", "?") for shape in remark.shapes if shape is not None]
     facts += [_in_flops(remark.flops)] if remark.flops is not None else []

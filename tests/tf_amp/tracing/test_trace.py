@@ -106,7 +106,16 @@ def test_a_blocker_gives_what_it_promises(trace: Trace) -> None:
     ("arguments", "said"),
     [
         ((), ["step", "2 of 2", "What blocks most", "INFERLIST_ADD=Softplus,Exp", "risk: "]),
-        (("--op", "Elu"), ["float32: Elu Elu", "Exp -> Elu", "Exp is on the deny list", "py:13"]),
+        (
+            ("--op", "Elu"),
+            [
+                "float32: Elu Elu",
+                "Exp -> Elu",
+                "script.py:12: Exp -> Elu",
+                "Exp is on the deny list",
+                "script.py:13",
+            ],
+        ),
         (("--line", "script.py:13", "--missed"), ["Elu"]),
         (("--node", "^Exp$", "--function", "step"), ["on the deny list", "script.py:12"]),
     ],
