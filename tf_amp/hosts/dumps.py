@@ -134,7 +134,7 @@ class Dumps:
         callees = _callees(original, origin.library)
         shapes = json.dumps(known_shapes(original, origin, callees)).encode()
         files = {
-            **_graph_files(f"graphdef_preop_{stem}", original, callees),
+            **_graph_files(f"graphdef_preop_{stem}", original, callees=callees),
             **_graph_files(f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions),
             f"paintbuckets_AutoMixedPrecision_{stem}.txt": self._lists_in_force().encode(),
             f"report_AutoMixedPrecision_{stem}.json": json.dumps(
@@ -286,9 +286,17 @@ def _nodes_and_arguments(proto: Proto) -> list[str]:
 
 
 def _graph_files(
-    stem: str, proto: Proto | None, functions: Iterable[function_pb2.FunctionDef] = ()
+    stem: str,
+    proto: Proto | None,
+    functions: Iterable[function_pb2.FunctionDef] = (),
+    *,
+    callees: Iterable[function_pb2.FunctionDef] = (),
 ) -> dict[str, bytes]:
-    """A graph as a binary file and as a text: file name -> content."""
+    """A graph as a binary file and as a text: file name -> content.
+
+    The text is for people and slow to write: callees, of which most have files of their own, are
+    in the binary file alone.
+    """
     if proto is None:
         return {}
     graph = graph_pb2.GraphDef()
@@ -298,7 +306,7 @@ def _graph_files(
         graph.CopyFrom(proto)
     for function in functions:
         graph.library.function.append(function)
-    return {
-        f"{stem}.pb": graph.SerializeToString(deterministic=True),
-        f"{stem}.pb.txt": text_format.MessageToString(graph).encode(),
-    }
+    text = text_format.MessageToString(graph).encode()
+    for callee in callees:  # naming the library would make an empty one
+        graph.library.function.append(callee)
+    return {f"{stem}.pb": graph.SerializeToString(deterministic=True), f"{stem}.pb.txt": text}

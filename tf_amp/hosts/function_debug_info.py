@@ -95,15 +95,25 @@ def _user_lines(stack: Any) -> tuple[str, ...]:
     """The innermost line of the user's, and the innermost one of a package if that is deeper."""
     package = ""
     for frame in reversed(list(stack.get_user_frames())):
-        in_package = _PACKAGES.split(frame.filename)[1:]
-        if in_package:
-            if not package and _PLUMBING.isdisjoint(Path(in_package[-1]).parts):
-                package = f"{in_package[-1]}:{frame.lineno}"
-        elif not frame.filename.startswith(_NOT_THE_USERS):
-            near = os.path.relpath(frame.filename)
-            own = frame.filename if near.startswith(os.pardir) else near
-            return (f"{own}:{frame.lineno}", *filter(None, (package,)))
+        in_package, shown = _place(frame.filename)
+        if shown and not in_package:
+            return (f"{shown}:{frame.lineno}", *filter(None, (package,)))
+        if shown and not package:
+            package = f"{shown}:{frame.lineno}"
     return (package,) if package else ()
+
+
+@functools.lru_cache(maxsize=1024)
+def _place(file: str) -> tuple[bool, str]:
+    """Whether a file is a package's, and how it is shown; "" if its frames say nothing."""
+    in_package = _PACKAGES.split(file)[1:]
+    if in_package:
+        tells = _PLUMBING.isdisjoint(Path(in_package[-1]).parts)
+        return True, in_package[-1] if tells else ""
+    if file.startswith(_NOT_THE_USERS):
+        return False, ""
+    near = os.path.relpath(file)
+    return False, file if near.startswith(os.pardir) else near
 
 
 def name_originals(message: str, function: Any) -> str:

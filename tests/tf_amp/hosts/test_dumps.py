@@ -218,7 +218,9 @@ def test_functions_stand_behind_the_one_that_calls_them(
     inner.node_def.add(name="again", op="callee")  # recursion ends
     directory = Dumps(str(tmp_path), CONFIG).write("f", result, caller, origin=origin)
     assert directory is not None
-    written = _read(directory / "graphdef_preop_f_0000.pb").library.function
+    written = graph_pb2.GraphDef.FromString(
+        (directory / "graphdef_preop_f_0000.pb").read_bytes()
+    ).library.function
     assert [function.signature.name for function in written] == ["caller", "callee", "inner"]
     with gzip.open(directory / "shapes_f_0000.json.gz", "rt") as shapes:
         assert json.load(shapes) == {"": {"call": [[2, None]]}}
