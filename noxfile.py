@@ -51,4 +51,5 @@ def tests(session: nox.Session, tensorflow: str, keras: str) -> None:
         ".[test]",
     )
     whole = ("tests",) if tensorflow in ENDS else HOSTS
-    session.run("pytest", "-q", *(session.posargs or whole), env={"TF_CPP_MIN_LOG_LEVEL": "2"})
+    # `python -m` puts this folder on the path first: folders of tests have names of packages.
+    session.run("python", "-m", "pytest", "-q", *(session.posargs or whole))

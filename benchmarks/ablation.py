@@ -42,6 +42,7 @@ FOR_VALUES = {
     "variable-update": "keeps weights and optimizer state from low precision",
     "constant-range": "keeps constants beyond float16 from becoming infinite",
     "loss": "keeps losses and metrics from low precision",
+    "fused-update": "is about time: it makes one op of an optimizer's dozen",
     "cost": "is about time: it keeps what is slower float32, with a cost table",
 }
 """Rules that no figure of casts can judge, and why."""

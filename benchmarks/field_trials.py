@@ -1,12 +1,13 @@
 """Tries tf_amp on programs of other people's packages, unchanged, with and without the variable.
 
-    pip install -e '.[field]'
+    pip install -e '.[field]' && pip install --no-deps tf-agents gym==0.23.0 gym-notices
     python benchmarks/field_trials.py
     python benchmarks/field_trials.py --only 'keras_hub/.*CausalLM' --rounds 0
     python benchmarks/field_trials.py --set TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_COST_TABLE=off
 
 Every program of `field_programs` runs in two processes, float32 and tf_amp, with the same seeds.
-What counts as a fault:
+A program whose packages no interpreter of `--python` has is reported as not installed. What counts
+as a fault:
 
 - a process that ends, or gives no answer in time;
 - losses or outputs further from float32's than the bound, of another shape or dtype, or not finite;
@@ -17,8 +18,8 @@ What counts as a fault:
 The bound: the error of all numbers of an output together (2-norm, relative to float32's) may be
 2^-5, the rounding of bfloat16 (2^-9) of 256 layers added up at random. A network can be sensitive
 by itself: with a batch of two, a batch normalization tells little more than which is larger. So
-what lies beyond is run a third time under the Keras policy of the same dtype, and may be 4 times as
-far from float32 as that.
+what lies beyond is run a third time with the pass that TensorFlow has itself, and may be 4 times as
+far from float32 as with that.
 
 Times are CPU times. The processes take turns; the ratios of a turn's steps are in the table as
 their median, the first step (tracing and rewriting included) happens once and is a single figure.
@@ -47,7 +48,7 @@ from worker_channel import Worker, WorkerError
 
 WORKER = str(Path(__file__).with_name("field_worker.py"))
 _BOUND = {"bfloat16": 2**-5, "float16": 2**-7}
-_OF_POLICY = 4.0
+_OF_UPSTREAM = 4.0
 _TURN_S = 0.3
 _WARNING = 30
 _PRODUCTS = re.compile(r"\w+ (\d+) of (\d+)")
@@ -91,14 +92,14 @@ def trial(program: Program, python: str, options: argparse.Namespace) -> dict[st
                 found |= _judged(program, answers["float32"], answers["tf_amp"])
                 found["error"] = error
                 if error["worst"] > _BOUND[options.dtype]:
-                    policy = math.inf
-                    if start("keras_policy"):
-                        policy = distance(answers["float32"], answers["keras_policy"])["worst"]
-                    found["policy_error"] = policy
-                    if error["worst"] > _OF_POLICY * policy or math.isinf(policy):
+                    upstream = math.inf
+                    if start("upstream"):
+                        upstream = distance(answers["float32"], answers["upstream"])["worst"]
+                    found["upstream_error"] = upstream
+                    if error["worst"] > _OF_UPSTREAM * upstream or math.isinf(upstream):
                         found["faults"].append(
-                            f"error {error['worst']:.3g} of {error['of']}, with the Keras policy "
-                            f"{policy:.3g}"
+                            f"error {error['worst']:.3g} of {error['of']}, with TensorFlow's own "
+                            f"pass {upstream:.3g}"
                         )
                 if options.rounds:
                     found["step_ratio"] = _step_ratio(workers, options)
@@ -220,7 +221,7 @@ def _row(found: dict[str, Any]) -> list[object]:
     if "losses" not in found:
         return cells
     loss = {variant: f"{losses[-1]:.5g}" for variant, losses in found["losses"].items()}
-    beside = f" ({found['policy_error']:.2g})" if "policy_error" in found else ""
+    beside = f" ({found['upstream_error']:.2g})" if "upstream_error" in found else ""
     return [
         *cells,
         f"{loss['float32']} / {loss['tf_amp']}",
@@ -283,7 +284,7 @@ def main() -> None:
         with open(f"{options.json}l", "w" if number == 0 else "a", encoding="utf-8") as file:
             file.write(json.dumps(found) + os.linesep)
     print("\r\033[K", end="", file=sys.stderr)
-    headers = ["program", "result", "loss, float32 / tf_amp", "error (policy's)"]
+    headers = ["program", "result", "loss, float32 / tf_amp", "error (upstream)"]
     headers += ["products low", "first step", "step"]
     print_table(headers, [row + [None] * (len(headers) - len(row)) for row in map(_row, trials)])
     run = [found for found in trials if not found.get("not_installed")]

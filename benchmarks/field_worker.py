@@ -54,10 +54,6 @@ class FieldWorker:
         for name in _LOGGERS:
             logging.getLogger(name).addHandler(self._said)
         prepare(arguments.variant, arguments.dtype)
-        if arguments.variant == "keras_policy" and _version("tf_keras"):
-            import tf_keras
-
-            tf_keras.mixed_precision.set_global_policy(f"mixed_{arguments.dtype}")
         program = PROGRAMS[arguments.program]
         self._running = running = program.build()
         started = time.process_time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
@@ -11,12 +12,12 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from graph_passes.collector import collector_paused
 from graph_passes.coloring.plan import Plan, make_plan
-from graph_passes.emit.apply import Applied
-from graph_passes.functions.call_tree import CallTrees, Graph, Library, Region, node_types_with
+from graph_passes.functions.call_tree import CallTrees, Library, Region, node_types_with
 from graph_passes.functions.loop_invariants import hoist_casts
 from graph_passes.functions.loop_sum_moves import prepare_tree
 from graph_passes.functions.specialization import ConvertedTree, convert_tree, name_functions
 from graph_passes.functions.verify_calls import verify_tree
+from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.function_references import FunctionReferences
 from graph_passes.ir.view import (
     FunctionShapes,
@@ -35,7 +36,7 @@ from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.remarks import FunctionRemarks
 from graph_passes.report import Report
 from graph_passes.rewriter.editor import NearMiss
-from graph_passes.units.fusion import Fusion
+from graph_passes.units.fusion import Fusion, may_gain_alone
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class RewriteResult:
     def nodes(self) -> Iterator[node_def_pb2.NodeDef]:
         """The nodes of `proto`, but not of its library, and of `extra_functions`."""
         for body in (self.proto, *self.extra_functions):
-            yield from Region(body).nodes
+            yield from nodes_of(body)
 
     def remarks(self, name: str = "", *, lines: Lines = no_lines) -> FunctionRemarks:
         """Everything that was decided, functions included, as `Report.remarks`."""
@@ -93,9 +94,7 @@ class RewriteResult:
 
     def copy(self) -> Graph:
         """A copy of `proto` for others to change."""
-        new = type(self.proto)()
-        new.CopyFrom(self.proto)  # type: ignore[arg-type]
-        return new
+        return copy.deepcopy(self.proto)
 
 
 def _lines_within(lines: Lines, function: str, inner: str, node: str) -> tuple[str, ...]:
@@ -224,7 +223,8 @@ class _Rewrite:
             Report, target_dtype=target, device=device, total_nodes=total, notes=lists.notes
         )
         one = _TreeRewrite(self, tree, preserve, shapes)
-        if not tree.calls and is_idle((node.op for node in tree.nodes), lists):
+        ops = {node.op for node in tree.nodes}
+        if not tree.calls and is_idle(ops, lists) and not may_gain_alone(ops, self.config):
             return RewriteResult(proto=tree.proto, report=report(plan=one.plan_in_vain))
         try:
             converted, fusion = one.convert()
@@ -253,7 +253,8 @@ class _TreeRewrite:
         self._common, self._config = common, common.config
         self._tree, self._preserve, self._shapes = tree, preserve, shapes
         self._node_types = node_types_with(common.library)
-        self._given: dict[int, GraphView] = {}  # by the id of the proto
+        self._plan = functools.partial(convert, config=self._config, observe=common.observe)
+        self._originals: dict[int, GraphView] = {}  # by the id of the proto
         self._fused: dict[Region, GraphView] = {}
 
     def _details(self, region: Region) -> tuple[Collection[str], Shapes | None]:
@@ -266,15 +267,15 @@ class _TreeRewrite:
     ) -> Fusion:
         kept, sizes = self._details(region)
         sizes = extend_shapes(sizes, added)
-        given, fusion = prepare(
+        original, fusion = prepare(
             body, self._config, kept, self._node_types, sizes, self._common.observe
         )
-        self._given[id(body)] = given
+        self._originals[id(body)] = original
         return fusion
 
-    def _view_given(self, region: Region) -> GraphView:
+    def _view_original(self, region: Region) -> GraphView:
         """The view of a body as the caller gave it; one that was edited before has none yet."""
-        known = self._given.get(id(region.proto))
+        known = self._originals.get(id(region.proto))
         return known or view_body(region.proto, None, self._node_types)
 
     def convert(self) -> tuple[ConvertedTree, Fusion]:
@@ -298,21 +299,11 @@ class _TreeRewrite:
             kept = self._details(region)[0]
             converted = convert_tree(alone, kept, self._plan, {alone: fusion}, {})
             changed = converted.root is not None
-            self._fused[region] = fusion.view if changed else self._view_given(region)
-            bodies[region] = type(region.proto)()
-            bodies[region].CopyFrom((converted.root or alone).proto)  # type: ignore[arg-type]
+            self._fused[region] = fusion.view if changed else self._view_original(region)
+            bodies[region] = copy.deepcopy((converted.root or alone).proto)
             outcomes.append((converted, fusion))
         root = self._tree.with_bodies(bodies.__getitem__)
         return dataclasses.replace(outcomes[0][0], root=root), outcomes[0][1]
-
-    def _plan(
-        self,
-        graph: Graph,
-        view: GraphView,
-        preserve: Collection[str],
-        listed: Mapping[str, str],
-    ) -> tuple[Plan, Applied | None]:
-        return convert(graph, view, preserve, self._config, listed, self._common.observe)
 
     def finish(self, converted: ConvertedTree) -> tuple[function_pb2.FunctionDef, ...]:
         """Hoists casts, names the functions of a converted tree and verifies it.
@@ -330,7 +321,7 @@ class _TreeRewrite:
         functions = name_functions(root, self._common.library)
         verify_tree(
             zip(self._tree.walk(), root.walk(), strict=True),
-            self._view_given,
+            self._view_original,
             self._fused.__getitem__,
             kernel_support(config.device, config.target),
             self._preserve,

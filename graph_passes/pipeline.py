@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeAlias
 
-from tensorflow.core.framework import graph_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring import painting, tensor_lists
 from graph_passes.coloring.bounded_rsqrt import release_bounded_rsqrts
@@ -19,40 +20,22 @@ from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.v1_loops import match_loop_edges
 from graph_passes.coloring.variable_updates import protect_variable_updates
 from graph_passes.emit.apply import Applied, apply_plan
-from graph_passes.functions.call_tree import Graph
+from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible
 from graph_passes.ir.view import GraphView, Shapes, view_body
-from graph_passes.ops.kernels import kernel_support
 from graph_passes.ops.node_types import NodeTypeTable
-from graph_passes.ops.reasons import Reason
-from graph_passes.placement import byte_cost, time_cost
+from graph_passes.placement.byte_cost import place_casts
+from graph_passes.placement.time_cost import keep_fast_ones
 from graph_passes.policy.config import RULES, PrecisionConfig
-from graph_passes.policy.op_lists import OpLists, load_op_lists
+from graph_passes.policy.op_lists import OpLists
 from graph_passes.units.fusion import Fusion, find_units
 from graph_passes.units.normalization import upgrade_batch_norm
 
-NOTHING_LISTED: Mapping[str, str] = types.MappingProxyType({})
+NO_NODE_LISTS: Mapping[str, str] = types.MappingProxyType({})
 
 Observer: TypeAlias = Callable[[str, Graph | Coloring], None]
 """Is told the name of each stage that has run and what it has made: a graph, or its colours, which
 later stages change. With functions that are planned together, "units" runs once for each body."""
-
-
-@dataclasses.dataclass
-class Painting:
-    """A graph being painted, with what stages leave for later ones.
-
-    Attributes:
-        coloring: the colours.
-        clusters: the vertices of tensor lists that must have one colour.
-        out_of_range: vertices that must stay float32 for a constant's sake.
-        joined: vertices that were painted for the casts that it may save.
-    """
-
-    coloring: Coloring
-    clusters: list[tensor_lists.Cluster] = dataclasses.field(default_factory=list)
-    out_of_range: list[int] = dataclasses.field(default_factory=list)
-    joined: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +51,7 @@ class Stage:
     """
 
     name: str
-    run: Callable[[Painting], None]
+    run: Callable[[Coloring], None]
     requires: tuple[str, ...] = ()
     ensures: tuple[str, ...] = ()
     when: Callable[[PrecisionConfig], bool] = lambda _: True
@@ -78,79 +61,59 @@ class Stage:
         return (self.name not in RULES or config.has_rule(self.name)) and self.when(config)
 
 
-def _find_lists(paint: Painting) -> None:
-    paint.clusters, implicit_edges, unsafe = tensor_lists.find_clusters(paint.coloring)
-    paint.coloring.connect(implicit_edges)
-    paint.coloring.deny(unsafe, Reason.UNSAFE_CLUSTER)
-
-
-def _deny_constants(paint: Painting) -> None:
-    paint.out_of_range = deny_out_of_range(paint.coloring)
-
-
-def _join(paint: Painting) -> None:
-    behind_units = byte_cost.is_in_force(paint.coloring.config)
-    paint.joined = painting.paint_infer_after_clear(paint.coloring, behind_units=behind_units)
-
-
-def _match_lists(paint: Painting) -> None:
-    tensor_lists.match_cluster_colours(paint.coloring, paint.clusters)
-
-
-def _on_colours(run: Callable[[Coloring], None]) -> Callable[[Painting], None]:
-    return lambda paint: run(paint.coloring)
-
-
 def _is_default(config: PrecisionConfig) -> bool:
     return not config.parity
 
 
 STAGES = (
-    Stage("tensor-lists", _find_lists, (), ("edges", "clusters")),
-    Stage("variable-update", _on_colours(protect_variable_updates), ("edges",)),
-    Stage("loss", _on_colours(keep_losses), ("edges",)),
-    Stage("bounded-rsqrt", _on_colours(release_bounded_rsqrts)),
+    Stage("tensor-lists", tensor_lists.find_clusters, (), ("edges", "clusters")),
+    Stage("variable-update", protect_variable_updates, ("edges",)),
+    Stage("loss", keep_losses, ("edges",)),
+    Stage("bounded-rsqrt", release_bounded_rsqrts),
     Stage(
         "constant-range",
-        _deny_constants,
+        deny_out_of_range,
         ("edges",),
         when=lambda config: config.target == types_pb2.DT_HALF,
     ),
-    Stage("allow", _on_colours(painting.paint_allow_list), ("edges",), ("allow",)),
+    Stage("allow", painting.paint_allow_list, ("edges",), ("allow",)),
+    Stage("deny", painting.propagate_deny, ("allow",), ("deny",)),
+    Stage("lists-between", tensor_lists.match_cluster_colours, ("clusters", "deny")),
+    Stage("between-allow", painting.paint_between_allow, ("deny",)),
+    Stage("infer-after-allow", painting.paint_infer_after_allow, ("deny",)),
+    Stage("clear", painting.flood_clear, ("deny",), ("clear",)),
     Stage(
-        "deny",
-        lambda paint: painting.propagate_deny(paint.coloring, paint.out_of_range),
-        ("allow",),
-        ("deny",),
+        "infer-after-clear",
+        painting.paint_infer_after_clear,
+        ("clear",),
+        ("followers",),
+        when=_is_default,
     ),
-    Stage("lists-between", _match_lists, ("clusters", "deny")),
-    Stage("between-allow", _on_colours(painting.paint_between_allow), ("deny",)),
-    Stage("infer-after-allow", _on_colours(painting.paint_infer_after_allow), ("deny",)),
-    Stage("clear", _on_colours(painting.flood_clear), ("deny",), ("clear",)),
-    Stage("infer-after-clear", _join, ("clear",), ("joined",), when=_is_default),
     Stage(
-        "useless-joins",
-        lambda paint: painting.erase_useless(paint.coloring, paint.joined),
-        ("joined",),
-        when=lambda config: _is_default(config) and not byte_cost.is_in_force(config),
+        "useless-followers",
+        painting.erase_useless,
+        ("followers",),
+        when=lambda config: _is_default(config) and not config.weighs_bytes,
     ),
-    Stage("kernels", _on_colours(painting.erase_unsupported), ("clear",), ("kernels",)),
-    Stage("lists-after", _match_lists, ("clusters", "kernels"), ("lists agree",)),
-    Stage("v1-loops", _on_colours(match_loop_edges), ("kernels",), ("loops agree",)),
+    Stage("kernels", painting.erase_unsupported, ("clear",), ("kernels",)),
+    Stage(
+        "lists-after", tensor_lists.match_cluster_colours, ("clusters", "kernels"), ("lists agree",)
+    ),
+    Stage("v1-loops", match_loop_edges, ("kernels",), ("loops agree",)),
     Stage(
         "cast-cut",
-        lambda paint: byte_cost.place_casts(paint.coloring, paint.clusters),
+        place_casts,
         ("lists agree", "loops agree"),
-        when=byte_cost.is_in_force,
+        when=lambda config: config.weighs_bytes,
     ),
     Stage(
         "cost",
-        lambda paint: time_cost.keep_fast_ones(paint.coloring, paint.clusters),
+        keep_fast_ones,
         ("lists agree", "loops agree"),
-        when=lambda config: not byte_cost.is_in_force(config),
+        when=lambda config: not config.weighs_bytes,
     ),
-    Stage("existing-casts", _on_colours(painting.match_existing_casts), ("kernels",)),
-    Stage("constant-folding", _on_colours(paint_constants), ("kernels",)),
+    Stage("existing-casts", painting.match_existing_casts, ("kernels",)),
+    Stage("constant-folding", paint_constants, ("kernels",)),
 )
 """The stages that paint, in order. Before them units are replaced (`units.fusion`); behind them
 come plan, apply and verify."""
@@ -160,29 +123,22 @@ def paint(
     view: GraphView,
     config: PrecisionConfig,
     preserve: Collection[str],
-    listed: Mapping[str, str] = NOTHING_LISTED,
+    node_lists: Mapping[str, str] = NO_NODE_LISTS,
     observe: Observer | None = None,
 ) -> Coloring:
-    """Colours a graph: all stages, in order; `listed` is what units say of single nodes."""
-    lists = load_op_lists(config)
-    support = kernel_support(config.device, config.target)
-    ineligible = find_ineligible(view, preserve, config)
-    coloring = Coloring(view, config, lists, support, config.target, ineligible)
-    coloring.relist(listed)
-    if not _anything_to_do(coloring, lists):
+    """Colours a graph: all stages, in order; `node_lists` is what units say of single nodes."""
+    coloring = Coloring(view, config, find_ineligible(view, preserve, config))
+    coloring.relist(node_lists)
+    starts = (coloring.list_codes == ALLOW) & coloring.eligible
+    if not (coloring.lists.force_all or starts.any()):
         return coloring
-    state = Painting(coloring)
     for stage in STAGES:
         if stage.applies(config):
-            stage.run(state)
+            stage.run(coloring)
             if observe is not None:
                 observe(stage.name, coloring)
     coloring.disconnect()
     return coloring
-
-
-def _anything_to_do(coloring: Coloring, lists: OpLists) -> bool:
-    return lists.force_all or bool(((coloring.list_codes == ALLOW) & coloring.eligible).any())
 
 
 def is_idle(ops: Iterable[str], lists: OpLists) -> bool:
@@ -208,38 +164,32 @@ def prepare(
         shapes: static shapes, where they are known.
         observe: is told of the stage "units".
     """
-    graph, given = proto, view_body(proto, shapes, node_types)
-    view = given
+    graph, original = proto, view_body(proto, shapes, node_types)
+    view = original
     if not view.ops.isdisjoint(upgrade_batch_norm.SUCCESSOR):
-        graph = _with_upgraded_batch_norms(proto)
+        graph = copy.deepcopy(proto)
+        upgrade_batch_norm.upgrade_batch_norms(nodes_of(graph))
         view = view_body(graph, shapes, node_types)
     fusion = find_units(graph, view, config, preserve)
     if observe is not None:
         observe("units", fusion.proto)
-    return given, fusion
+    return original, fusion
 
 
 def convert(
     graph: Graph,
     view: GraphView,
     preserve: Collection[str],
+    node_lists: Mapping[str, str],
+    *,
     config: PrecisionConfig,
-    listed: Mapping[str, str],
     observe: Observer | None = None,
 ) -> tuple[Plan, Applied | None]:
     """Paints the graph and carries the plan out, where there is anything to do."""
-    plan = make_plan(paint(view, config, preserve, listed, observe))
+    plan = make_plan(paint(view, config, preserve, node_lists, observe))
     if not plan.low:
         return plan, None
     applied = apply_plan(plan, graph)
     if observe is not None:
         observe("apply", applied.proto)
     return plan, applied
-
-
-def _with_upgraded_batch_norms(proto: Graph) -> Graph:
-    copy = type(proto)()
-    copy.CopyFrom(proto)  # type: ignore[arg-type]
-    nodes = copy.node if isinstance(copy, graph_pb2.GraphDef) else copy.node_def
-    upgrade_batch_norm.upgrade_batch_norms(nodes)
-    return copy

@@ -18,6 +18,7 @@ from graph_passes.ops.reasons import Reason
 from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks_of_plan
 from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.units.fusion import Fusion
+from graph_passes.units.update.fused_updates import RULE
 
 SCHEMA_VERSION = 1
 """Version of the mapping that `Report.to_dict` returns."""
@@ -65,6 +66,7 @@ class Report:
         weight_casts: those of `casts_to_low` that cast a constant or a variable.
         notes: what the author of list edits should know.
         fused_units: the subgraphs replaced as units: "pattern: node" of each.
+        fused_updates: how many of them are updates of variables.
         near_misses: subgraphs that look like a pattern, each with what is amiss.
     """
 
@@ -84,6 +86,7 @@ class Report:
         self.total_nodes = total_nodes
         self.notes = notes
         self.fused_units = fusion.units if fusion else ()
+        self.fused_updates = sum(unit.startswith(f"{RULE}: ") for unit in self.fused_units)
         self.near_misses = fusion.misses if fusion else ()
         self._given_plan = plan
         self._casts: Mapping[str, int] = applied.casts if applied else {}
@@ -113,13 +116,12 @@ class Report:
         )
 
     def _count_nodes(self, plan: Plan) -> None:
-        coloring = plan.coloring
-        listed = coloring.list_codes
-        low, why = np.frombuffer(coloring.low, bool), np.frombuffer(coloring.why, np.uint8)
+        coloring, codes, low = plan.coloring, plan.coloring.list_codes, plan.coloring.is_low
+        why = np.frombuffer(coloring.why, np.uint8)
         self.converted_nodes = _nodes(plan, low)
-        self.allow_nodes = _nodes(plan, low & (listed == ALLOW))
-        self.denied_nodes = _nodes(plan, listed == DENY)
-        blocked = (why == Reason.BEHIND_DENY) & ((listed == INFER) | (listed == CLEAR))
+        self.allow_nodes = _nodes(plan, low & (codes == ALLOW))
+        self.denied_nodes = _nodes(plan, codes == DENY)
+        blocked = (why == Reason.BEHIND_DENY) & ((codes == INFER) | (codes == CLEAR))
         self.blocked_nodes = _nodes(plan, blocked)
 
     def _count_casts(self, plan: Plan, applied: Applied) -> None:

@@ -96,6 +96,7 @@ SESSION_HOST = (
         "BaseSession.__init__",
         ("self", "target", "graph", "config"),
     ),
+    Member("tensorflow.python.training.server_lib", "Server.__init__"),
     Member(_PYWRAP, "TF_SessionRun_wrapper"),
     Member(_PYWRAP, "TF_SessionPRunSetup_wrapper"),
     Member(_PYWRAP, "TF_SessionMakeCallable"),

@@ -79,6 +79,27 @@ def tensorflow_release() -> str:
     return ".".join(tf.__version__.split(".")[:2])
 
 
+def user_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Returns where things that are measured on this machine are kept; it need not exist.
+
+    Args:
+        environ: Of these, ``XDG_CACHE_HOME`` counts, and ``HOME`` if it is not set.
+
+    Returns:
+        ``$XDG_CACHE_HOME/tf-amp`` or ``~/.cache/tf-amp``.
+
+    Raises:
+        OSError: The user has no home directory.
+    """
+    base = environ.get("XDG_CACHE_HOME", "").strip()
+    if not base:
+        home = environ.get("HOME") or os.path.expanduser("~")
+        if home == "~":
+            raise OSError("this user has no home directory, and XDG_CACHE_HOME is not set")
+        base = os.path.join(home, ".cache")
+    return Path(base) / "tf-amp"
+
+
 def cached_table_path(
     name: str, target_dtype: str, environ: Mapping[str, str] = os.environ
 ) -> Path:
@@ -87,23 +108,17 @@ def cached_table_path(
     Args:
         name: The class of device.
         target_dtype: "float16" or "bfloat16".
-        environ: Of these, ``XDG_CACHE_HOME`` counts, and ``HOME`` if it is not set.
+        environ: Says where the user's cache is; see `user_cache`.
 
     Returns:
-        A file below ``$XDG_CACHE_HOME/tf-amp`` or ``~/.cache/tf-amp``; it need not exist.
+        A file in that cache; it need not exist.
 
     Raises:
         OSError: The user has no home directory.
     """
     from graph_passes.policy.cost_table import table_name
 
-    base = environ.get("XDG_CACHE_HOME", "").strip()
-    if not base:
-        home = environ.get("HOME") or os.path.expanduser("~")
-        if home == "~":
-            raise OSError("this user has no home directory, and XDG_CACHE_HOME is not set")
-        base = os.path.join(home, ".cache")
-    return Path(base) / "tf-amp" / "cost_tables" / table_name(name, target_dtype)
+    return user_cache(environ) / "cost_tables" / table_name(name, target_dtype)
 
 
 def choose_table(

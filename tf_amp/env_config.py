@@ -24,6 +24,7 @@ from tf_amp.env_variables import (
     LEVEL,
     LOG_PATH,
     RULES_DISABLE,
+    TRIAL,
     VARIABLES,
     EnvConfigError,
     Variable,
@@ -59,6 +60,7 @@ class Settings:
         log_path: Directory for dumps, or None.
         disabled_rules: Names of rules that are switched off.
         cost_table: ``auto``, ``off`` or the path of a file.
+        trial_steps: How often a function's original and its rewrite are timed against each other.
         decided_by: Setting -> the variable that decided it; a default is not listed.
         notes: Variables that look like a misspelt name of this table, one sentence each.
     """
@@ -73,6 +75,7 @@ class Settings:
     log_path: str | None = None
     disabled_rules: frozenset[str] = frozenset()
     cost_table: str = "auto"
+    trial_steps: int = 0
     decided_by: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -211,6 +214,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         log_path=choose("log_path", None, LOG_PATH),
         disabled_rules=frozenset(disabled_rules),
         cost_table=choose("cost_table", "auto", COST_TABLE),
+        trial_steps=choose("trial_steps", 0, TRIAL),
         decided_by=decided_by,
         notes=misspelt(environ),
     )

@@ -25,6 +25,7 @@ RULES_DISABLE = f"{REWRITE}_RULES_DISABLE"
 COST_TABLE = f"{REWRITE}_COST_TABLE"
 IGNORE_PERFORMANCE = f"{REWRITE}_IGNORE_PERFORMANCE"
 LOG_PATH = f"{REWRITE}_LOG_PATH"
+TRIAL = f"{REWRITE}_TRIAL"
 
 # Read by TensorFlow's own pass: not ours to parse, and no typing errors either.
 FOREIGN_VARIABLES = (f"{REWRITE}_SIMULATE_GPU", f"{REWRITE}_EMULATE_FP16")
@@ -50,8 +51,8 @@ class Variable:
         name: The variable's name.
         kind: How its value is read. ``boolean``: 0, 1, true or false in any case. ``choice``: one
             of `choices` in any case. ``names``: names separated by commas, blanks around them
-            ignored. ``path``: a directory. ``choice or file``: one of `choices` in any case, else
-            a file.
+            ignored. ``path``: a directory. ``count``: a whole number, 0 or more. ``choice or
+            file``: one of `choices` in any case, else a file.
         meaning: What it does, one or two sentences.
         default: What holds while it is unset, as text.
         choices: The legal values of a ``choice``, the legal words of a ``choice or file``.
@@ -60,7 +61,7 @@ class Variable:
     """
 
     name: str
-    kind: Literal["boolean", "choice", "names", "path", "choice or file"]
+    kind: Literal["boolean", "choice", "names", "path", "count", "choice or file"]
     meaning: str
     default: str = ""
     choices: tuple[str, ...] = ()
@@ -79,7 +80,11 @@ class Variable:
         if self.kind == "names":
             what = "op types (case-sensitive)" if self.edits else "rule names"
             return f"{what} separated by commas"
-        return "a directory, created if missing"
+        return (
+            "a whole number, 0 or more"
+            if self.kind == "count"
+            else "a directory, created if missing"
+        )
 
     def parse(self, name: str, value: str) -> Any:
         """Parses a value that is not empty.
@@ -89,7 +94,7 @@ class Variable:
             value: The value, without blanks at its ends.
 
         Returns:
-            A bool, a string, or a tuple of names, by `kind`.
+            A bool, a number, a string, or a tuple of names, by `kind`.
 
         Raises:
             EnvConfigError: The value is not legal.
@@ -104,6 +109,8 @@ class Variable:
             names = tuple(dict.fromkeys(n for n in map(str.strip, value.split(",")) if n))
             if all(map(_NAME.fullmatch, names)):
                 return names
+        if self.kind == "count" and value.isdecimal():
+            return int(value)
         if self.kind in ("path", "choice or file"):
             return value
         raise EnvConfigError(
@@ -190,6 +197,14 @@ VARIABLES: tuple[Variable, ...] = (
         "Rewrite even where the hardware has no fast units for the target dtype, and whatever it "
         f"costs: `{COST_TABLE}=auto` then means off.",
         default="0",
+    ),
+    Variable(
+        TRIAL,
+        "count",
+        "How often each function's original and its rewrite are timed, in turns, over the "
+        "function's first calls; the faster of the two stays, and one line says so. The outcome "
+        "is remembered by graph and machine in the user's cache. Every call runs one of the two.",
+        default="0: nothing is tried",
     ),
     Variable(
         LOG_PATH,

@@ -32,8 +32,7 @@ class GraphLog:
             name: the graph's name, for people.
             counts: its counts and those of the functions that it calls.
             announce: whether this is a top-level graph. INFO is for those that have matrix products
-                or convolutions, or in which something was converted, and not for the same line
-                twice.
+                or convolutions, or in which something was changed, and not for the same line twice.
         """
         group: list[NodeCounts] | None = getattr(self._thread, "group", None)
         if group is not None:
@@ -44,7 +43,7 @@ class GraphLog:
             said = self._said.setdefault(name, [])
             announce = (
                 announce
-                and bool(counts.converted or counts.products)
+                and bool(counts.converted or counts.products or counts.updates)
                 and len(said) < _LINES_PER_NAME
                 and line not in said
             )

@@ -8,6 +8,8 @@ explicitly.
 from __future__ import annotations
 
 import logging
+import os
+import platform
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,3 +144,28 @@ def _judge_cpu(dtype: str, flags: Collection[str]) -> tuple[bool, str]:
     if not flags:
         return False, f"no GPU is visible, and no flags of the CPU could be read from {_CPUINFO}"
     return False, f"no GPU is visible, and the CPU has neither {' nor '.join(names)}"
+
+
+def processor_name(device: Literal["GPU", "CPU"]) -> str:
+    """Names what graphs run on, for people and to tell machines apart.
+
+    Args:
+        device: "GPU" for the first one, "CPU" for the processor with its number of cores.
+
+    Returns:
+        For example "AMD EPYC 9V74, 2 cores"; the kind of machine where no more is told.
+    """
+    if device == "GPU":
+        import tensorflow as tf
+
+        first = tf.config.list_physical_devices("GPU")[0]
+        details = tf.config.experimental.get_device_details(first)
+        return str(details.get("device_name", "GPU"))
+    try:
+        lines = Path(_CPUINFO).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    # A model name is free text and goes into a quoted string.
+    name = (names or [platform.machine()])[0].replace('"', "").replace("\\", "")
+    return f"{name}, {os.cpu_count()} cores"

@@ -204,7 +204,7 @@ class Installation:
 
     def say_if_nothing_happened(self) -> None:
         """Warns, at the end of the process, that AMP was on and converted no graph."""
-        if self.config is not None and not self._tally.rewritten:
+        if self.config is not None and not self._tally.converted:
             _log.warning(
                 "AMP was on, but no graph was converted: %s",
                 self._tally.why_nothing(),

@@ -26,12 +26,14 @@ class NodeCounts:
         casts: casts inserted, in both directions.
         products: matrix products and convolutions, by op type and by the reason why they were
             converted or not.
+        updates: updates of variables that became one op.
     """
 
     total: int = 0
     converted: int = 0
     casts: int = 0
     products: Counter[tuple[str, Reason]] = dataclasses.field(default_factory=Counter)
+    updates: int = 0
 
     def __add__(self, other: NodeCounts) -> NodeCounts:
         return NodeCounts(
@@ -39,6 +41,7 @@ class NodeCounts:
             converted=self.converted + other.converted,
             casts=self.casts + other.casts,
             products=self.products + other.products,
+            updates=self.updates + other.updates,
         )
 
     @classmethod
@@ -49,11 +52,12 @@ class NodeCounts:
             converted=report.converted_nodes,
             casts=report.casts_to_low + report.casts_to_float32,
             products=report.products,
+            updates=report.fused_updates,
         )
 
     def converted_alone(self) -> NodeCounts:
         """Returns what was converted, without the nodes that were looked at."""
-        return NodeCounts(converted=self.converted, casts=self.casts)
+        return NodeCounts(converted=self.converted, casts=self.casts, updates=self.updates)
 
     def line(self, name: str, target_dtype: str) -> str:
         """Says in one line what was done to the graph `name`, the products first."""
@@ -68,6 +72,8 @@ class NodeCounts:
                 kept[f"{op} {{}} float32: {_SHORT.get(reason, reason.text)}"] += count
         what = ", ".join(f"{op} {low[op]} of {count}" for op, count in all_of.most_common())
         line = f"{name}: {what or f'{self.converted} nodes'} in {target_dtype}, {self.casts} casts"
+        if self.updates:
+            line += f", {self.updates} update{'s'[: self.updates > 1]} fused"
         for text, count in kept.most_common():
             line += f"; {count} {text.format('stays' if count == 1 else 'stay')}"
         return line
@@ -113,7 +119,8 @@ class Tally:
                     self._count(part, -1)
             # The largest graph left alone tells more than the first one, which is often a
             # function of a single op.
-            if not result.changed and result.report.total_nodes > self._unchanged_nodes:
+            works = result.changed and result.report.converted_nodes
+            if not works and result.report.total_nodes > self._unchanged_nodes:
                 self._unchanged_nodes = result.report.total_nodes
                 self._unchanged_reason = (
                     f"{name!r}: {result.failure or result.report.first_reason()}"
@@ -141,12 +148,17 @@ class Tally:
         return self._rewritten
 
     @property
+    def converted(self) -> int:
+        """How many nodes were converted."""
+        return self._converted
+
+    @property
     def failed(self) -> int:
         """How many graphs were left alone because something failed."""
         return self._failed
 
     def why_nothing(self) -> str:
-        """Says why no graph was changed, from the largest graph that was looked at."""
+        """Says why no node was converted, from the largest graph that was looked at."""
         with self._lock:
             if self._unchanged_reason is None:
                 return "no function was traced and no session ran a graph while it was on."

@@ -14,11 +14,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +24,7 @@ import tensorflow as tf
 from graph_passes.policy.config import Device, TargetDtype
 from graph_passes.policy.cost_table import CostTable, Curve, OpCost
 from tf_amp import installation
+from tf_amp.hardware import processor_name
 from tf_amp.tuning_probes import ELEMENTS, Case, Full, Low, Probe, compiled_probes, probes
 
 ROUNDS = 7
@@ -88,7 +86,7 @@ def measure_table(
         device_class=device_class,
         device=device,
         target_dtype=target_dtype,
-        measured_on=f"{_processor(device)}, TensorFlow {tf.__version__}",
+        measured_on=f"{processor_name(device)}, TensorFlow {tf.__version__}",
         to_low=to_low,
         to_float32=to_float32,
         rows=tuple(sorted(rows, key=lambda row: row[0])),
@@ -285,19 +283,3 @@ def _without_graph_optimizers() -> Iterator[None]:
         yield
     finally:
         tf.config.optimizer.set_experimental_options({name: before})
-
-
-def _processor(device: Device) -> str:
-    """The name of what was measured, for people."""
-    if device == "GPU":
-        first = tf.config.list_physical_devices("GPU")[0]
-        details = tf.config.experimental.get_device_details(first)
-        return str(details.get("device_name", "GPU"))
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    # A model name is free text and goes into a quoted string.
-    name = (names or [platform.machine()])[0].replace('"', "").replace("\\", "")
-    return f"{name}, {os.cpu_count()} cores"

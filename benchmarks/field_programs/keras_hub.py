@@ -78,7 +78,7 @@ def _classified_text(prefix: str, backbone: dict[str, Any]) -> Running:
     rng = np.random.default_rng(1)
     network = getattr(keras_hub.models, f"{prefix}Backbone")(**backbone)
     model = getattr(keras_hub.models, f"{prefix}TextClassifier")(
-        network, num_classes=3, preprocessor=None
+        backbone=network, num_classes=3, preprocessor=None
     )
     model.compile(
         keras.optimizers.AdamW(1e-4), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -96,7 +96,7 @@ def _masked_text(prefix: str, backbone: dict[str, Any]) -> Running:
     keras.utils.set_random_seed(1)
     rng = np.random.default_rng(1)
     network = getattr(keras_hub.models, f"{prefix}Backbone")(**backbone)
-    model = getattr(keras_hub.models, f"{prefix}MaskedLM")(network, preprocessor=None)
+    model = getattr(keras_hub.models, f"{prefix}MaskedLM")(backbone=network, preprocessor=None)
     features = _inputs(network, rng, 8)
     features["mask_positions"] = rng.integers(0, _LENGTH, (8, 5))
     labels = rng.integers(0, _VOCABULARY, (8, 5))
@@ -121,7 +121,7 @@ def _causal_text(prefix: str, backbone: dict[str, Any], task: str = "CausalLM") 
     keras.utils.set_random_seed(1)
     rng = np.random.default_rng(1)
     network = getattr(keras_hub.models, f"{prefix}Backbone")(**backbone)
-    model = getattr(keras_hub.models, f"{prefix}{task}")(network, preprocessor=None)
+    model = getattr(keras_hub.models, f"{prefix}{task}")(backbone=network, preprocessor=None)
     features = _inputs(network, rng, 10)
     labels = rng.integers(0, _VOCABULARY, (10, _LENGTH))
     model.compile(
@@ -159,7 +159,7 @@ def _classified_images(prefix: str, backbone: dict[str, Any], **task: Any) -> Ru
     rng = np.random.default_rng(1)
     network = getattr(keras_hub.models, f"{prefix}Backbone")(**backbone)
     model = getattr(keras_hub.models, f"{prefix}ImageClassifier")(
-        network, num_classes=5, preprocessor=None, **task
+        backbone=network, num_classes=5, preprocessor=None, **task
     )
     model.compile(
         keras.optimizers.SGD(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -282,7 +282,7 @@ def _series() -> Running:
     import tensorflow_probability as tfp
 
     tf.keras.utils.set_random_seed(1)
-    series = np.sin(np.arange(80) * 2 * np.pi / 7).astype("float32") + np.arange(80) / 40
+    series = (np.sin(np.arange(80) * 2 * np.pi / 7) + np.arange(80) / 40).astype("float32")
     sts = tfp.sts
     model = sts.Sum(
         [
@@ -292,7 +292,7 @@ def _series() -> Running:
         observed_time_series=series,
     )
     posterior = sts.build_factored_surrogate_posterior(model, seed=(1, 1))
-    joint = model.joint_distribution(observed_time_series=series.astype("float32"))
+    joint = model.joint_distribution(observed_time_series=series)
     optimizer = tf.keras.optimizers.Adam(0.1)
 
     def step() -> float:

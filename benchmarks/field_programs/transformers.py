@@ -232,12 +232,6 @@ _LOOPS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         "classified",
     ),
     (
-        "TFLongformerForSequenceClassification",
-        "LongformerConfig",
-        _TEXT | {"attention_window": [8, 8]},
-        "classified",
-    ),
-    (
         "TFXLNetForSequenceClassification",
         "XLNetConfig",
         {"vocab_size": _VOCABULARY, "d_model": 128, "n_layer": 2, "n_head": 4, "d_inner": 256},

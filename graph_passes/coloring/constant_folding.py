@@ -27,17 +27,19 @@ def paint_constants(coloring: Coloring) -> None:
     A reader on the clear list that nothing reads in turn, as frozen graphs have them, follows.
     """
     view, low = coloring.view, coloring.low
+    read_low = np.zeros(len(low), bool)
+    read_low[view.sources[np.frombuffer(bytes(low), bool)[view.targets]]] = True
     eligible = (view.is_float & coloring.eligible).tobytes()
     for number in view.of_op("Const"):
         made = view.base[number]
-        if not eligible[made]:
+        if not (eligible[made] and read_low[made] and coloring.has_kernel[made]):
             continue
-        readers = view.readers(made)
-        float32 = [reader for reader in readers if not low[reader]]
-        if len(float32) == len(readers) or not coloring.has_kernel(made):
-            continue
+        float32 = [reader for reader in view.readers(made) if not low[reader]]
         if all(_is_idle(coloring, reader) for reader in float32):
             coloring.paint((made, *float32), Reason.FOLDED_CONSTANT)
+            read_low[
+                [maker for reader in float32 for maker in coloring.edges.producers(reader)]
+            ] = True
 
 
 def _is_idle(coloring: Coloring, vertex: int) -> bool:
@@ -45,7 +47,7 @@ def _is_idle(coloring: Coloring, vertex: int) -> bool:
         coloring.list_codes[vertex] == CLEAR
         and coloring.eligible[vertex]
         and not coloring.view.reading_nodes(coloring.view.vertex_nodes[vertex])
-        and coloring.has_kernel(vertex)
+        and coloring.has_kernel[vertex]
     )
 
 
@@ -77,5 +79,5 @@ def convert_tensors(
             if content:
                 low.tensor_content = np.frombuffer(content, "<f4").astype(dtype).tobytes()
             else:
-                listed = np.array(stored.float_val[:], np.float32).astype(dtype)
-                low.half_val.extend(listed.view(np.uint16).tolist())
+                values = np.array(stored.float_val[:], np.float32).astype(dtype)
+                low.half_val.extend(values.view(np.uint16).tolist())

@@ -20,12 +20,8 @@ def _is_float_constant(node_type: NodeType) -> bool:
     return node_type.op == "Const" and node_type.dtypes == (FLOAT,)
 
 
-def deny_out_of_range(coloring: Coloring) -> list[int]:
-    """Denies the readers of constants out of range.
-
-    Returns:
-        The vertices denied, from which the colour then flows forward.
-    """
+def deny_out_of_range(coloring: Coloring) -> None:
+    """Denies the readers of constants out of range, from which the colour then flows forward."""
     view = coloring.view
     could_go_low = (coloring.list_codes > 0) & coloring.eligible
     matters = np.zeros(len(view.dtypes), bool)
@@ -39,4 +35,4 @@ def deny_out_of_range(coloring: Coloring) -> list[int]:
         if value is not None and is_out_of_range(value.tensor):
             roots.extend(reader for reader in view.readers(made) if could_go_low[reader])
     coloring.deny(roots, Reason.CONSTANT_RANGE)
-    return roots
+    coloring.out_of_range = roots

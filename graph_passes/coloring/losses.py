@@ -78,7 +78,7 @@ def _follow_back(coloring: Coloring, root: int, inside: set[int], around: set[in
         inside: receives the vertices; none where the way is too long.
         around: receives the vertices of predictions, labels and weights.
     """
-    listed, producers = coloring.list_codes, coloring.edges.producers
+    codes, producers = coloring.list_codes, coloring.edges.producers
     pending, seen, ends = [root], {root}, set()
     while pending:
         for vertex in producers(pending.pop()):
@@ -91,19 +91,19 @@ def _follow_back(coloring: Coloring, root: int, inside: set[int], around: set[in
                 ends.add(vertex)
         if len(seen) > MOST_OPS:
             return
-    inside.update(vertex for vertex in seen if listed[vertex] in (INFER, CLEAR))
+    inside.update(vertex for vertex in seen if codes[vertex] in (INFER, CLEAR))
     around |= ends
 
 
 def _made_again(coloring: Coloring, inside: set[int], around: set[int]) -> set[int]:
     """What the gradient makes once more of predictions and labels, such as their difference."""
-    listed, op_of, edges = coloring.list_codes, coloring.view.op_of, coloring.edges
+    codes, op_of, edges = coloring.list_codes, coloring.view.op_of, coloring.edges
     known = inside | around
     found = set()
-    for reader in {v for end in around if listed[end] for v in edges.readers(end)}:
+    for reader in {v for end in around if codes[end] for v in edges.readers(end)}:
         makers = {v for v in edges.producers(reader) if op_of(v) not in _STORED}
-        is_rounded_here = any(v in inside or not listed[v] for v in makers)
-        if listed[reader] in (INFER, CLEAR) and makers <= known and is_rounded_here:
+        is_rounded_here = any(v in inside or not codes[v] for v in makers)
+        if codes[reader] in (INFER, CLEAR) and makers <= known and is_rounded_here:
             found.add(reader)
     return found
 
@@ -117,13 +117,13 @@ def _belongs(coloring: Coloring, vertex: int) -> bool:
 
 def _is_read_by_product(coloring: Coloring, vertex: int) -> bool:
     """Whether an op of the allow list reads a tensor, as it is or behind clear ops."""
-    listed, readers = coloring.list_codes, coloring.edges.readers
+    codes, readers = coloring.list_codes, coloring.edges.readers
     pending, seen = [vertex], {vertex}
     while pending:
         for reader in readers(pending.pop()):
-            if listed[reader] == ALLOW:
+            if codes[reader] == ALLOW:
                 return True
-            if listed[reader] == CLEAR and reader not in seen and len(seen) < MOST_OPS:
+            if codes[reader] == CLEAR and reader not in seen and len(seen) < MOST_OPS:
                 seen.add(reader)
                 pending.append(reader)
     return False

@@ -9,7 +9,7 @@ so no colour ever reaches a vertex of another dtype.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
@@ -52,44 +52,31 @@ def _may_force(coloring: Coloring, vertex: int) -> bool:
     return may_be_forced(op_type.name, is_stateful=op_def.is_stateful, has_refs=refs)
 
 
-def propagate_deny(coloring: Coloring, extra_roots: list[int]) -> None:
-    """What a deny op computes stays float32 on its way to the next deny or infer op.
-
-    Args:
-        coloring: the painting.
-        extra_roots: vertices that count as deny ops for another reason, coloured already.
-    """
+def propagate_deny(coloring: Coloring) -> None:
+    """What a deny op computes stays float32 on its way to the next deny or infer op."""
     if coloring.lists.force_all:
         return
-    listed = coloring.list_codes
-    sinks = coloring.where((listed == DENY) | (listed == INFER))
-    leads_to_sink = coloring.edges.reach(sinks, (listed == CLEAR).tobytes(), backward=True)
-    denied = np.frombuffer(bytes(coloring.denied), np.uint8)
-    passable = (np.frombuffer(leads_to_sink, np.uint8) & (denied ^ 1)).tobytes()
-    roots = coloring.where(listed == DENY)
+    codes = coloring.list_codes
+    sinks = coloring.where((codes == DENY) | (codes == INFER))
+    leads_to_sink = coloring.edges.reach(sinks, codes == CLEAR, backward=True)
+    passable = leads_to_sink & ~coloring.is_denied
+    roots = coloring.where(codes == DENY)
     coloring.deny(roots, Reason.DENY_LIST)
-    reached = coloring.edges.reach(
-        [*roots, *extra_roots], passable, forward=True, parents=coloring.parents
-    )
-    coloring.deny(coloring.where(np.frombuffer(reached, np.uint8)), Reason.BEHIND_DENY)
+    starts = [*roots, *coloring.out_of_range]
+    reached = coloring.edges.reach(starts, passable, forward=True, parents=coloring.parents)
+    coloring.deny(coloring.where(reached), Reason.BEHIND_DENY)
 
 
 def paint_between_allow(coloring: Coloring) -> None:
     """Infer and clear ops both behind and before an allow op go low: no casts in between."""
-    listed = coloring.list_codes
-    denied = np.frombuffer(bytes(coloring.denied), bool)
-    roots = coloring.where((listed == ALLOW) & coloring.eligible & ~_own_deny(coloring, denied))
-    follows = ((listed == INFER) | (listed == CLEAR)) & coloring.eligible & ~denied
-    downstream = coloring.edges.reach(roots, coloring.with_kernel(follows).tobytes(), forward=True)
-    between = coloring.edges.reach(roots, downstream, backward=True)
-    for root in roots:
-        between[root] = 0
-    coloring.paint(coloring.where(np.frombuffer(between, np.uint8)), Reason.BETWEEN_ALLOW)
-
-
-def _own_deny(coloring: Coloring, denied: np.ndarray) -> np.ndarray:
-    """Denied allow ops: in TensorFlow's pass there are none, so parity needs no exception."""
-    return denied if not coloring.config.parity else np.zeros_like(denied)
+    codes, denied = coloring.list_codes, coloring.is_denied
+    # TensorFlow's pass denies no op of the allow list, so parity makes no exception.
+    roots = (codes == ALLOW) & coloring.eligible & ~(denied & (not coloring.config.parity))
+    follows = ((codes == INFER) | (codes == CLEAR)) & coloring.eligible & ~denied
+    starts = coloring.where(roots)
+    downstream = coloring.edges.reach(starts, follows & coloring.has_kernel, forward=True)
+    between = coloring.edges.reach(starts, downstream, backward=True)
+    coloring.paint(coloring.where(between & ~roots), Reason.BETWEEN_ALLOW)
 
 
 def paint_infer_after_allow(coloring: Coloring) -> None:
@@ -98,115 +85,105 @@ def paint_infer_after_allow(coloring: Coloring) -> None:
     TensorFlow's pass makes one sweep in node order. What converted ops reach is the same in a graph
     sorted by topology, and the same for every order of the nodes otherwise.
     """
-    low, edges = coloring.low, coloring.edges
-    is_low, denied = np.frombuffer(bytes(low), bool), np.frombuffer(bytes(coloring.denied), bool)
+    low, edges, is_low = coloring.low, coloring.edges, coloring.is_low
     enter = (coloring.list_codes == INFER) & coloring.eligible & ~is_low & coloring.permitted
-    passed: set[int] = set()
-    for vertex in coloring.where(denied):
-        enter[[vertex, *edges.readers(vertex, passed)]] = False
+    may_enter, passed = bytearray(enter & ~coloring.is_denied), set[int]()
+    for vertex in coloring.where(coloring.is_denied):
+        for reader in edges.readers(vertex, passed):
+            may_enter[reader] = 0
+    enter = np.frombuffer(may_enter, bool)
     if coloring.config.parity:
         for vertex in coloring.where(enter):
             if any(low[v] for v in edges.producers(vertex)):
                 coloring.paint((vertex,), Reason.AFTER_ALLOW)
         return
-    reached = edges.reach(coloring.where(is_low), enter.tobytes(), forward=True)
-    coloring.paint(coloring.where(np.frombuffer(reached, np.uint8)), Reason.AFTER_ALLOW)
+    reached = edges.reach(coloring.where(is_low), enter, forward=True)
+    coloring.paint(coloring.where(reached), Reason.AFTER_ALLOW)
 
 
-def paint_infer_after_clear(coloring: Coloring, *, behind_units: bool) -> list[int]:
+def paint_infer_after_clear(coloring: Coloring) -> None:
     """Infer ops behind clear ops that went low follow.
 
     The other search comes before clear ops go low, so an op behind one, such as a Sigmoid behind a
-    Split or the sum of gradients that were reshaped, has stayed float32. It joins if at least as
+    Split or the sum of gradients that were reshaped, has stayed float32. It follows if at least as
     many of its operands are low as are in float32, constants and weights not counted, and none is
     denied. Clear ops around it come along.
 
-    Args:
-        coloring: the painting.
-        behind_units: whether the result of a unit counts as low if what is low reads it, itself
-            or behind clear ops. A unit gives the target dtype, so its result is fit for it.
-
-    Returns:
-        The vertices that have joined, in order.
+    Where bytes are weighed, the result of a unit counts as low if what is low reads it, itself or
+    behind clear ops: a unit gives the target dtype, so its result is fit for it.
     """
+    behind_units = coloring.config.weighs_bytes
     view, edges, low = coloring.view, coloring.edges, coloring.low
-    is_low = np.frombuffer(bytes(low), bool)
-    denied = np.frombuffer(bytes(coloring.denied), bool)
-    infer = (coloring.list_codes == INFER) & coloring.eligible & ~denied
-    clear = (coloring.list_codes == CLEAR) & coloring.eligible & ~denied
+    is_low, may_follow = coloring.is_low, coloring.eligible & ~coloring.is_denied
+    infer, clear = (may_follow & (coloring.list_codes == code) for code in (INFER, CLEAR))
     follows = _may_follow(coloring).tobytes()
     inside = np.frombuffer(bytes(coloring.why), np.uint8) == Reason.INSIDE_UNIT
     results = (inside & (coloring.list_codes == 0) & behind_units).tobytes()
     passes = (clear & behind_units).tobytes()
-    given = bytearray(low)
+    counted = bytearray(low)  # what counts as low
     missing: dict[int, int] = {}
-    joined: list[int] = []
+    followers: list[int] = []
     pending: list[int] = []
-    # Relays behind which all that is low, or only given, and all before what is low was seen.
+    # Relays behind which all that counts as low, and is or is not, and all before what is was seen.
     behind: tuple[set[int], set[int]] = set(), set()
     before: set[int] = set()
 
-    def give(vertex: int) -> None:
+    def count(vertex: int) -> None:
         pending.append(vertex)
-        if not given[vertex]:
-            given[vertex] = 1
+        if not counted[vertex]:
+            counted[vertex] = 1
             for reader in edges.successors[vertex] if view.op_of(vertex) not in _STORED else ():
                 if reader in missing:
                     missing[reader] -= 1
 
-    def join(vertex: int, reason: Reason) -> None:
+    def paint(vertex: int, reason: Reason) -> None:
         coloring.paint((vertex,), reason)
-        joined.append(vertex)
-        give(vertex)
+        followers.append(vertex)
+        count(vertex)
 
-    def reads_mostly_given(vertex: int) -> bool:
+    def reads_mostly_low(vertex: int) -> bool:
         if vertex not in missing:
-            missing[vertex] = _missing_operands(coloring, given, vertex)
+            missing[vertex] = _missing_operands(coloring, counted, vertex)
         return missing[vertex] <= 0
 
     pending += np.unique(view.sources[is_low[view.sources] & infer[view.targets]]).tolist()
     for vertex in np.unique(view.sources[is_low[view.targets]]).tolist():
         if results[vertex]:
-            give(vertex)
+            count(vertex)
     while pending:
         vertex = pending.pop()
         for reader in edges.readers(vertex, behind[low[vertex]]):
             if low[reader]:
                 continue
             if low[vertex] and follows[reader]:
-                join(reader, Reason.CLEAR_FLOOD)
-            elif infer[reader] and reads_mostly_given(reader):
-                join(reader, Reason.AFTER_ALLOW)
-            elif passes[reader] and not given[reader]:
-                give(reader)
+                paint(reader, Reason.CLEAR_FLOOD)
+            elif infer[reader] and reads_mostly_low(reader):
+                paint(reader, Reason.AFTER_ALLOW)
+            elif passes[reader] and not counted[reader]:
+                count(reader)
         for maker in edges.producers(vertex, before) if low[vertex] else ():
             if follows[maker] and not low[maker]:
-                join(maker, Reason.CLEAR_FLOOD)
-            elif results[maker] and not given[maker]:
-                give(maker)
-    return sorted(joined)
+                paint(maker, Reason.CLEAR_FLOOD)
+            elif results[maker] and not counted[maker]:
+                count(maker)
+    coloring.followers = sorted(followers)
 
 
-def _missing_operands(coloring: Coloring, given: bytearray, vertex: int) -> int:
-    """How many more operands must be given in the target dtype for an infer vertex to join."""
+def _missing_operands(coloring: Coloring, counted: bytearray, vertex: int) -> int:
+    """How many more operands must be given in the target dtype for an infer vertex to follow."""
     op_of, inputs = coloring.view.op_of, coloring.edges.producers(vertex)
     makers = [v for v in inputs if op_of(v) not in _STORED]
     never = not makers or any(coloring.denied[v] for v in makers)
-    if never or not coloring.is_permitted(vertex):
+    if never or not coloring.permitted[vertex]:
         return len(makers) + 1
-    return (len(makers) + 1) // 2 - sum(given[v] for v in makers)
+    return (len(makers) + 1) // 2 - sum(counted[v] for v in makers)
 
 
-def erase_useless(coloring: Coloring, joined: Sequence[int]) -> None:
-    """Takes the colour from those of some vertices that save no Cast.
-
-    Args:
-        coloring: the painting.
-        joined: the vertices.
-    """
-    low, edges, new = coloring.low, coloring.edges, frozenset(joined)
+def erase_useless(coloring: Coloring) -> None:
+    """Takes the colour from those followers that save no Cast."""
+    low, edges, new = coloring.low, coloring.edges, frozenset(coloring.followers)
     readers = _ReaderCounts(coloring)
-    pending = list(joined)
+    pending = list(coloring.followers)
     while pending:
         vertex = pending.pop()
         if low[vertex] and _saved_casts(coloring, readers, vertex) <= 0:
@@ -257,21 +234,16 @@ def _saved_casts(coloring: Coloring, readers: _ReaderCounts, vertex: int) -> int
 
 def flood_clear(coloring: Coloring) -> None:
     """Clear ops joined to a converted op, either way, go low."""
-    low = np.frombuffer(bytes(coloring.low), bool)
-    roots = coloring.where(low & coloring.eligible)
-    enter = _may_follow(coloring)
-    flooded = coloring.edges.reach(roots, enter.tobytes(), forward=True, backward=True)
-    coloring.paint(coloring.where(np.frombuffer(flooded, np.uint8)), Reason.CLEAR_FLOOD)
+    roots = coloring.where(coloring.is_low & coloring.eligible)
+    flooded = coloring.edges.reach(roots, _may_follow(coloring), forward=True, backward=True)
+    coloring.paint(coloring.where(flooded), Reason.CLEAR_FLOOD)
 
 
 def _may_follow(coloring: Coloring) -> np.ndarray:
     """The clear vertices that go low where a neighbour does; bool [vertices]."""
     view = coloring.view
-    denied = np.frombuffer(bytes(coloring.denied), bool)
-    low = np.frombuffer(bytes(coloring.low), bool)
-    found = coloring.with_kernel(
-        (coloring.list_codes == CLEAR) & coloring.eligible & ~denied & ~low
-    )
+    clear = (coloring.list_codes == CLEAR) & coloring.eligible
+    found = clear & ~coloring.is_denied & ~coloring.is_low & coloring.has_kernel
     for number in ref_variable_readers(view):
         first = view.base[number]
         for vertex in range(first, first + len(view.layout(number).slots)):
@@ -287,8 +259,8 @@ def erase_unsupported(coloring: Coloring) -> None:
     TensorFlow's pass asks the op definition alone here and may leave an op without a kernel;
     this one asks for the kernel too, for every converted vertex.
     """
-    low = np.frombuffer(bytes(coloring.low), bool)
-    supported = coloring.with_kernel(low)
+    low = coloring.is_low
+    supported = low & coloring.has_kernel
     coloring.erase(coloring.where(low & ~supported), Reason.NO_KERNEL)
     quantized = coloring.view.per_slot(_is_quantized, bool)
     coloring.erase(

@@ -32,7 +32,7 @@ class Plan:
             return Reason(code)
         if not coloring.list_codes[vertex]:
             return Reason.UNLISTED
-        if not coloring.has_kernel(vertex):
+        if not coloring.has_kernel[vertex]:
             return Reason.NO_KERNEL
         return Reason.NO_ALLOW_NEAR
 
@@ -51,7 +51,7 @@ def make_plan(coloring: Coloring) -> Plan:
 
     An edge needs a Cast where exactly one of its ends goes low.
     """
-    low = np.frombuffer(bytes(coloring.low), bool)
+    low = coloring.is_low
     cut = low[coloring.view.sources] != low[coloring.view.targets]
     return Plan(
         coloring=coloring,

@@ -9,11 +9,11 @@ import numpy as np
 
 from graph_passes.ir.adjacency import Adjacency
 from graph_passes.ir.view import FLOAT, GraphView
-from graph_passes.ops.kernels import KernelSupport
+from graph_passes.ops.kernels import KernelSupport, kernel_support
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import PrecisionConfig
-from graph_passes.policy.op_lists import FLOAT32, LIST_NAMES, OpLists
+from graph_passes.policy.op_lists import FLOAT32, LIST_NAMES, OpLists, load_op_lists
 
 ALLOW, INFER, CLEAR, DENY = (LIST_NAMES.index(name) + 1 for name in LIST_NAMES)
 """List codes in `Coloring.list_codes`; 0 is a vertex on no list."""
@@ -25,6 +25,7 @@ class Coloring:
     Attributes:
         view: the graph.
         config: what the caller chose.
+        target: the target dtype.
         lists: the op lists in force.
         support: answers whether a retyped node has a kernel.
         edges: edges between float32 vertices, implicit tensor-list edges included.
@@ -35,24 +36,20 @@ class Coloring:
         denied: for each vertex 1 where it has the colour DENY.
         why: for each vertex the code of the reason recorded so far, 0 for none.
         parents: for a vertex behind a denied one, the vertex it was reached from.
+        clusters: groups of vertices that share a tensor list and must have one colour.
+        out_of_range: vertices that were denied for a constant's sake.
+        followers: vertices that were painted for the Casts that it may save.
     """
 
     def __init__(
-        self,
-        view: GraphView,
-        config: PrecisionConfig,
-        lists: OpLists,
-        support: KernelSupport,
-        target: int,
-        ineligible: Mapping[int, Reason],
+        self, view: GraphView, config: PrecisionConfig, ineligible: Mapping[int, Reason]
     ) -> None:
-        self.view = view
-        self.config = config
-        self.lists = lists
-        self.support = support
-        self.target = target
+        """Starts with nothing painted; `ineligible` are nodes by number that stay as they are."""
+        self.view, self.config, self.target = view, config, config.target
+        self.lists = load_op_lists(config)
+        self.support = kernel_support(config.device, config.target)
         vertices = len(view.dtypes)
-        self.list_codes = view.per_slot(functools.partial(_list_codes, lists), np.uint8)
+        self.list_codes = view.per_slot(functools.partial(_list_codes, self.lists), np.uint8)
         # A node that runs a function must agree with the function's signature, which is float32.
         bound = view.per_slot(_is_bound, bool)
         allowed = np.ones(len(view.nodes) + 1, bool)
@@ -67,16 +64,19 @@ class Coloring:
             number = view.vertex_nodes[vertex]
             self.why[vertex] = ineligible.get(number, Reason.RUNS_FUNCTION)
         self.parents: dict[int, int] = {}
+        self.clusters: list[list[int]] = []
+        self.out_of_range: list[int] = []
+        self.followers: list[int] = []
 
-    def relist(self, listed: Mapping[str, str]) -> None:
+    def relist(self, node_lists: Mapping[str, str]) -> None:
         """Gives single nodes another list than their op has.
 
         Args:
-            listed: name of a node -> the list, or `FLOAT32` for what stays float32 and denies
+            node_lists: name of a node -> the list, or `FLOAT32` for what stays float32 and denies
                 nothing outside its unit.
         """
         view = self.view
-        for name, list_name in listed.items():
+        for name, list_name in node_lists.items():
             number = view.index[name]
             first = view.base[number]
             code = 0 if list_name == FLOAT32 else LIST_NAMES.index(list_name) + 1
@@ -93,6 +93,16 @@ class Coloring:
     def disconnect(self) -> None:
         """Drops the edge tables, which nothing but painting needs."""
         del self.edges
+
+    @property
+    def is_low(self) -> np.ndarray:
+        """`low` as it is now; bool [vertices]."""
+        return np.frombuffer(bytes(self.low), bool)
+
+    @property
+    def is_denied(self) -> np.ndarray:
+        """`denied` as it is now; bool [vertices]."""
+        return np.frombuffer(bytes(self.denied), bool)
 
     def where(self, mask: np.ndarray) -> list[int]:
         """The vertices of a mask, in order."""
@@ -129,24 +139,13 @@ class Coloring:
                 self.why[vertex] = reason
 
     @functools.cached_property
-    def _kernels(self) -> np.ndarray:
+    def has_kernel(self) -> np.ndarray:
+        """The float32 vertices whose node has a kernel with the slot in the target dtype; bool."""
         return self.view.per_slot(functools.partial(_float_kernels, self.support), bool)
-
-    def has_kernel(self, vertex: int) -> bool:
-        """Whether a float32 vertex's node has a kernel with this slot in the target dtype."""
-        return bool(self._kernels[vertex])
-
-    def with_kernel(self, mask: np.ndarray) -> np.ndarray:
-        """Those of the vertices of a mask for which `has_kernel` holds; bool [vertices]."""
-        return mask & self._kernels
-
-    def is_permitted(self, vertex: int) -> bool:
-        """Whether the op definition lets the vertex's slot hold the target dtype."""
-        return bool(self.permitted[vertex])
 
     @functools.cached_property
     def permitted(self) -> np.ndarray:
-        """For each vertex whether `is_permitted` holds; bool [vertices]."""
+        """The vertices whose slot may hold the target dtype by the op definition; bool."""
         return self.view.per_slot(functools.partial(_permits, self.target), bool)
 
 

@@ -55,28 +55,20 @@ _CONTAINERS = ("EmptyTensorList", "EmptyTensorMap", "TensorList", "TensorMap")
 # Ops that run functions: TensorFlow's pass meets them lowered and does not name them.
 _FUNCTIONAL = frozenset(("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"))
 
-Cluster = list[int]
-"""The element-dtype vertices of the ops that share a list."""
 
+def find_clusters(coloring: Coloring) -> None:
+    """Groups float32 tensor-list ops by the lists they share, and makes the edge tables.
 
-def find_clusters(coloring: Coloring) -> tuple[list[Cluster], list[tuple[int, int]], list[int]]:
-    """Groups float32 tensor-list ops by the lists they share.
-
-    Args:
-        coloring: the painting; eligibility is read, nothing is written.
-
-    Returns:
-        The clusters; the implicit edges from writers to readers, as `Adjacency` takes them; and one
-        vertex of each cluster that must stay float32, because its list leaves the graph or belongs
-        to an ineligible node.
+    Implicit edges run from writers to readers. Of each cluster that must stay float32, because its
+    list leaves the graph or belongs to an ineligible node, one vertex is denied.
     """
     view = coloring.view
     elements = _element_vertices(view)
     if not elements:
-        return [], [], []
+        coloring.connect([])
+        return
     handles = view.adjacency(types_pb2.DT_VARIANT, [] if coloring.config.parity else _nested(view))
     handle_of = {number: _handle_vertices(view, number) for number in elements}
-    clusters: list[Cluster] = []
     unsafe: list[int] = []
     seen: set[int] = set()
     relays: dict[int, int] = {}
@@ -93,7 +85,7 @@ def find_clusters(coloring: Coloring) -> tuple[list[Cluster], list[tuple[int, in
             not all(coloring.eligible[vertex] for vertex in cluster)
         ):
             unsafe.append(element)
-        clusters.append(cluster)
+        coloring.clusters.append(cluster)
     # No path runs out of a node that is not eligible, as none does in TensorFlow's pass.
     edges = [
         (relays[handle], relays[reader])
@@ -108,12 +100,13 @@ def find_clusters(coloring: Coloring) -> tuple[list[Cluster], list[tuple[int, in
             edges += pairs
         elif op in _READERS:
             edges += [(relay, element) for element, relay in pairs]
-    return clusters, edges, unsafe
+    coloring.connect(edges)
+    coloring.deny(unsafe, Reason.UNSAFE_CLUSTER)
 
 
-def match_cluster_colours(coloring: Coloring, clusters: list[Cluster]) -> None:
+def match_cluster_colours(coloring: Coloring) -> None:
     """Gives every cluster one colour: DENY where a member has it, else ALLOW where one has."""
-    for cluster in clusters:
+    for cluster in coloring.clusters:
         if any(coloring.denied[vertex] for vertex in cluster):
             coloring.deny(cluster, Reason.UNSAFE_CLUSTER)
         elif any(coloring.low[vertex] for vertex in cluster):
@@ -170,6 +163,6 @@ def _connected(handles: Adjacency, roots: list[int]) -> list[int]:
 
 def _is_boundary(coloring: Coloring, number: int) -> bool:
     op = coloring.view.nodes[number].op
-    if op in _BOUNDARIES or coloring.view.calls_function(number):
+    if op in _BOUNDARIES or coloring.view.node_type(number).is_call:
         return True
     return op in _FUNCTIONAL and not coloring.config.parity

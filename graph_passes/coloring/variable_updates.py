@@ -8,8 +8,6 @@ value of the network enters it: an op of the allow list, or one that reduces or 
 
 from __future__ import annotations
 
-import numpy as np
-
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
@@ -65,8 +63,8 @@ def find_variable_updates(coloring: Coloring) -> list[int]:
     roots = assigned[(enter & view.is_float)[assigned]].tolist()
     if not roots:
         return []
-    reached = coloring.edges.reach(roots, enter.tobytes(), backward=True)
-    return coloring.where(np.frombuffer(reached, bool) & (coloring.list_codes != ALLOW))
+    reached = coloring.edges.reach(roots, enter, backward=True)
+    return coloring.where(reached & (coloring.list_codes != ALLOW))
 
 
 def protect_variable_updates(coloring: Coloring) -> None:

@@ -88,14 +88,18 @@ class _Verification:
             raise VerificationError("nodes are gone")
         self._first, self._end = first, end
         if touched is None:
-            touched = [n for n in range(first, end) if nodes[n - first] != view.nodes[n]]
+            pairs = zip(nodes, view.nodes[first:end], strict=False)  # more nodes may be behind them
+            touched = [n for n, (new_node, old) in enumerate(pairs, first) if new_node != old]
         self._touched = {n: nodes[n - first] for n in sorted(touched) if n < end}
         added = nodes[end - first :]
-        self._added = {node.name: node for node in added}
+        self._added = {node.name: node.input[:] for node in added}
         if len(self._added) < len(added) or not self._added.keys().isdisjoint(view.index):
             raise VerificationError("two nodes have the same name")
         types = view.node_index.node_types.node_types_of([*self._touched.values(), *added])
-        self._types = dict(zip((*self._touched, *self._added), types, strict=True))
+        # By number in the view, or by name where a node was added.
+        self._types: dict[int | str, NodeType] = dict(
+            zip((*self._touched, *self._added), types, strict=True)
+        )
         self._read: set[str] = set()  # nodes that were added
 
     def check(self, support: KernelSupport, preserve: Collection[str]) -> None:
@@ -110,8 +114,10 @@ class _Verification:
         made = np.where(view.sources == OPAQUE, before[view.targets], made)
         taken = np.where(view.targets == OPAQUE, before[view.sources], taken)
         self._check_edges(changed, made, taken)
-        for edge, (name, old, tensor) in changed.items():
-            self._check_changed(name, old, tensor, int(made[edge]), int(taken[edge]))
+        edges = list(changed)
+        ends = zip(made[edges].tolist(), taken[edges].tolist(), strict=True)
+        for (name, old, tensor), (one, other) in zip(changed.values(), ends, strict=True):
+            self._check_changed(name, old, tensor, one, other)
         for name, tensor, dtype in more:
             self._require_dtype(name, tensor, dtype)
         self._check_added()
@@ -120,15 +126,17 @@ class _Verification:
     def _read_dtypes(self, before: np.ndarray) -> np.ndarray:
         """For each vertex its dtype now."""
         view, dtypes = self._view, before.copy()
+        vertices: list[int] = []
+        values: list[int] = []
         for number in self._touched:
-            first, old = view.base[number], view.node_type(number)
-            new = self._types[number]
+            first, old, new = view.base[number], view.node_type(number), self._types[number]
             if new is old:
                 continue
             if len(new.dtypes) != len(old.dtypes) and not _may_grow(new):
                 raise VerificationError(f"node {view.nodes[number].name!r} has other ports")
-            count = len(old.dtypes)
-            dtypes[first : first + count] = [dtype % 100 for dtype in new.dtypes[:count]]
+            vertices.extend(range(first, first + len(old.dtypes)))
+            values.extend(new.dtypes[: len(old.dtypes)])
+        dtypes[vertices] = np.array(values, dtypes.dtype) % 100
         for number, dtype in enumerate([*self._arguments.values()][: self._first]):
             dtypes[view.base[number]] = dtype
         for number, (_, dtype) in zip(
@@ -138,13 +146,13 @@ class _Verification:
         return dtypes
 
     def _check_nodes(self, preserve: Collection[str]) -> None:
-        view = self._view
+        view, devices = self._view, self._view.node_index.node_types.devices
+        names, ops, device_of = view.names, view.op_names, view.node_index.device_of
         for number, new in self._touched.items():
-            old = view.nodes[number]
-            if new.name != old.name or new.op != old.op:
-                raise VerificationError(f"node {old.name!r} is gone")
-            if new.device != old.device:
-                raise VerificationError(f"node {new.name!r} has another device")
+            if new.name != names[number] or self._types[number].op != ops[number]:
+                raise VerificationError(f"node {names[number]!r} is gone")
+            if devices.get(new.device) != device_of[number]:
+                raise VerificationError(f"node {names[number]!r} has another device")
         for number in numbers_of(view, preserve):
             new_type = self._types.get(number)
             if new_type is not None and not same_outputs(view.node_type(number), new_type):
@@ -162,21 +170,24 @@ class _Verification:
             old = view.nodes[number]
             if new.input == old.input:
                 continue
-            require_controls(old, new)
-            now, first = [t for t in new.input[:] if t[0] != "^"], view.edge_starts[number]
+            name, before, now = view.names[number], old.input[:], new.input[:]
+            first, new_type = view.edge_starts[number], self._types[number]
             count = view.edge_starts[number + 1] - first
-            new_type = self._types[number]
+            if len(now) > count or number in view.waits:
+                waits = [tensor[1:] for tensor in now if tensor[0] == "^"]
+                now = [tensor for tensor in now if tensor[0] != "^"]
+                require_controls(name, view.waits.get(number, ()), waits)
+                for awaited in waits:
+                    if not self._knows(awaited):
+                        raise VerificationError(f"{name!r} waits for {awaited!r}, not there")
             if len(now) != count and not (_may_grow(new_type) and len(now) > count):
-                raise VerificationError(f"node {new.name!r} has {len(now)} inputs, not {count}")
+                raise VerificationError(f"node {name!r} has {len(now)} inputs, not {count}")
             for port, tensor in enumerate(now):
                 if port >= count:
                     slot = new_type.layout.in_slots[port]
-                    more.append((new.name, tensor, new_type.dtypes[slot]))
-                elif tensor != old.input[port]:
-                    changed[first + port] = (new.name, old.input[port], tensor)
-            for tensor in new.input[:]:
-                if tensor[0] == "^" and not self._knows(tensor[1:]):
-                    raise VerificationError(f"{new.name!r} waits for {tensor!r}, not there")
+                    more.append((name, tensor, new_type.dtypes[slot]))
+                elif tensor != before[port]:
+                    changed[first + port] = (name, before[port], tensor)
         for number, (tensor, dtype) in enumerate(self._results, self._end):
             if number >= len(view.nodes):
                 more.append(("a result", tensor, dtype))
@@ -208,16 +219,17 @@ class _Verification:
         if new in self._arguments and new not in self._view.index:
             self._require_dtype(name, new, taken)
             return
-        producer = node_name(new)
-        cast = self._added.get(producer)
+        producer = new.partition(":")[0]
+        cast = self._types.get(producer)
         if cast is None or cast.op != "Cast" or new != self._output(producer):
             if not self._knows(producer):
                 raise VerificationError(f"no node makes the tensor {new!r}")
             raise VerificationError(f"{name!r} reads {new!r}, not {old!r}")
         self._read.add(producer)
-        if cast.input[0] != old and self._view.split(cast.input[0]) != self._view.split(old):
-            raise VerificationError(f"the Cast {producer!r} reads {cast.input[0]!r}, not {old!r}")
-        ends = cast.attr["SrcT"].type, cast.attr["DstT"].type
+        read = self._added[producer][0]
+        if read != old and self._view.split(read) != self._view.split(old):
+            raise VerificationError(f"the Cast {producer!r} reads {read!r}, not {old!r}")
+        ends = _ends(cast)
         if ends != (made, taken):
             raise VerificationError(
                 f"the Cast {producer!r} is from {_name(ends[0])} to {_name(ends[1])} "
@@ -229,10 +241,9 @@ class _Verification:
         return f"{node}:y:0" if self._view.is_function else node
 
     def _check_added(self) -> None:
-        for name, node in self._added.items():
-            node_type, checked = self._types[name], name in self._read
-            inputs = node.input[:]
-            if not checked:
+        for name, inputs in self._added.items():
+            node_type = self._types[name]
+            if name not in self._read:
                 data = [tensor for tensor in inputs if tensor[0] != "^"]
                 slots = node_type.layout.in_slots
                 if len(data) != len(slots):
@@ -242,16 +253,16 @@ class _Verification:
             for tensor in inputs:
                 if not self._knows(node_name(tensor)) and tensor not in self._arguments:
                     raise VerificationError(f"no node makes the tensor {tensor!r}")
-        for name, node in self._added.items():
-            if node.op != "Cast":
+        for name, inputs in self._added.items():
+            if self._types[name].op != "Cast":
                 continue
-            source = self._added.get(node_name(node.input[0]))
+            maker = node_name(inputs[0])
             if name not in self._read:
                 raise VerificationError(f"nothing reads the Cast {name!r}")
-            if node.attr["SrcT"].type == node.attr["DstT"].type:
+            if len(set(_ends(self._types[name]))) == 1:
                 raise VerificationError(f"the Cast {name!r} changes nothing")
-            if source is not None and source.op == "Cast":
-                raise VerificationError(f"the Cast {name!r} reads the Cast {source.name!r}")
+            if maker in self._types and self._types[maker].op == "Cast":
+                raise VerificationError(f"the Cast {name!r} reads the Cast {maker!r}")
 
     def _require_dtype(self, reader: str, tensor: str, dtype: int) -> None:
         """Checks the dtype of one tensor that was not read before."""
@@ -289,6 +300,12 @@ class _Verification:
                         f"node {name!r} ({node_type.op}) has no {support.device} kernel with "
                         f"{node_type.layout.slots[position]} in {_name(dtype)}"
                     )
+
+
+def _ends(cast: NodeType) -> tuple[int, int]:
+    """The dtypes that a Cast takes and makes."""
+    layout = cast.layout
+    return cast.dtypes[layout.in_slots[0]], cast.dtypes[layout.out_slots[0]]
 
 
 def _may_grow(node_type: NodeType) -> bool:

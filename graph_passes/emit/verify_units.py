@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
-from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.ir.adjacency import in_order
 from graph_passes.ir.eligibility import numbers_of
+from graph_passes.ir.node_order import order_edges
 from graph_passes.ir.view import COLOCATION, GraphView
 from graph_passes.ops.node_types import NodeType
 
@@ -58,7 +59,6 @@ class _Comparison:
         self._given, self._fused = given, fused
         numbers = map(fused.index.get, given.index, itertools.repeat(-1))
         self._numbers = np.fromiter(numbers, np.int64, len(given.index))
-        self._gone = np.flatnonzero(self._numbers < 0)
         self._is_added = np.ones(len(fused.nodes), bool)
         self._is_added[self._numbers[self._numbers >= 0]] = False
 
@@ -101,34 +101,41 @@ class _Comparison:
     def _check_controls(self) -> None:
         """No node has lost a control input, and none waits for a node that is not there."""
         given, fused = self._given, self._fused
-        for number in given.control_ends:
-            there = int(self._numbers[number])
-            before = given.nodes[number]
-            if there >= 0 and before is not fused.nodes[there]:
-                require_controls(before, fused.nodes[there])
-        for name in fused.control_readers.keys() - given.control_readers.keys():
-            if name not in fused.index:
+        numbers = self._numbers.tolist()
+        for number, before in given.waits.items():
+            if numbers[number] >= 0:
+                after = fused.waits.get(numbers[number], ())
+                name = given.names[number]
+                if before is not after:
+                    require_controls(name, before, {*after, *self._now_behind(name)})
+        for name in fused.awaited - fused.index.keys():
+            if name in given.index or name not in given.awaited:
                 raise VerificationError(f"a node waits for {name!r}, which is not there")
 
+    def _now_behind(self, name: str) -> set[str]:
+        """The nodes that were replaced by nothing that waits for a node."""
+        fused = self._fused
+        waiting = fused.waiting.get(name, ())
+        return {fused.names[n] for n in waiting if fused.op_names[n] == "NoOp"}
+
     def _check_locations(self) -> None:
-        gone = {self._given.names[number] for number in self._gone.tolist()}
-        for node in [self._fused.nodes[n] for n in self._fused.located] if gone else ():
+        given, fused = self._given, self._fused
+        for node in [fused.nodes[number] for number in fused.located]:
             for value in node.attr[COLOCATION].list.s:
                 name = value.decode(errors="replace").removeprefix("loc:@")
-                if name in gone:
+                if name in given.index and name not in fused.index:
                     raise VerificationError(f"{node.name!r} is to stand beside {name!r}, now gone")
 
     def _check_effects(self, preserve: Collection[str]) -> None:
         """What nodes that are gone waited for is still made to happen by what is fetched."""
         given, fused = self._given, self._fused
-        gone = given.control_ends.intersection(self._gone.tolist())
-        waited_for = {name for number in gone for name in _controls(given.nodes[number])}
-        numbers = [fused.index[name[1:]] for name in waited_for if name[1:] in fused.index]
-        if all(fused.names[n] in fused.control_readers or fused.reading_nodes(n) for n in numbers):
+        gone = [names for number, names in given.waits.items() if self._numbers[number] < 0]
+        left = set().union(*gone).difference(fused.awaited)
+        if all(fused.reading_nodes(number) for number in numbers_of(fused, left)):
             return  # an effect is lost where the last that asks for it goes
         read = np.zeros(len(given.nodes) + 1, bool)  # the maker of number -1 is not known
         read[np.asarray(given.maker_nodes)] = True
-        read[[given.index[name] for name in given.control_readers if name in given.index]] = True
+        read[numbers_of(given, given.awaited)] = True
         ends = np.flatnonzero(~read[:-1] & (self._numbers >= 0)).tolist()
         ends.extend(numbers_of(given, preserve))
         before = _reached(given, ends)
@@ -146,14 +153,14 @@ def same_outputs(before: NodeType, after: NodeType) -> bool:
     return made[0] == made[1][: len(made[0])]
 
 
-def require_controls(before: node_def_pb2.NodeDef, after: node_def_pb2.NodeDef) -> None:
+def require_controls(name: str, before: Iterable[str], after: Iterable[str]) -> None:
     """Checks that a node waits for all that it waited for.
 
     Raises:
         VerificationError: it does not.
     """
-    if not set(_controls(before)) <= set(_controls(after)):
-        raise VerificationError(f"node {before.name!r} has lost a control input")
+    if before is not after and not set(before).issubset(after):
+        raise VerificationError(f"node {name!r} has lost a control input")
 
 
 def _has_effect(view: GraphView) -> np.ndarray:
@@ -165,15 +172,10 @@ def _has_effect(view: GraphView) -> np.ndarray:
     return np.array(table, bool)[np.asarray(view.node_type_of)]
 
 
-def _controls(node: node_def_pb2.NodeDef) -> list[str]:
-    return [name for name in node.input[:] if name[0] == "^"]
-
-
 def _makers(view: GraphView, number: int) -> Iterator[int]:
     """The nodes that a node reads or waits for, but by the back edge of a loop of TensorFlow 1."""
     yield from (m for m in view.makers(number) if m >= 0 and view.op_names[m] != _BACK)
-    if number in view.control_ends:
-        yield from (view.index[n[1:]] for n in _controls(view.nodes[number]) if n[1:] in view.index)
+    yield from numbers_of(view, view.waits.get(number, ()))
 
 
 def _reached(view: GraphView, ends: list[int]) -> bytearray:
@@ -193,7 +195,7 @@ def _has_circle(view: GraphView, added: np.ndarray) -> bool:
     The nodes are put in an order in which each stands behind what it reads, starting from their
     own, which mostly is one but for what was added. Where that takes many steps, all are counted.
     """
-    makers, readers = view.order_edges
+    makers, readers = order_edges(view)
     place = np.arange(len(view.nodes), dtype=np.float64)
     place[added] = -1
     for _ in range(_MOST_ROUNDS):

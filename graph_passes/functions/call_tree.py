@@ -14,15 +14,13 @@ from typing import TypeAlias
 
 from tensorflow.core.framework import (
     function_pb2,
-    graph_pb2,
     node_def_pb2,
-    op_def_pb2,
     types_pb2,
 )
 
+from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ops.node_types import NodeTypeTable
 
-Graph: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
 Library: TypeAlias = Callable[[str], function_pb2.FunctionDef | None]
 
 GROWTH = 4
@@ -101,8 +99,7 @@ class Region:
     @property
     def nodes(self) -> Sequence[node_def_pb2.NodeDef]:
         """The nodes of the body."""
-        proto = self.proto
-        return proto.node if isinstance(proto, graph_pb2.GraphDef) else proto.node_def  # type: ignore[return-value]
+        return nodes_of(self.proto)
 
     def walk(self) -> Iterator[Region]:
         """This region and all below it, callers first."""
@@ -154,19 +151,14 @@ def function_names(node: node_def_pb2.NodeDef, kind: CallKind) -> list[tuple[str
         if attr not in node.attr:  # to read it would add it
             continue
         value = node.attr[attr]
-        listed = value.list.func or [value.func]
-        found.extend((attr, position, func.name) for position, func in enumerate(listed))
+        functions = value.list.func or [value.func]
+        found.extend((attr, position, func.name) for position, func in enumerate(functions))
     return found
 
 
 def node_types_with(library: Library) -> NodeTypeTable:
     """An empty table of node_types, for graphs whose ops may be functions of a library."""
-
-    def signature_of(op: str) -> op_def_pb2.OpDef | None:
-        function = library(op)
-        return None if function is None else function.signature
-
-    return NodeTypeTable(signature_of)
+    return NodeTypeTable(lambda op: None if (made := library(op)) is None else made.signature)
 
 
 class CallTrees:
@@ -274,8 +266,8 @@ class CallTrees:
         if any(attr not in node.attr for attr in (*kind.functions, kind.arguments, kind.results)):
             return None
         taken = list(node.attr[kind.arguments].list.type)
-        given = list(node.attr[kind.results].list.type)
-        if not works and _MAY_BE_FLOAT32.isdisjoint(given):
+        made = list(node.attr[kind.results].list.type)
+        if not works and _MAY_BE_FLOAT32.isdisjoint(made):
             return None
         if "Tcond" in node.attr and node.attr["Tcond"].type == types_pb2.DT_FLOAT:
             return None  # whether it is 0 must not depend on the dtype
@@ -288,7 +280,7 @@ class CallTrees:
             if [arg.type for arg in function.signature.input_arg] != taken:
                 return None
             if attr != kind.predicate and (
-                [arg.type for arg in function.signature.output_arg] != given
+                [arg.type for arg in function.signature.output_arg] != made
             ):
                 return None
             size += len(function.node_def) + len(taken)
@@ -303,11 +295,6 @@ def _called_by(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[str]:
     for node in nodes:
         if node.op in CALL_KINDS:
             yield from (name for _, _, name in function_names(node, CALL_KINDS[node.op]))
-
-
-def build_call_tree(main: Graph, library: Library, counts_as_work: Callable[[str], bool]) -> Region:
-    """The call tree of one graph, see `CallTrees`."""
-    return CallTrees(library, counts_as_work, main).build(main)
 
 
 def _is_fixed(function: function_pb2.FunctionDef) -> bool:

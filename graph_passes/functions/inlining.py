@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import bisect
 import copy
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
@@ -20,27 +19,26 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from tensorflow.python.framework import op_def_registry
 
 from graph_passes.emit.apply import Applied
-from graph_passes.functions.call_tree import Call, Graph, Region
+from graph_passes.functions.call_tree import Call, Region
+from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.indexing import concatenated
-from graph_passes.ir.view import INLINED_ARGUMENT, GraphView, Shape, Shapes
+from graph_passes.ir.view import ARGUMENT, INLINED_ARGUMENT, RESULT, GraphView, Shape, Shapes
 from graph_passes.ops.op_types import OpType
 
-_ARGUMENT, _RESULT = "_Arg", "_Retval"
 MARK = "@"
 """In the names of all nodes of bodies. It is not legal in names of nodes, so that no name of the
 main graph is like one of a body."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Inlined:
     """A call tree as one graph.
 
     Attributes:
         proto: the inlined graph. Tensors have the names they have in their bodies, after a prefix.
         op_types: op of nodes that stand for calls -> its op type, which has the name of the call's.
+        prefixes: region -> the prefix of its nodes' names.
         boundary: names of the nodes that stand for arguments and results of a main graph that is
             itself a function; they must not change.
-        prefixes: region -> the prefix of its nodes' names.
         starts: region -> the number of its first node.
         arguments: region -> the number of the node that stands for its first argument.
         calling: the numbers of the calling nodes.
@@ -48,14 +46,67 @@ class Inlined:
             input port of that node.
     """
 
-    proto: graph_pb2.GraphDef
-    op_types: dict[str, OpType]
-    boundary: tuple[str, ...]
-    prefixes: dict[Region, str]
-    starts: dict[Region, int] = dataclasses.field(default_factory=dict)
-    arguments: dict[Region, int] = dataclasses.field(default_factory=dict)
-    calling: list[int] = dataclasses.field(default_factory=list)
-    aliases: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    def __init__(self, root: Region) -> None:
+        """Makes one graph of a call tree; nothing of the tree is changed."""
+        self.proto = graph_pb2.GraphDef()
+        self._nodes = self.proto.node
+        self.op_types: dict[str, OpType] = {}
+        self.prefixes = {root: ""}
+        self.boundary: list[str] = []
+        self.starts: dict[Region, int] = {}
+        self.arguments = {root: 0}
+        self.calling: list[int] = []
+        self.aliases: dict[int, tuple[int, int]] = {}
+        main, is_function = root.proto, isinstance(root.proto, function_pb2.FunctionDef)
+        for arg in main.signature.input_arg if is_function else ():  # type: ignore[union-attr]
+            self._add_end(arg.name, ARGUMENT, arg.type, [])
+        for region in root.walk():  # callers first
+            self._add_body(region)
+        for arg in main.signature.output_arg if is_function else ():  # type: ignore[union-attr]
+            # A result may bear the name of a node; "@" keeps this name out of the way.
+            self._add_end(f"{arg.name}{MARK}", RESULT, arg.type, [main.ret[arg.name]])  # type: ignore[union-attr]
+
+    def _add_end(self, name: str, op: str, dtype: int, read: list[str]) -> None:
+        """Adds the node of an argument or a result of the main graph."""
+        self._nodes.add(name=name, op=op, input=read).attr["T"].type = dtype
+        self.boundary.append(name)
+
+    def _add_body(self, region: Region) -> None:
+        prefix, add = self.prefixes[region], self._nodes.add
+        calls = {call.node: call for call in region.calls}
+        calling = []
+        start = self.starts[region] = len(self._nodes)
+        for number, node in enumerate(region.nodes, start):
+            new = add()
+            new.CopyFrom(node)
+            if calls and node.name in calls:
+                calling.append((calls[node.name], number, new))
+                self.calling.append(number)
+            if prefix:
+                _rename(new, prefix)
+        for call, number, new in calling:
+            self._add_call(call, number, new)
+
+    def _add_call(self, call: Call, number: int, node: node_def_pb2.NodeDef) -> None:
+        kind = call.kind
+        results: list[str] = []
+        groups = 0
+        for callee in call.callees:
+            function: function_pb2.FunctionDef = callee.proto  # type: ignore[assignment]
+            prefix = f"{function.signature.name}{MARK}{len(self.prefixes)}/"
+            self.prefixes[callee], self.arguments[callee] = prefix, len(self._nodes)
+            for port, arg in enumerate(function.signature.input_arg, kind.leading):
+                self.aliases[len(self._nodes)] = (number, port)
+                self._nodes.add(name=prefix + arg.name, op=INLINED_ARGUMENT)
+            if callee.callee_of[0] != kind.predicate:
+                groups += 1
+                ends = function.signature.output_arg
+                results.extend(prefix + function.ret[arg.name] for arg in ends)
+        op = f"{node.op}+{groups}"
+        self.op_types[op] = _call_op_type(node.op, kind.results, groups)
+        node.op = op
+        data, controls = _divide(node)
+        node.input[:] = [*data, *results, *controls]
 
     def shapes(self, of_regions: Mapping[Region, Shapes | None]) -> Shapes:
         """The static shapes of the inlined graph, from those of its regions."""
@@ -85,7 +136,7 @@ class Inlined:
             start, count = self.starts[region], len(region.nodes)
             is_copy[start : start + count] = True
             numbers = np.full(len(view.nodes), -1, np.int32)
-            arguments = _count_arguments(region)
+            arguments = len(view.of_op(ARGUMENT)) if view.is_function else 0
             numbers[:arguments] = np.arange(arguments) + self.arguments[region]
             numbers[arguments : arguments + count] = np.arange(count) + start
             moved.append(numbers)
@@ -99,94 +150,6 @@ class Inlined:
         return GraphView(
             nodes, index, is_function=False, shapes=self.shapes(shapes), aliases=self.aliases
         )
-
-
-def inline(root: Region) -> Inlined:
-    """Makes one graph of a call tree; nothing of the tree is changed."""
-    inlined = Inlined(graph_pb2.GraphDef(), {}, (), _prefixes(root))
-    _Inliner(inlined).add_main(root)
-    if isinstance(root.proto, graph_pb2.GraphDef):
-        return inlined
-    ends = (_ARGUMENT, _RESULT)
-    return dataclasses.replace(
-        inlined, boundary=tuple(n.name for n in inlined.proto.node if n.op in ends)
-    )
-
-
-def _count_arguments(region: Region) -> int:
-    proto = region.proto
-    return 0 if isinstance(proto, graph_pb2.GraphDef) else len(proto.signature.input_arg)
-
-
-def _prefixes(root: Region) -> dict[Region, str]:
-    prefixes = {root: ""}
-    for region in root.walk():
-        for call in region.calls:
-            for callee in call.callees:
-                name = callee.proto.signature.name  # type: ignore[union-attr]
-                prefixes[callee] = f"{name}{MARK}{len(prefixes)}/"
-    return prefixes
-
-
-class _Inliner:
-    def __init__(self, inlined: Inlined) -> None:
-        self._inlined = inlined
-        self._nodes = inlined.proto.node
-        self._prefixes = inlined.prefixes
-
-    def add_main(self, root: Region) -> None:
-        main = root.proto
-        self._inlined.arguments[root] = 0
-        if isinstance(main, graph_pb2.GraphDef):
-            self._add_bodies(root)
-            return
-        for arg in main.signature.input_arg:
-            self._nodes.add(name=arg.name, op=_ARGUMENT).attr["T"].type = arg.type
-        self._add_bodies(root)
-        for arg in main.signature.output_arg:
-            # A result may bear the name of a node; "@" keeps this name out of the way.
-            node = self._nodes.add(name=f"{arg.name}{MARK}", op=_RESULT, input=[main.ret[arg.name]])
-            node.attr["T"].type = arg.type
-
-    def _add_bodies(self, root: Region) -> None:
-        add = self._nodes.add
-        for region in root.walk():
-            prefix = self._prefixes[region]
-            calls = {call.node: call for call in region.calls}
-            calling = []
-            start = self._inlined.starts[region] = len(self._nodes)
-            for number, node in enumerate(region.nodes, start):
-                new = add()
-                new.CopyFrom(node)
-                if calls and node.name in calls:
-                    calling.append((calls[node.name], number, new))
-                    self._inlined.calling.append(number)
-                if prefix:
-                    _rename(new, prefix)
-            for call, number, new in calling:
-                self._add_call(call, number, new)
-
-    def _add_call(self, call: Call, number: int, node: node_def_pb2.NodeDef) -> None:
-        kind = call.kind
-        results: list[str] = []
-        groups = 0
-        for callee in call.callees:
-            function: function_pb2.FunctionDef = callee.proto  # type: ignore[assignment]
-            prefix = self._prefixes[callee]
-            self._inlined.arguments[callee] = len(self._nodes)
-            for port, arg in enumerate(function.signature.input_arg, kind.leading):
-                self._inlined.aliases[len(self._nodes)] = (number, port)
-                self._nodes.add(name=prefix + arg.name, op=INLINED_ARGUMENT)
-            if callee.callee_of[0] != kind.predicate:
-                groups += 1
-                results.extend(
-                    prefix + function.ret[arg.name] for arg in function.signature.output_arg
-                )
-        op = f"{node.op}+{groups}"
-        self._inlined.op_types[op] = _call_op_type(node.op, kind.results, groups)
-        node.op = op
-        data, controls = _divide(node)
-        node.input[:] = [*data, *results, *controls]
 
 
 def _divide(node: node_def_pb2.NodeDef) -> tuple[list[str], list[str]]:
@@ -247,22 +210,21 @@ class _Divider:
         if isinstance(main, function_pb2.FunctionDef):
             end = len(self._inlined.proto.node)
             taken = [arg.type for arg in main.signature.input_arg]
-            given = [arg.type for arg in main.signature.output_arg]
-            results = [node.input[0] for node in self._nodes[end - len(given) : end]]
-            self._signatures[root] = taken, given, results
+            made = [arg.type for arg in main.signature.output_arg]
+            results = [node.input[0] for node in self._nodes[end - len(made) : end]]
+            self._signatures[root] = taken, made, results
         bodies = {region: self._body(region) for region in root.walk()}  # callers first
         return root.with_bodies(bodies.__getitem__)
 
     def _body(self, region: Region) -> Graph:
         """A copy of a body with the signature and the nodes that it has now."""
-        body = type(region.proto)()
-        body.CopyFrom(region.proto)  # type: ignore[arg-type]
+        body = copy.deepcopy(region.proto)
         if isinstance(body, function_pb2.FunctionDef):
-            taken, given, results = self._signatures[region]
+            taken, made, results = self._signatures[region]
             for arg, dtype in zip(body.signature.input_arg, taken, strict=True):
                 arg.type = dtype
             if results:  # a predicate's are not among the calling node's inputs
-                ends = zip(body.signature.output_arg, given, results, strict=True)
+                ends = zip(body.signature.output_arg, made, results, strict=True)
                 for arg, dtype, tensor in ends:
                     arg.type = dtype
                     if self._is_cast(tensor):
@@ -274,7 +236,7 @@ class _Divider:
     def _fill(self, body: Graph, region: Region) -> None:
         """Gives a copy of a body the nodes that were rewritten."""
         prefix, start = self._inlined.prefixes[region], self._inlined.starts[region]
-        nodes = Region(body).nodes
+        nodes = nodes_of(body)
         calls = iter(region.calls)
         first, end = (bisect.bisect_left(self._changed, n) for n in (start, start + len(nodes)))
         pairs = [(nodes[n - start], self._nodes[n]) for n in self._changed[first:end]]
@@ -304,15 +266,15 @@ class _Divider:
         """The calling node's own inputs; notes the dtypes that its bodies' signatures have now."""
         kind = call.kind
         taken = list(node.attr[kind.arguments].list.type)
-        given = list(node.attr[kind.results].list.type)
+        made = list(node.attr[kind.results].list.type)
         data, controls = _divide(node)
         own = kind.leading + len(taken)
         rest = data[own:]
         for callee in call.callees:
             results: list[str] = []
             if callee.callee_of[0] != kind.predicate:
-                results, rest = rest[: len(given)], rest[len(given) :]
-            self._signatures[callee] = taken, given, results
+                results, rest = rest[: len(made)], rest[len(made) :]
+            self._signatures[callee] = taken, made, results
         return [*data[:own], *controls]
 
 

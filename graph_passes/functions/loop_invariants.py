@@ -7,13 +7,14 @@ it once, and the result enters the loop as one more loop variable that no round 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 
 from graph_passes.functions.call_tree import Call, Region
-from graph_passes.functions.loop_variables import add_to_functions, add_to_loop, free_name, names_in
+from graph_passes.functions.loop_editor import LoopEditor
+from graph_passes.ir.eligibility import node_name
 from graph_passes.ir.function_references import called_functions, may_name_functions
+from graph_passes.rewriter.body_editor import BodyEditor
 
 _READ = "ReadVariableOp"
 # Ops that take a resource and change no float32 variable.
@@ -64,29 +65,32 @@ def hoist_casts(root: Region, target: int) -> int:
     """
     count = 0
     for region in reversed(list(root.walk())):
-        editor: _CallerEditor | None = None
+        caller = BodyEditor(region.proto)
         for call in region.calls:
             found = _find(call, target) if call.kind.is_loop else []
             if found:
-                editor = editor or _CallerEditor(region, target)
-                count += _hoist_from(call, found, editor, target)
+                count += _hoist_from(call, found, caller, target)
     return count
 
 
-def _hoist_from(call: Call, found: list[_Source], editor: _CallerEditor, target: int) -> int:
-    body: function_pb2.FunctionDef = call.callee("body").proto  # type: ignore[assignment]
-    cond: function_pb2.FunctionDef = call.callee("cond").proto  # type: ignore[assignment]
-    editor.open(call.node)
-    taken = names_in(body) | names_in(cond)
-    replaced: dict[str, str] = {}
+def _hoist_from(call: Call, found: list[_Source], caller: BodyEditor, target: int) -> int:
+    body, cond = (call.callee(attr).proto for attr in ("body", "cond"))
+    loop = LoopEditor(caller, call.node, body, cond)  # type: ignore[arg-type]
+    controls = _before_loop(caller, loop.node)
+    emit = caller.emitter(f"{call.node}/hoisted")
+    arguments: dict[str, str] = {}
     for source in found:
-        name = free_name("hoisted_cast", taken)
-        taken |= {name, f"{name}_out"}
-        add_to_functions(body, cond, name, target)
-        editor.pass_to_loop(editor.add(source))
-        replaced.update((cast, name) for cast in source.casts)
-    _replace(body, replaced)
-    return len(replaced)
+        tensor, read = loop.node.input[source.position], source.read
+        emit.device = "" if read is None else read.device
+        if read is not None:
+            tensor = emit.copy(read, tensor, name=read.name.rpartition("/")[2])
+            emit.makers[tensor].input.extend(controls)
+        cast = emit.op.Cast(tensor, SrcT=types_pb2.DT_FLOAT, DstT=target)
+        argument, _ = loop.add_variable("hoisted_cast", cast, target)
+        arguments.update(dict.fromkeys(source.casts, argument))
+    loop.body.redirect({loop.body.output(name): to for name, to in arguments.items()})
+    loop.body.remove(arguments)
+    return len(arguments)
 
 
 def _find(call: Call, target: int) -> list[_Source]:
@@ -123,7 +127,7 @@ def _find(call: Call, target: int) -> list[_Source]:
         if position is not None:
             key = (position, read.name if read is not None else "")
             found.setdefault(key, _Source(position, read)).casts.append(node.name)
-    return list(found.values())
+    return [found[key] for key in sorted(found)]  # whatever the order of the nodes
 
 
 def _origin(tensor: str, makers: dict[str, node_def_pb2.NodeDef]) -> str:
@@ -156,83 +160,13 @@ def may_write_variable(call: Call) -> bool:
     return False
 
 
-def _replace(function: function_pb2.FunctionDef, arguments: Mapping[str, str]) -> None:
-    """Lets the readers of casts read arguments, and removes the casts."""
-    gone = []
-    for position, node in enumerate(function.node_def):
-        if node.name in arguments:
-            gone.append(position)
-            continue
-        before = node.input[:]
-        after = [arguments.get(tensor.partition(":")[0], tensor) for tensor in before]
-        if after != before:
-            node.input[:] = after
-    for result, tensor in list(function.ret.items()):
-        argument = arguments.get(tensor.partition(":")[0])
-        if argument is not None:
-            function.ret[result] = argument
-    for position in reversed(gone):
-        del function.node_def[position]
+def _before_loop(caller: BodyEditor, loop: node_def_pb2.NodeDef) -> list[str]:
+    """Control inputs that let a read run no earlier than the loop would have let it.
 
-
-class _CallerEditor:
-    """Adds what a loop is to take to the loop's caller."""
-
-    def __init__(self, caller: Region, target: int) -> None:
-        self._nodes = caller.nodes
-        self._in_function = isinstance(caller.proto, function_pb2.FunctionDef)
-        self._target = target
-        self._by_name = {node.name: node for node in caller.nodes}
-        self._taken = set(self._by_name)
-        if self._in_function:
-            self._taken |= names_in(caller.proto)  # type: ignore[arg-type]
-        self._loop = node_def_pb2.NodeDef()
-        self._controls: list[str] = []
-
-    def open(self, loop: str) -> None:
-        """Chooses the loop to be worked on."""
-        self._loop = self._by_name[loop]
-        self._controls = self._before_loop()
-
-    def add(self, source: _Source) -> str:
-        """Adds the cast, and the read, of one loop variable. Returns the cast tensor's name."""
-        tensor = self._loop.input[source.position]
-        device = ""
-        if source.read is not None:
-            node = self._add_node(source.read)
-            node.input.extend([tensor, *self._controls])
-            tensor = f"{node.name}:value:0" if self._in_function else node.name
-            device = node.device
-        template = node_def_pb2.NodeDef(name="Cast", op="Cast", device=device)
-        template.attr["SrcT"].type = types_pb2.DT_FLOAT
-        template.attr["DstT"].type = self._target
-        template.attr["Truncate"].b = False
-        cast = self._add_node(template)
-        cast.input.append(tensor)
-        return f"{cast.name}:y:0" if self._in_function else cast.name
-
-    def _add_node(self, template: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
-        """A node like another, without inputs, named after the loop and that other."""
-        node = self._nodes.add()  # type: ignore[attr-defined]
-        node.CopyFrom(template)
-        del node.input[:]
-        own = template.name.rpartition("/")[2]
-        node.name = free_name(f"{self._loop.name}/hoisted/{own}", self._taken)
-        self._taken.add(node.name)
-        return node
-
-    def _before_loop(self) -> list[str]:
-        """Control inputs that let a read run no earlier than the loop would have let it.
-
-        What orders the loop after a write may stand at the loop itself or at any of its inputs.
-        """
-        read, nodes = self._loop.input[:], self._by_name
-        controls = [name for name in read if name[0] == "^"]
-        makers = {name.partition(":")[0] for name in read if name[0] != "^"}
-        waiting = [maker for maker in sorted(makers & nodes.keys()) if nodes[maker].input]
-        controls.extend(f"^{maker}" for maker in waiting if f"^{maker}" not in controls)
-        return controls
-
-    def pass_to_loop(self, tensor: str) -> None:
-        """Gives the loop one more loop variable."""
-        add_to_loop(self._loop, tensor, self._target)
+    What orders the loop after a write may stand at the loop itself or at any of its inputs.
+    """
+    read = loop.input[:]
+    controls = [name for name in read if name[0] == "^"]
+    makers = sorted({node_name(name) for name in read if name[0] != "^"})
+    waiting = [name for name in makers if (maker := caller.find(name)) and maker.input]
+    return [*controls, *(f"^{name}" for name in waiting if f"^{name}" not in controls)]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2
 
-from graph_passes.functions.call_tree import Call, Graph, Region
-from graph_passes.functions.loop_sum_edits import CallerEdit, LoopEdit
+from graph_passes.functions.call_tree import Call, Region
+from graph_passes.functions.loop_editor import LoopEditor
+from graph_passes.functions.loop_sum_edits import SumMover
 from graph_passes.functions.loop_sums import LoopSearch
+from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible, node_name
-from graph_passes.ir.view import Shape, view_function
+from graph_passes.ir.view import Shape, view_body
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
+from graph_passes.rewriter.body_editor import BodyEditor
 from graph_passes.rewriter.editor import NearMiss
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.units.fusion import Fusion
@@ -92,47 +96,44 @@ class _Mover:
         self.units: list[str] = []
         self.misses: list[NearMiss] = []
         self._bodies, self._fusions = bodies, fusions
-        self._edit: CallerEdit | None = None
+        self._editor: BodyEditor | None = None
         self._moved: dict[str, str] = {}  # what loops gave -> the sums behind them
 
     def move_from(self, call: Call, config: PrecisionConfig) -> None:
         """Moves sums out of one loop."""
-        nodes = Region(self.caller).nodes
-        loop = next(node for node in nodes if node.name == call.node)
+        loop = next(node for node in nodes_of(self.caller) if node.name == call.node)
         # A loop that stays one op may be for XLA, where the length of a list must be known before.
         if not ("_lower_using_switch_merge" in loop.attr and "output_shapes" in loop.attr):
             return
         if not loop.attr["_lower_using_switch_merge"].b:
             return
         body, cond = call.callee("body"), call.callee("cond")
-        fusion = self._fusions[body]
+        view = self._fusions[body].view
         lists, support = load_op_lists(config), kernel_support(config.device, config.target)
-        view = fusion.view
         ineligible = find_ineligible(view, (), config)
-        low = ConvertedProducts(Matcher(view), lists, support, ineligible)
+        matcher = Matcher(view)
+        low = ConvertedProducts(matcher, lists, support, ineligible)
         old: function_pb2.FunctionDef = self._bodies[body]  # type: ignore[assignment]
-        search = LoopSearch(loop, old, view, self._fusions[cond].view, low)
-        sums, misses = search.find()
+        sums, misses = LoopSearch(loop, old, matcher, self._fusions[cond].view, low).find()
         self.misses.extend(misses)
         if not sums:
             return
-        new_body, new_cond = function_pb2.FunctionDef(), function_pb2.FunctionDef()
-        new_body.CopyFrom(old)
-        new_cond.CopyFrom(self._bodies[cond])  # type: ignore[arg-type]
-        if self._edit is None:
-            self._edit = CallerEdit(self.caller)
-            self.caller = self._edit.graph
-        self._moved.update(LoopEdit(self._edit, call.node, new_body, new_cond).move(sums))
-        self._bodies[body], self._bodies[cond] = new_body, new_cond
-        for region, edited in ((body, new_body), (cond, new_cond)):
+        if self._editor is None:
+            self.caller = copy.deepcopy(self.caller)
+            self._editor = BodyEditor(self.caller)
+        new = {region: copy.deepcopy(self._bodies[region]) for region in (body, cond)}
+        mover = SumMover(LoopEditor(self._editor, call.node, new[body], new[cond]))  # type: ignore[arg-type]
+        self._moved.update(mover.move(sums))
+        self._bodies.update(new)
+        for region, edited in new.items():
             before = self._fusions[region]
-            view = view_function(edited, None, before.view.node_index.node_types)
-            listed = {n: where for n, where in before.node_lists.items() if n in view.index}
-            self._fusions[region] = dataclasses.replace(before, view=view, node_lists=listed)
-        self.shapes.update(self._edit.shapes)
+            view = view_body(edited, None, before.view.node_index.node_types)
+            node_lists = {n: where for n, where in before.node_lists.items() if n in view.index}
+            self._fusions[region] = dataclasses.replace(before, view=view, node_lists=node_lists)
+        self.shapes.update(mover.emit.shapes)
         self.units.extend(f"{RULE}: {each.addition}" for each in sums)
 
     def finish(self) -> None:
         """Lets the caller read the sums that were moved, once they all are."""
-        if self._edit is not None:
-            self._edit.redirect(self._moved)
+        if self._editor is not None:
+            self._editor.redirect(self._moved)

@@ -39,15 +39,14 @@ class Term:
         node: name of the node that makes it, a `PRODUCT` or a `BIAS_SUM`.
         op: its op.
         device: its device.
-        operands: the tensors of the body that it is made of, matrices with the rows of a round.
-        widths: the columns of each.
+        operands: the tensors of the body that it is made of, matrices with the rows of a round;
+            the sum has an axis for the columns of each.
     """
 
     node: str
     op: str
     device: str
     operands: tuple[str, ...]
-    widths: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,6 @@ class LoopSum:
     Attributes:
         position: of the loop variable.
         addition: name of the AddN.
-        total: the tensor that it makes.
         before: the tensor with what the rounds before have made, in the body.
         shape: of the sum.
         terms: what a round adds.
@@ -65,7 +63,6 @@ class LoopSum:
 
     position: int
     addition: str
-    total: str
     before: str
     shape: tuple[int, ...]
     terms: tuple[Term, ...]
@@ -78,97 +75,94 @@ class LoopSearch:
     Attributes:
         loop: the calling node.
         body: the loop's body.
-        body_view: its view.
+        m: reads it.
         cond_view: the view of the loop's condition.
         products: tells which products of the body go low.
     """
 
     loop: node_def_pb2.NodeDef
     body: function_pb2.FunctionDef
-    body_view: GraphView
+    m: Matcher
     cond_view: GraphView
     products: ConvertedProducts
 
     def find(self) -> tuple[list[LoopSum], list[NearMiss]]:
         """The sums that are worth moving, and what came close to one."""
-        matcher = Matcher(self.body_view)
         sums: list[LoopSum] = []
         misses: list[NearMiss] = []
-        additions = self._additions(matcher)
+        additions = self._additions()
         for position, addition in additions.items():
-            found = self._attempt(matcher, position, addition)
+            found = self._attempt(position, addition)
             if isinstance(found, LoopSum):
                 sums.append(found)
             else:
                 misses.append(found)
         return self._worthwhile(sums, self._rows(additions), misses), misses
 
-    def _additions(self, matcher: Matcher) -> dict[int, int]:
+    def _additions(self) -> dict[int, int]:
         """Loop variable -> the AddN that adds to it, where a product is among the terms.
 
         An addition that broadcasts is another thing: how its terms are shaped is not known.
         """
         found = {}
-        for position, given in enumerate(self.body.signature.output_arg):
-            if given.type != FLOAT:
+        for position, result in enumerate(self.body.signature.output_arg):
+            if result.type != FLOAT:
                 continue
-            number = matcher.maker(matcher.through(self.body.ret[given.name], "Identity"))
-            terms = matcher.inputs(number) if matcher.op(number) == "AddN" else ()
-            makers = {matcher.op(matcher.maker(tensor)) for tensor in terms}
-            if makers & {PRODUCT, BIAS_SUM} and self._before(matcher, position, number):
+            number = self.m.maker(self.m.through(self.body.ret[result.name], "Identity"))
+            terms = self.m.inputs(number) if self.m.op(number) == "AddN" else ()
+            makers = {self.m.op(self.m.maker(tensor)) for tensor in terms}
+            if makers & {PRODUCT, BIAS_SUM} and self._before(position, number):
                 found[position] = number
         return found
 
-    def _before(self, matcher: Matcher, position: int, addition: int) -> list[str]:
+    def _before(self, position: int, addition: int) -> list[str]:
         """The terms of an addition that are the loop variable itself."""
         argument = self.body.signature.input_arg[position].name
-        terms = matcher.inputs(addition)
-        return [tensor for tensor in terms if matcher.through(tensor, "Identity") == argument]
+        terms = self.m.inputs(addition)
+        return [tensor for tensor in terms if self.m.through(tensor, "Identity") == argument]
 
-    def _attempt(self, matcher: Matcher, position: int, addition: int) -> LoopSum | NearMiss:
+    def _attempt(self, position: int, addition: int) -> LoopSum | NearMiss:
         try:
-            return self._read_sum(matcher, position, addition)
+            return self._read_sum(position, addition)
         except NoMatchError as miss:
-            return NearMiss(matcher.node(addition).name, str(miss))
+            return NearMiss(self.m.node(addition).name, str(miss))
 
-    def _read_sum(self, matcher: Matcher, position: int, addition: int) -> LoopSum:
-        before = self._before(matcher, position, addition)
+    def _read_sum(self, position: int, addition: int) -> LoopSum:
+        before = self._before(position, addition)
         if len(before) != 1:
             raise NoMatchError("the loop variable is more than one of its terms")
-        self._require_one_reader(matcher, position, addition)
+        self._require_one_reader(position, addition)
         shape = self._shape(position)
         terms = [
-            self._read_term(matcher, matcher.maker(tensor), addition, shape)
-            for tensor in matcher.inputs(addition)
+            self._read_term(self.m.maker(tensor), addition, shape)
+            for tensor in self.m.inputs(addition)
             if tensor != before[0]
         ]
-        total = matcher.output(addition)
-        name = matcher.node(addition).name
-        return LoopSum(position, name, total, before[0], shape, tuple(terms))
+        return LoopSum(position, self.m.node(addition).name, before[0], shape, tuple(terms))
 
-    def _require_one_reader(self, matcher: Matcher, position: int, addition: int) -> None:
+    def _require_one_reader(self, position: int, addition: int) -> None:
         """Requires that the loop keeps the sum to itself until it ends."""
         argument = self.cond_view.nodes[position].name
         if self.cond_view.reading_nodes(self.cond_view.index[argument]):
             raise NoMatchError("the loop's condition reads the sum")
-        number = self.body_view.index[self.body.signature.input_arg[position].name]
+        number = self.m.view.index[self.body.signature.input_arg[position].name]
         while number != addition:
-            number = self._only_reader(matcher, number)
-        self._require_removable(matcher, addition)
-        result = self.body_view.index[f"{self.body.signature.output_arg[position].name}/{RESULT}"]
+            number = self._only_reader(number)
+        self._require_removable(addition)
+        result = self.m.view.index[f"{self.body.signature.output_arg[position].name}/{RESULT}"]
         while number != result:
-            number = self._only_reader(matcher, number)
+            number = self._only_reader(number)
 
-    def _only_reader(self, matcher: Matcher, number: int) -> int:
-        readers = matcher.readers(number)
+    def _only_reader(self, number: int) -> int:
+        readers = self.m.readers(number)
         if len(readers) != 1:
-            raise NoMatchError(f"more than the sum reads {matcher.node(number).name!r}")
+            raise NoMatchError(f"more than the sum reads {self.m.node(number).name!r}")
         return readers[0]
 
-    def _require_removable(self, matcher: Matcher, number: int) -> None:
-        node = matcher.node(number)
+    def _require_removable(self, number: int) -> None:
+        node = self.m.node(number)
         if (
-            node.name in self.body_view.control_readers
+            node.name in self.m.view.awaited
             or node.name in self.body.control_ret.values()
             or any(name[0] == "^" for name in node.input)
         ):
@@ -182,15 +176,13 @@ class LoopSearch:
             raise NoMatchError("the shape of the sum is not known")
         return shape
 
-    def _read_term(
-        self, matcher: Matcher, number: int, addition: int, shape: tuple[int, ...]
-    ) -> Term:
-        node = matcher.node(number)
-        matcher.expect(number, PRODUCT, BIAS_SUM)
-        self._require_removable(matcher, number)
-        if matcher.readers(number) != [addition]:
+    def _read_term(self, number: int, addition: int, shape: tuple[int, ...]) -> Term:
+        node = self.m.node(number)
+        self.m.expect(number, PRODUCT, BIAS_SUM)
+        self._require_removable(number)
+        if self.m.readers(number) != [addition]:
             raise NoMatchError(f"more than the sum reads {node.name!r}")
-        attrs = self.body_view.op_type(number)
+        attrs = self.m.view.op_type(number)
         if attrs is None:
             raise NoMatchError(f"{node.op!r} is not known")
         if node.op == BIAS_SUM:
@@ -200,10 +192,10 @@ class LoopSearch:
             fits = flags == [True, False] and len(shape) == 2
         if not fits:
             raise NoMatchError(f"{node.name!r} does not sum over the rows of its inputs")
-        operands = tuple(matcher.inputs(number))
+        operands = tuple(self.m.inputs(number))
         if node.op == PRODUCT and not self.products.read(operands[0]):
             raise NoMatchError(f"{node.name!r} does not go low")
-        return Term(node.name, node.op, node.device, operands, shape)
+        return Term(node.name, node.op, node.device, operands)
 
     def _worthwhile(self, sums: list[LoopSum], rows: int, misses: list[NearMiss]) -> list[LoopSum]:
         """Those sums whose lists take no more than the sums in every round.
@@ -213,14 +205,14 @@ class LoopSearch:
         against those of the rows that no other sum has kept already. The gradient of a bias is
         moved where a weight's has its rows: it is too small to keep any for its sake.
         """
-        listed: set[str] = set()
+        stored: set[str] = set()
         chosen = []
         for each in sorted(sums, key=lambda found: (-len(found.shape), -math.prod(found.shape))):
             added = {
                 operand: width
                 for term in each.terms
-                for operand, width in zip(term.operands, term.widths, strict=True)
-                if operand not in listed
+                for operand, width in zip(term.operands, each.shape, strict=True)
+                if operand not in stored
             }
             if added and len(each.shape) < 2:
                 continue
@@ -228,21 +220,19 @@ class LoopSearch:
                 why = "its terms are made of more elements than it has"
                 misses.append(NearMiss(each.addition, why))
                 continue
-            listed |= added.keys()
+            stored |= added.keys()
             chosen.append(each)
         return sorted(chosen, key=lambda found: found.position)
 
     def _rows(self, additions: Collection[int]) -> int:
         """The rows of a round: those of the other matrices that it changes, states of a batch."""
         found = []
-        matcher = Matcher(self.body_view)
         shapes = self.loop.attr["output_shapes"].list.shape
         signature = self.body.signature
-        for position, (taken, given) in enumerate(
-            zip(signature.input_arg, signature.output_arg, strict=True)
-        ):
-            result = matcher.through(self.body.ret[given.name], "Identity")
-            if taken.type != FLOAT or position in additions or result == taken.name:
+        ends = zip(signature.input_arg, signature.output_arg, strict=True)
+        for position, (argument, result) in enumerate(ends):
+            tensor = self.m.through(self.body.ret[result.name], "Identity")
+            if argument.type != FLOAT or position in additions or tensor == argument.name:
                 continue
             if position < len(shapes) and len(shapes[position].dim) == 2:
                 rows = shapes[position].dim[0].size

@@ -16,8 +16,9 @@ from tensorflow.core.framework import function_pb2
 
 from graph_passes.coloring.plan import Plan
 from graph_passes.emit.apply import Applied
-from graph_passes.functions.call_tree import Graph, Library, Region
-from graph_passes.functions.inlining import inline, outline
+from graph_passes.functions.call_tree import Library, Region
+from graph_passes.functions.inlining import Inlined, outline
+from graph_passes.ir.copying import Graph
 from graph_passes.ir.view import GraphView, Shapes
 from graph_passes.units.fusion import Fusion
 
@@ -62,9 +63,10 @@ def convert_tree(
     if not root.calls:  # it is inlined already
         fusion = fusions[root]
         plan, applied = convert(fusion.original, fusion.view, preserve, fusion.node_lists)
-        new = None if applied is None else Region(applied.proto, callee_of=root.callee_of)
+        proto = applied.proto if applied else fusion.proto if fusion.alone else None
+        new = None if proto is None else Region(proto, callee_of=root.callee_of)
         return ConvertedTree(new, plan, applied)
-    inlined = inline(root)
+    inlined = Inlined(root)
     view = inlined.view({region: found.view for region, found in fusions.items()}, shapes)
     own_lists = {
         inlined.prefixes[region] + node: list_name
@@ -72,8 +74,16 @@ def convert_tree(
         for node, list_name in found.node_lists.items()
     }
     plan, applied = convert(inlined.proto, view, (*preserve, *inlined.boundary), own_lists)
-    new = None if applied is None else outline(root, inlined, applied)
-    return ConvertedTree(new, plan, applied)
+    if applied is not None:
+        return ConvertedTree(outline(root, inlined, applied), plan, applied)
+    alone = any(found.alone for found in fusions.values())
+    return ConvertedTree(root.with_bodies(_copied) if alone else None, plan, None)
+
+
+def _copied(region: Region) -> Graph:
+    copy = type(region.proto)()
+    copy.CopyFrom(region.proto)  # type: ignore[arg-type]
+    return copy
 
 
 def name_functions(root: Region, library: Library) -> tuple[function_pb2.FunctionDef, ...]:

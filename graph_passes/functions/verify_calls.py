@@ -17,7 +17,7 @@ Views = Callable[[Region], GraphView]
 
 def verify_tree(
     pairs: Iterable[tuple[Region, Region]],
-    given: Views,
+    originals: Views,
     fused: Views,
     support: KernelSupport,
     preserve: Collection[str],
@@ -28,7 +28,7 @@ def verify_tree(
     Args:
         pairs: each region of the tree as the caller gave it, with that of the rewritten tree,
             whose functions have their names; the main graph first.
-        given: gives the view of a given region.
+        originals: gives the view of a region as the caller gave it.
         fused: that of the same region after its units were replaced.
         support: tells what has a kernel in the target dtype.
         preserve: names of the nodes or tensors of the main graph that are fed or fetched.
@@ -46,7 +46,7 @@ def verify_tree(
             if body.signature.name in checked:
                 continue  # calls share the bodies of equal functions, and what those call
             checked.add(body.signature.name)
-        verify(given(old), fused(old), body, support, preserve if main else (), touched)
+        verify(originals(old), fused(old), body, support, preserve if main else (), touched)
         nodes = {node.name: node for node in region.nodes} if region.calls else {}
         for call in region.calls:
             node = nodes[call.node]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class Adjacency:
         relays = max(int(added.max(initial=0)) + 1 - vertices, 0)
         backward = added + relays * (added >= vertices)
         total = vertices + 2 * relays
-        self.vertices = vertices
+        self.vertices, self._has_relays = vertices, relays > 0
         self.successors = Neighbours(
             total,
             np.concatenate([sources, added[:, 0]]),
@@ -102,7 +102,7 @@ class Adjacency:
 
     def _ends(self, table: Neighbours, vertex: int, passed: set[int] | None) -> Sequence[int]:
         found = table[vertex]
-        if not found or max(found) < self.vertices:
+        if not self._has_relays or not found or max(found) < self.vertices:
             return found
         passed = set() if passed is None else passed
         ends = [step for step in found if step < self.vertices]
@@ -119,31 +119,28 @@ class Adjacency:
     def reach(
         self,
         roots: Sequence[int],
-        enter: Callable[[int], object] | bytes | bytearray,
+        enter: np.ndarray,
         *,
         forward: bool = False,
         backward: bool = False,
         parents: dict[int, int] | None = None,
-    ) -> bytearray:
+    ) -> np.ndarray:
         """The vertices that paths from the roots lead to, the roots included.
 
         Args:
             roots: where the paths start.
-            enter: for each vertex whether a path may go through it, as one byte each or as a
-                function; roots need no leave.
+            enter: for each vertex whether a path may go through it; bool [vertices]. Roots need
+                no leave.
             forward: follow edges to readers.
             backward: follow edges to producers.
             parents: where given, receives for each vertex or relay reached the one before it on a
                 path.
 
         Returns:
-            One byte a vertex, 1 where it is reached.
+            For each vertex whether it is reached; bool [vertices].
         """
         total = len(self.successors.starts) - 1
-        still_open = bytearray(
-            map(bool, map(enter, range(self.vertices))) if callable(enter) else enter
-        )
-        still_open.extend(b"\1" * (total - self.vertices))
+        still_open = bytearray(enter) + b"\1" * (total - self.vertices)
         tables = [self.successors] * forward + [self.predecessors] * backward
         flat = [(table.starts, table.flat) for table in tables]
         reached = bytearray(total)
@@ -161,5 +158,4 @@ class Adjacency:
                         if parents is not None:
                             parents[neighbour] = vertex
                         stack.append(neighbour)
-        del reached[self.vertices :]
-        return reached
+        return np.frombuffer(reached, bool)[: self.vertices]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection
-from typing import TypeVar
+from collections.abc import Collection, Sequence
+from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from graph_passes.ir.view import GraphView
 
+Graph: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
 Proto = TypeVar("Proto", graph_pb2.GraphDef, function_pb2.FunctionDef)
 
 _BODY = frozenset(("node", "node_def", "ret"))
 _VALUE = "value"
+
+
+def nodes_of(graph: Graph) -> Sequence[node_def_pb2.NodeDef]:
+    """The nodes of a graph or of a function's body."""
+    return graph.node if isinstance(graph, graph_pb2.GraphDef) else graph.node_def  # type: ignore[return-value]
 
 
 def copy_graph(proto: Proto, view: GraphView, without_value: Collection[int] = ()) -> Proto:

@@ -2,21 +2,22 @@
 
 Painting works on *vertices*: one per slot (type attribute) of a node, numbered in node order.
 Edges join the vertex of the port that makes a tensor to the vertex of each port that reads it.
-`view` makes the index of a GraphDef or the body of a function, `joining` that of a inlined graph.
+`view` makes the index of a GraphDef or the body of a function, `inlining` that of an inlined graph.
 """
 
 from __future__ import annotations
 
 import array
 import functools
+import itertools
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
-from graph_passes.ir.adjacency import Adjacency, Neighbours, in_order
+from graph_passes.ir.adjacency import Adjacency, Neighbours
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex, packed
 from graph_passes.ir.vertices import OPAQUE, Vertices, join_ports
 from graph_passes.ops.node_types import NodeType
@@ -35,11 +36,8 @@ FLOAT = types_pb2.DT_FLOAT
 ARGUMENT = "_Arg"
 RESULT = "_Retval"
 
-COLOCATION = "_class"
-"""The attribute that names the nodes with which a node must share a device."""
-
 INLINED_ARGUMENT = "_InlinedArgument"
-"""Op of a node that is another name for what a calling node takes at a port (`joining`)."""
+"""Op of a node that is another name for what a calling node takes at a port (`inlining`)."""
 
 NO_ALIASES: Mapping[int, tuple[int, int]] = types.MappingProxyType({})
 
@@ -61,6 +59,8 @@ class GraphView:
         targets: for each edge the vertex of the port that reads it; int32 [edges].
         edge_starts: for each node the number of its first edge, and the number of edges; edges
             are numbered by reading node, then by port.
+        waits: node that has control inputs -> the names of the nodes that it waits for.
+        located: the nodes that name others to share a device with, in order.
         is_function: whether the graph is the body of a function.
         node_index: what was read of the nodes.
         is_edited: whether some nodes are others than those of the graph that was indexed.
@@ -77,12 +77,13 @@ class GraphView:
         is_edited: bool = False,
         aliases: Mapping[int, tuple[int, int]] = NO_ALIASES,
     ) -> None:
-        self._shapes = shapes
+        # Asked for again and again, by edited views of the graph too.
+        self._shapes = None if shapes is None else functools.cache(shapes)
         self.node_index = index
         self.nodes = nodes
         self.is_function = is_function
         self.is_edited = is_edited
-        self.index = index.numbers
+        self.index, self.waits, self.located = index.numbers, index.waits, index.located
         self.node_types = index.node_types.node_types
         self.node_type_of = index.node_type_of
         self.aliases = aliases
@@ -110,17 +111,13 @@ class GraphView:
         Raises:
             InvalidGraphError: as `view_graph`, or a node reads one that is gone.
         """
-        index = self.node_index.edited(nodes, moved, anew)
-        view = GraphView(
+        return GraphView(
             nodes,
-            index,
+            self.node_index.edited(nodes, moved, anew),
             is_function=self.is_function,
             shapes=extend_shapes(self._shapes, shapes),
             is_edited=True,
         )
-        kept = {int(moved[number]) for number in self.located} - {-1, *anew}
-        view.located = sorted(kept.union(_located(nodes, anew)))
-        return view
 
     @functools.cached_property
     def ops(self) -> frozenset[str]:
@@ -190,24 +187,18 @@ class GraphView:
         return np.array(flat, dtype)[self.slot_numbers]
 
     @functools.cached_property
-    def control_readers(self) -> dict[str, list[int]]:
+    def awaited(self) -> frozenset[str]:
+        """The names of the nodes that others have as a control input."""
+        return frozenset().union(*self.waits.values())
+
+    @functools.cached_property
+    def waiting(self) -> dict[str, list[int]]:
         """Name of a node -> the nodes that have it as a control input."""
         found: dict[str, list[int]] = {}
-        for number in self.node_index.with_controls:
-            for name in self.nodes[number].input[:]:
-                if name[0] == "^":
-                    found.setdefault(name[1:], []).append(number)
+        for number, names in self.waits.items():
+            for name in names:
+                found.setdefault(name, []).append(number)
         return found
-
-    @functools.cached_property
-    def control_ends(self) -> frozenset[int]:
-        """The nodes that have control inputs."""
-        return frozenset(self.node_index.with_controls)
-
-    @functools.cached_property
-    def located(self) -> list[int]:
-        """The nodes that name others to share a device with, in order."""
-        return _located(self.nodes, range(len(self.nodes)))
 
     @functools.cached_property
     def devices(self) -> dict[str, list[int]]:
@@ -252,10 +243,6 @@ class GraphView:
         number = self.vertex_nodes[vertex]
         return "" if number < 0 else self.node_type(number).op
 
-    def calls_function(self, number: int) -> bool:
-        """Whether a node is a call, by an op named after the function."""
-        return self.node_type(number).is_call
-
     @functools.cached_property
     def is_float(self) -> np.ndarray:
         """For each vertex whether it is float32; shape [vertices], bool."""
@@ -283,44 +270,17 @@ class GraphView:
                 f"node {reader.name!r} ({reader.op}) does not take the dtype of {maker.name!r}"
             )
 
-    def require_acyclic(self) -> None:
-        """Checks that no node reads itself, but by the back edge of a loop of TensorFlow 1.
-
-        Raises:
-            InvalidGraphError: nodes read each other in a circle; the message names one of them.
-        """
-        makers, readers = self._forward_edges
-        if np.all(makers < readers):
-            return  # most graphs are in an order in which they can run
-        ready = in_order(len(self.nodes), makers, readers)
-        if len(ready) < len(self.nodes):
-            name = self.names[min(set(range(len(self.nodes))).difference(ready))]
-            raise InvalidGraphError(f"node {name!r} reads what is made of its own output")
-
-    @property
-    def _forward_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """Maker and reader of each tensor, but of those that go round a loop of TensorFlow 1."""
-        makers = np.asarray(self.maker_nodes)
-        is_back = np.zeros(len(self.nodes) + 1, bool)  # the maker of number -1 is not known
-        is_back[self.of_op("NextIteration")] = is_back[-1] = True
-        kept = ~is_back[makers]
-        return makers[kept], self._edge_readers[kept]
-
-    @property
-    def order_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of nodes of which the first runs before the second; int32 [pairs] each."""
-        waits = [
-            (self.index[name], reader)
-            for name, waiting in self.control_readers.items()
-            if name in self.index
-            for reader in waiting
-        ]
-        awaited, waiting = np.array(waits, np.int32).reshape(-1, 2).T
-        makers, readers = self._forward_edges
-        return np.concatenate([makers, awaited]), np.concatenate([readers, waiting])
+    @functools.cached_property
+    def control_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """For each control input the node that is waited for and the one that waits; int32."""
+        names = itertools.chain.from_iterable(self.waits.values())
+        awaited = np.array([*map(self.index.get, names, itertools.repeat(-1))], np.int32)
+        counts = [*map(len, self.waits.values())]
+        waiting = np.repeat(np.array([*self.waits], np.int32), counts)
+        return awaited[awaited >= 0], waiting[awaited >= 0]
 
     @functools.cached_property
-    def _edge_readers(self) -> np.ndarray:
+    def edge_readers(self) -> np.ndarray:
         """For each edge the node that reads it."""
         return np.repeat(np.arange(len(self.nodes), dtype=np.int32), np.diff(self.edge_starts))
 
@@ -333,17 +293,20 @@ class GraphView:
         return self._readers[vertex].tolist()
 
     @functools.cached_property
-    def _reading_nodes(self) -> Neighbours:
+    def _reading_nodes(self) -> tuple[list[int], list[int]]:
+        """Where the readers of each node start, and the readers of all, in order."""
         # What an alias makes is a calling node's input.
         is_output = self.per_slot(lambda node_type: node_type.layout.is_output, bool)[self.sources]
-        return Neighbours(
-            len(self.nodes), np.asarray(self.maker_nodes)[is_output], self._edge_readers[is_output]
-        )
+        makers = np.asarray(self.maker_nodes)[is_output].astype(np.int64)
+        pairs = np.sort(makers << 32 | self.edge_readers[is_output])
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+        starts = np.searchsorted(pairs >> 32, np.arange(len(self.nodes) + 1))
+        return starts.tolist(), (pairs & 0xFFFFFFFF).tolist()
 
     def reading_nodes(self, number: int) -> list[int]:
         """The nodes that read an output of a node, in order, control inputs not counted."""
-        found = self._reading_nodes[number].tolist()
-        return found if len(found) < 2 else list(dict.fromkeys(found))
+        starts, readers = self._reading_nodes
+        return readers[starts[number] : starts[number + 1]]
 
     @functools.cached_property
     def maker_nodes(self) -> array.array[int]:
@@ -372,10 +335,6 @@ class GraphView:
         """The vertices of the tensors that a node reads, by port."""
         edges = slice(self.edge_starts[number], self.edge_starts[number + 1])
         return self.sources[edges].tolist()  # type: ignore[no-any-return]
-
-
-def _located(nodes: Sequence[node_def_pb2.NodeDef], numbers: Iterable[int]) -> list[int]:
-    return [number for number in numbers if COLOCATION in nodes[number].attr]
 
 
 def no_shapes(_: str) -> None:

@@ -17,6 +17,7 @@ from tensorflow.core.framework import node_def_pb2
 from graph_passes.ops.node_types import NodeType, NodeTypeTable
 from graph_passes.ops.op_types import NO_LAYOUT, Layout
 
+_UNKNOWN = -(1 << 31)
 _CHUNK = 4096
 """Nodes that are read together."""
 
@@ -38,7 +39,8 @@ class NodeIndex:
         references: tensors that are other outputs, or were read before the node that makes them
             was met; their names -> 0, 1, 2 ...
         named_outputs: whether tensors are named by output arguments, as within functions.
-        with_controls: the nodes that have control inputs.
+        waits: node that has control inputs -> the names of the nodes that it waits for.
+        located: the nodes that name others to share a device with, in order.
         device_of: for each node the number of its device.
     """
 
@@ -58,7 +60,8 @@ class NodeIndex:
         self.arity = array.array("i")
         self.makers = array.array("i")
         self.references: dict[str, int] = {}
-        self.with_controls = array.array("i")
+        self.waits: dict[int, list[str]] = {}
+        self.located = array.array("i")
         self.device_of = array.array("i")
 
     def extend(
@@ -85,7 +88,8 @@ class NodeIndex:
         self.numbers.update(zip(names, numbers, strict=True))
         devices = self.node_types.devices
         self.device_of.extend([devices.setdefault(node.device, len(devices)) for node in nodes])
-        families, node_type_of = self.node_types.read(nodes)
+        families, node_type_of, located = self.node_types.read(nodes)
+        self.located.extend(itertools.compress(numbers, located))
         self.node_type_of.extend(node_type_of)
         if self.named_outputs:
             self._outputs.update(zip(names, numbers, strict=True))  # arguments
@@ -96,25 +100,26 @@ class NodeIndex:
 
     def _read_inputs(self, inputs: Sequence[Sequence[str]], numbers: Sequence[int]) -> None:
         """Finds the makers of what nodes read, given all inputs of each node."""
-        arity = list(map(len, inputs))
+        arity = np.fromiter(map(len, inputs), np.int32, len(inputs))
         flat = list(itertools.chain.from_iterable(inputs))
-        makers = list(map((self._outputs if self.named_outputs else self.numbers).get, flat))
-        if None in makers:
+        find = (self._outputs if self.named_outputs else self.numbers).get
+        found = map(find, flat, itertools.repeat(_UNKNOWN))
+        makers = np.fromiter(found, np.int32, len(flat))
+        unknown = np.flatnonzero(makers == _UNKNOWN)
+        if len(unknown):
             readers = np.repeat(np.arange(len(arity)), arity)
-            unknown = [position for position, maker in enumerate(makers) if maker is None]
-            references = self.references
-            waiting = set()
-            for position, reader in zip(unknown, readers[unknown].tolist(), strict=True):
+            references, waits = self.references, self.waits
+            for position, reader in zip(unknown.tolist(), readers[unknown].tolist(), strict=True):
                 name = flat[position]
                 if name[0] == "^":
-                    arity[reader] -= 1
-                    waiting.add(reader)
+                    waits.setdefault(numbers[reader], []).append(name[1:])
                 else:
                     makers[position] = ~references.setdefault(name, len(references))
-            makers = [maker for maker in makers if maker is not None]
-            self.with_controls.extend([numbers[reader] for reader in sorted(waiting)])
-        self.arity.extend(arity)
-        self.makers.extend(makers)  # type: ignore[arg-type]
+            is_read = makers != _UNKNOWN
+            arity = np.bincount(readers[is_read], minlength=len(arity)).astype(np.int32)
+            makers = makers[is_read]
+        self.arity.frombytes(arity.tobytes())
+        self.makers.frombytes(makers.tobytes())
 
     def edited(
         self, nodes: Sequence[node_def_pb2.NodeDef], moved: np.ndarray, anew: Sequence[int]
@@ -162,8 +167,11 @@ class NodeIndex:
         makers = np.empty(len(readers), np.int32)
         makers[of_old], makers[~of_old] = after, read.makers
         new.makers = packed(makers)
-        kept = moved[np.asarray(self.with_controls)]
-        new.with_controls = packed(np.sort([*kept[old[kept] & (kept >= 0)], *read.with_controls]))
+        stays = np.where(old[moved], moved, -1).tolist()
+        kept = {stays[number]: names for number, names in self.waits.items()}
+        new.waits = dict(sorted((read.waits | kept).items()))
+        new.waits.pop(-1, None)
+        new.located.extend(sorted({*read.located, *(stays[n] for n in self.located)} - {-1}))
         return new
 
     @functools.cached_property
@@ -218,7 +226,9 @@ def concatenated(parts: Sequence[tuple[str, NodeIndex]]) -> NodeIndex:
         whole.device_of.extend(index.device_of)
         makers = np.asarray(index.makers)
         whole.makers.extend(packed(np.where(makers < 0, makers - known, makers + first)))
-        whole.with_controls.extend(packed(np.asarray(index.with_controls) + first))
+        whole.located.extend(packed(np.asarray(index.located) + first))
+        for number, names in index.waits.items():
+            whole.waits[number + first] = [prefix + name for name in names]
     return whole
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from tensorflow.core.framework import types_pb2
 
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex
 
@@ -31,20 +30,14 @@ class Vertices:
     """
 
     def __init__(self, index: NodeIndex) -> None:
-        node_types, node_type_of = index.node_types.node_types, np.asarray(index.node_type_of)
-        slots = np.array([len(node_type.dtypes) for node_type in node_types], np.int32)
-        counts = slots[node_type_of]
+        tables, node_type_of = index.node_types.slot_tables, np.asarray(index.node_type_of)
+        counts = tables.counts[node_type_of]
         self.base = np.cumsum(counts, dtype=np.int32) - counts + 1
         nodes = np.arange(len(counts), dtype=np.int32)
         self.owners = np.concatenate([np.full(1, -1, np.int32), np.repeat(nodes, counts)])
-        first_slot = np.cumsum(slots, dtype=np.int32) - slots + 1
         self.slot_numbers = np.arange(len(self.owners), dtype=np.int32)
-        self.slot_numbers[1:] += (first_slot[node_type_of] - self.base)[self.owners[1:]]
-        flat = [
-            types_pb2.DT_INVALID,
-            *(dtype for node_type in node_types for dtype in node_type.dtypes),
-        ]
-        self.dtypes = np.array(flat, np.int32)[self.slot_numbers]
+        self.slot_numbers[1:] += (tables.first_slots[node_type_of] - self.base)[self.owners[1:]]
+        self.dtypes = tables.dtypes[self.slot_numbers]
 
 
 def join_ports(
@@ -95,15 +88,11 @@ class _Joiner:
 
     def _first_outputs(self) -> np.ndarray:
         """For each node the vertex of its output 0, or `_NO_OUTPUT`."""
-        node_types, node_type_of = (
-            self._index.node_types.node_types,
-            np.asarray(self._index.node_type_of),
-        )
-        slots = [(node_type.layout.out_slots or (_NO_OUTPUT,))[0] for node_type in node_types]
-        unknown = np.array([node_type.op_type is None for node_type in node_types], bool)
-        first = np.array(slots, np.int32)[node_type_of]
+        tables = self._index.node_types.slot_tables
+        node_type_of = np.asarray(self._index.node_type_of)
+        first = tables.first_outputs[node_type_of]
         first = np.where(first == _NO_OUTPUT, _NO_OUTPUT, self._base + first)
-        first[unknown[node_type_of]] = OPAQUE
+        first[tables.is_unknown[node_type_of]] = OPAQUE
         for alias in self._aliases:
             first[alias] = self._taken(alias)
         return first
@@ -131,24 +120,18 @@ class _Joiner:
 
 
 def _targets(index: NodeIndex, vertices: Vertices) -> np.ndarray:
-    node_types, node_type_of = index.node_types.node_types, np.asarray(index.node_type_of)
-    arity = np.asarray(index.arity)
-    expected = np.array([len(node_type.layout.in_slots) for node_type in node_types], np.int32)
-    unknown = np.array([node_type.op_type is None for node_type in node_types], bool)
-    wrong = np.flatnonzero((arity != expected[node_type_of]) & ~unknown[node_type_of]).tolist()
+    tables, node_type_of = index.node_types.slot_tables, np.asarray(index.node_type_of)
+    arity, expected = np.asarray(index.arity), tables.arities
+    unknown = tables.is_unknown[node_type_of]
+    wrong = np.flatnonzero((arity != expected[node_type_of]) & ~unknown).tolist()
     if wrong:
         number, op = wrong[0], index.node_type(wrong[0]).op
         raise InvalidGraphError(
             f"node {index.name(number)!r} ({op}) has {arity[number]} inputs, not "
             f"{expected[node_type_of[number]]}"
         )
-    # The slots of all types' input ports in one row; unknown ops read it somewhere, to no effect.
-    row = np.array(
-        [0, *(slot for node_type in node_types for slot in node_type.layout.in_slots)], np.int32
-    )
-    first = (np.cumsum(expected) - expected + 1)[node_type_of] - index.starts[:-1]
+    first = tables.first_ports[node_type_of] - index.starts[:-1]
     readers = np.repeat(np.arange(len(arity), dtype=np.int32), arity)
-    positions = np.where(
-        unknown[node_type_of[readers]], 0, first[readers] + np.arange(len(readers))
-    )
-    return np.where(positions, vertices.base[readers] + row[positions], OPAQUE)
+    # Of an unknown op nothing is known of its ports.
+    positions = np.where(unknown[readers], 0, first[readers] + np.arange(len(readers)))
+    return np.where(positions, vertices.base[readers] + tables.in_slots[positions], OPAQUE)

@@ -12,7 +12,6 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from graph_passes.ir.graph_view import (
     ARGUMENT,
-    COLOCATION,
     FLOAT,
     INLINED_ARGUMENT,
     RESULT,
@@ -24,8 +23,9 @@ from graph_passes.ir.graph_view import (
     no_shapes,
 )
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex
+from graph_passes.ir.node_order import require_acyclic
 from graph_passes.ir.vertices import OPAQUE
-from graph_passes.ops.node_types import NodeTypeTable
+from graph_passes.ops.node_types import COLOCATION, NodeTypeTable
 
 __all__ = [
     "ARGUMENT",
@@ -110,7 +110,7 @@ def view_function(
 
 def _checked(view: GraphView) -> GraphView:
     # Whatever follows tensors back must come to an end.
-    view.require_acyclic()
+    require_acyclic(view)
     return view
 
 

@@ -6,6 +6,7 @@ GPU can be made anywhere; `tensorflow-cpu` registers few of them and plans littl
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 
@@ -13,10 +14,12 @@ from tensorflow.core.framework import kernel_def_pb2, node_def_pb2, types_pb2
 from tensorflow.python.framework import kernels
 
 from graph_passes.ops.node_types import NodeType
-from graph_passes.ops.op_types import SINGLE, OpType, Slot
+from graph_passes.ops.op_types import OpType, Slot
 
 _DEFAULT = "DEFAULT"
 """The device type of kernels that serve every device without one of its own."""
+
+_NOTHING = frozenset((types_pb2.DT_INVALID,))
 
 
 def _by_device(
@@ -64,6 +67,15 @@ def missing_kernels_note(device: str) -> str | None:
     )
 
 
+def has_float32_kernel(op: str, device: str) -> bool:
+    """Whether an op whose tensors all are float32 can run on a type of device."""
+    return any(
+        all(types_pb2.DT_FLOAT in legal for _, legal in constraints)
+        for constraints in _kernels_of(op, device)
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class KernelSupport:
     """Answers, for one device type and target dtype, whether a retyped node has a kernel.
 
@@ -71,11 +83,8 @@ class KernelSupport:
     default device where it has none) holds for the node's attrs once the slot is retyped.
     """
 
-    def __init__(self, device: str, dtype: int) -> None:
-        self.device = device
-        self.dtype = dtype
-        self._by_attr: dict[tuple[str, str], bool | tuple[str, ...]] = {}
-        self._answers: dict[tuple[object, ...], bool] = {}
+    device: str
+    dtype: int
 
     def has_kernel(self, op_type: OpType, slot: Slot, node: node_def_pb2.NodeDef) -> bool:
         """Whether the node could run with the slot in the target dtype."""
@@ -94,48 +103,17 @@ class KernelSupport:
         return _supports(self, node_type, position)
 
     def _has(
-        self, op_type: OpType, slot: Slot, slots: Sequence[Slot], dtypes: Sequence[int]
+        self, op_type: OpType, retyped: Slot, slots: Sequence[Slot], dtypes: Sequence[int]
     ) -> bool:
-        key = (op_type.name, slot.attr)
-        known = self._by_attr.get(key)
-        if known is None:
-            known = self._by_attr[key] = self._independent_answer(op_type, slot)
-        if isinstance(known, bool):
-            return known
-        values = tuple(self._values(name, slot, slots, dtypes) for name in known)
-        full_key = (*key, values)
-        answer = self._answers.get(full_key)
-        if answer is None:
-            given = dict(zip(known, values, strict=True))
-            answer = self._answers[full_key] = any(
-                all(given[name] <= legal for name, legal in constraints)
-                for constraints in _kernels_of(op_type.name, self.device)
-            )
-        return answer
-
-    def _independent_answer(self, op_type: OpType, slot: Slot) -> bool | tuple[str, ...]:
-        """The answer where it is the same for every node, else the attrs it depends on."""
-        if not op_type.allows(slot, self.dtype):
+        if not op_type.allows(retyped, self.dtype):
             return False
-        kernels_here = _kernels_of(op_type.name, self.device)
-        if not kernels_here:
-            return False
-        names = sorted({name for constraints in kernels_here for name, _ in constraints})
-        if slot.index == SINGLE and names in ([], [slot.attr]):
-            return any(
-                all(self.dtype in legal for _, legal in constraints) for constraints in kernels_here
-            )
-        return tuple(names)
-
-    def _values(
-        self, name: str, retyped: Slot, slots: Sequence[Slot], dtypes: Sequence[int]
-    ) -> frozenset[int]:
-        """The dtypes that an attr has once a slot is retyped."""
-        return frozenset(
-            self.dtype if slot == retyped else dtype
-            for slot, dtype in zip(slots, dtypes, strict=True)
-            if slot.attr == name
-        ) or frozenset((types_pb2.DT_INVALID,))
+        held: dict[str, set[int]] = {}
+        for slot, dtype in zip(slots, dtypes, strict=True):
+            held.setdefault(slot.attr, set()).add(self.dtype if slot == retyped else dtype)
+        return any(
+            all(held.get(attr, _NOTHING) <= legal for attr, legal in constraints)
+            for constraints in _kernels_of(op_type.name, self.device)
+        )
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
+import numpy as np
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
 
-from graph_passes.ops.op_types import NO_LAYOUT, Layout, OpType, registered_op_type
+from graph_passes.ops.op_types import NO_LAYOUT, Attrs, Layout, OpType, registered_op_type
+
+COLOCATION = "_class"
+"""The attribute that names the nodes with which a node must share a device."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -46,14 +51,24 @@ class Family:
     Attributes:
         op: the op.
         op_type: its op type, None where this TensorFlow does not know the op.
-        key_of: gives the key of a node, see `OpType.key_of`.
+        key_of: gives the key of a node for its attrs, see `OpType.key_of`.
+        type_attr: the attr whose dtype is that key, "" where it is made otherwise.
         first_output: see `OpType.first_output`.
         numbers: key -> the node type's number.
         known: key -> the node type, for those that are known from other graphs as well.
         is_function: whether the op is the name of a function.
     """
 
-    __slots__ = ("first_output", "is_function", "key_of", "known", "numbers", "op", "op_type")
+    __slots__ = (
+        "first_output",
+        "is_function",
+        "key_of",
+        "known",
+        "numbers",
+        "op",
+        "op_type",
+        "type_attr",
+    )
 
     def __init__(
         self,
@@ -67,9 +82,41 @@ class Family:
         self.op_type = op_type
         self.is_function = is_function
         self.key_of = _no_key if op_type is None else op_type.key_of
+        self.type_attr = "" if op_type is None else op_type.type_attr
         self.first_output = "" if op_type is None else op_type.first_output
         self.numbers: dict[Hashable, int] = {}
         self.known = known
+
+
+class SlotTables:
+    """What the vertices and edges of a graph are made from, for each node type by its number.
+
+    Attributes:
+        counts: how many slots it has.
+        first_slots: the number of its first slot among those of all types, from 1 on.
+        dtypes: for each of these numbers the dtype.
+        is_unknown: whether this TensorFlow does not know its op.
+        first_outputs: its slot that output 0 belongs to, -1 without an output.
+        arities: how many inputs it has.
+        first_ports: the number of its input 0 among those of all types, from 1 on.
+        in_slots: for each of these numbers the type's slot that the input belongs to.
+    """
+
+    def __init__(self, node_types: Sequence[NodeType]) -> None:
+        layouts = [node_type.layout for node_type in node_types]
+        self.counts = np.array([len(node_type.dtypes) for node_type in node_types], np.int32)
+        self.first_slots = np.cumsum(self.counts, dtype=np.int32) - self.counts + 1
+        self.dtypes = _row([node_type.dtypes for node_type in node_types])
+        self.is_unknown = np.array([n.op_type is None for n in node_types], bool)
+        self.first_outputs = np.array([(one.out_slots or (-1,))[0] for one in layouts], np.int32)
+        self.arities = np.array([len(layout.in_slots) for layout in layouts], np.int32)
+        self.first_ports = np.cumsum(self.arities, dtype=np.int32) - self.arities + 1
+        self.in_slots = _row([layout.in_slots for layout in layouts])
+
+
+def _row(values: Iterable[Sequence[int]]) -> np.ndarray:
+    """Some numbers of all node types, one behind the other, behind a 0 of none."""
+    return np.array([0, *itertools.chain.from_iterable(values)], np.int32)
 
 
 class NodeTypeTable:
@@ -87,17 +134,33 @@ class NodeTypeTable:
         self.families: dict[str, Family] = {}
         self.devices: dict[str, int] = {"": 0}
         self._signature_of = signature_of
+        self._slot_tables = SlotTables(())
 
-    def read(self, nodes: Sequence[node_def_pb2.NodeDef]) -> tuple[list[Family], list[int]]:
-        """For each of some nodes the family and the number of its node type."""
+    @property
+    def slot_tables(self) -> SlotTables:
+        """Tables of the node types met so far."""
+        if len(self._slot_tables.counts) < len(self.node_types):
+            self._slot_tables = SlotTables(self.node_types)
+        return self._slot_tables
+
+    def read(
+        self, nodes: Sequence[node_def_pb2.NodeDef]
+    ) -> tuple[list[Family], list[int], list[bool]]:
+        """For each of some nodes the family, the number of its node type, and if it is located."""
         known = self.families
         families = [known.get(op) or self._family(op) for op in [node.op for node in nodes]]
-        numbers = []
+        numbers, located = [], []
         for family, node in zip(families, nodes, strict=True):
-            key = family.key_of(node)
+            attrs = node.attr  # made anew by each reading
+            if family.type_attr:
+                value = attrs.get(family.type_attr)  # [] would write to a map that lacks the key
+                key: Hashable = None if value is None else value.type
+            else:
+                key = family.key_of(attrs)
             number = family.numbers.get(key)
             numbers.append(self._add(family, key, node) if number is None else number)
-        return families, numbers
+            located.append(COLOCATION in attrs)
+        return families, numbers, located
 
     def node_types_of(self, nodes: Sequence[node_def_pb2.NodeDef]) -> list[NodeType]:
         """The node_types of some nodes."""
@@ -143,5 +206,5 @@ def _known_node_types(_: OpType) -> dict[Hashable, NodeType]:
     return {}
 
 
-def _no_key(_: node_def_pb2.NodeDef) -> None:
+def _no_key(_: Attrs) -> None:
     return None

@@ -8,11 +8,14 @@ its slots. Most op types have one layout; those with variadic ports have one per
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2, op_def_pb2, types_pb2
 from tensorflow.python.framework import op_def_registry
+
+Attrs: TypeAlias = Mapping[str, attr_value_pb2.AttrValue]
+"""The attrs of a node, by name."""
 
 SINGLE = -1
 """`Slot.index` of a slot that is not an entry of a list."""
@@ -68,6 +71,18 @@ class Layout:
             return -1
         return self.output_offsets.get(arg, 0) + int(entry or 0)
 
+    def suffix(self, port: int, *, named: bool) -> str:
+        """What stands behind a node's name in that of an output.
+
+        Args:
+            port: the number of the output.
+            named: whether tensors are named by output arguments, as within functions.
+        """
+        if not named:
+            return f":{port}" if port else ""
+        arg, first = [each for each in self.output_offsets.items() if each[1] <= port][-1]
+        return f":{arg}:{port - first}"
+
 
 NO_LAYOUT = Layout((), (), (), {})
 
@@ -79,7 +94,8 @@ class OpType:
         name: the op type.
         op_def: its definition.
         layout: the layout of every node of this type, None where it depends on the node.
-        key_of: gives for a node what decides its layout and dtypes, as one hashable value.
+        type_attr: the attr whose dtype alone decides them, "" where there is no such attr.
+        key_of: gives for a node's attrs what decides its layout and dtypes, as one hashable value.
         first_output: what within functions stands behind a node's name in that of its output 0;
             "" where no node of this type has an output.
         runs_functions: whether nodes of this type name functions that they run (While, If ...).
@@ -95,6 +111,7 @@ class OpType:
         "name",
         "op_def",
         "runs_functions",
+        "type_attr",
     )
 
     def __init__(self, op_def: op_def_pb2.OpDef) -> None:
@@ -108,6 +125,7 @@ class OpType:
         types = tuple(attr.name for attr in op_def.attr if attr.type == "type")
         self._arity_attrs = tuple(sorted(numbers)), tuple(sorted(lists))
         self.key_of = _key_reader(types, *self._arity_attrs)
+        self.type_attr = types[0] if len(types) == 1 and not numbers and not lists else ""
         self.first_output = next((f":{arg.name}:0" for arg in op_def.output_arg), "")
         self.runs_functions = any(attr.type in ("func", "list(func)") for attr in op_def.attr)
         self._layouts: dict[tuple[int, ...], Layout] = {}
@@ -185,32 +203,28 @@ class OpType:
 
 def _key_reader(
     types: tuple[str, ...], numbers: tuple[str, ...], lists: tuple[str, ...]
-) -> Callable[[node_def_pb2.NodeDef], Hashable]:
+) -> Callable[[Attrs], Hashable]:
     """Makes `OpType.key_of`. An attr that a node leaves out counts as None.
 
-    This is read for every node of a graph: the common cases, no attr and one, do without a tuple.
+    This is read for every node of a graph, but where one attr decides (`OpType.type_attr`).
     """
 
-    def no_attr(_: node_def_pb2.NodeDef) -> Hashable:
+    def no_attr(_: Attrs) -> Hashable:
         return None
 
-    def one_type(node: node_def_pb2.NodeDef) -> Hashable:
-        value = node.attr.get(types[0])  # [] would write to a map that lacks the key
-        return None if value is None else value.type
-
-    def some_types(node: node_def_pb2.NodeDef) -> Hashable:
-        get = node.attr.get
+    def some_types(attrs: Attrs) -> Hashable:
+        get = attrs.get  # [] would write to a map that lacks the key
         return tuple([None if (value := get(name)) is None else value.type for name in types])
 
-    def anything(node: node_def_pb2.NodeDef) -> Hashable:
-        get = node.attr.get
+    def anything(attrs: Attrs) -> Hashable:
+        get = attrs.get
         counts = (None if (value := get(name)) is None else value.i for name in numbers)
         listed = (None if (value := get(name)) is None else (*value.list.type,) for name in lists)
-        return (some_types(node), *counts, *listed)
+        return (some_types(attrs), *counts, *listed)
 
     if numbers or lists:
         return anything
-    return (no_attr, one_type)[len(types)] if len(types) < 2 else some_types
+    return some_types if types else no_attr
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,7 +15,6 @@ offered, since nothing says that raw inputs are within the range of float16.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.cut_problem import keep_cheap_ones
 from graph_passes.placement.work_sizes import WorkSizes
-from graph_passes.policy.config import PrecisionConfig
 
 CAST_START = {"GPU": 1 << 22, "CPU": 1 << 19}
 """What a Cast costs before it moves a byte, in bytes: what the device moves in the few microseconds
@@ -60,13 +58,7 @@ _READS_WHAT_IT_WRITES = frozenset(
 )
 
 
-def is_in_force(config: PrecisionConfig) -> bool:
-    """Whether bytes decide where Casts are: no rule that knows the times does."""
-    has_times = config.cost_table is not None and config.has_rule("cost")
-    return config.has_rule("cast-cut") and not has_times and config.level != "UNSAFE_FORCE_ALL"
-
-
-def place_casts(coloring: Coloring, clusters: Iterable[Sequence[int]] = ()) -> None:
+def place_casts(coloring: Coloring) -> None:
     """Takes the colour from vertices that move more bytes for having it, Casts included.
 
     A compiler that fuses element-wise ops makes Casts part of the kernels around them: they move
@@ -74,10 +66,9 @@ def place_casts(coloring: Coloring, clusters: Iterable[Sequence[int]] = ()) -> N
 
     Args:
         coloring: the painting.
-        clusters: groups of vertices that share a tensor list, each of one colour.
     """
     if not coloring.config.fused:
-        keep_cheap_ones(coloring, _Bytes(coloring), clusters, Reason.MOVES_MORE)
+        keep_cheap_ones(coloring, _Bytes(coloring), Reason.MOVES_MORE)
 
 
 class _Bytes:
@@ -88,9 +79,9 @@ class _Bytes:
         self._sizes = WorkSizes(coloring.view, coloring.config.unknown_dimension)
         self._start = CAST_START[coloring.config.device]
 
-    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def gains(self, numbers: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The bytes that nodes move less for being low; what is on the allow list stays low."""
-        is_bound = listed == ALLOW
+        is_bound = codes == ALLOW
         per_kind = np.array([_saved(node_type) for node_type in self._view.node_types])
         saved = per_kind[np.asarray(self._view.node_type_of)[numbers]].T * ~is_bound
         gains = np.zeros(len(numbers), np.int64)

@@ -33,12 +33,12 @@ _FUSED_WITH_PRODUCER = {
 class Prices(Protocol):
     """What the two colours cost, in one unit of the caller's choice."""
 
-    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def gains(self, numbers: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What nodes save by being low, and which of them stay low whatever it costs.
 
         Args:
             numbers: of the nodes; [n].
-            listed: the codes of their lists; [n].
+            codes: the codes of their lists; [n].
 
         Returns:
             int64 [n], and bool [n].
@@ -55,20 +55,17 @@ class Prices(Protocol):
         """
 
 
-def keep_cheap_ones(
-    coloring: Coloring, prices: Prices, clusters: Iterable[Sequence[int]], reason: Reason
-) -> None:
+def keep_cheap_ones(coloring: Coloring, prices: Prices, reason: Reason) -> None:
     """Takes the colour from the vertices that are cheaper in float32, Casts included.
 
     Args:
         coloring: the painting.
         prices: what decides.
-        clusters: groups of vertices that share a tensor list, each of one colour.
         reason: why what loses its colour does.
     """
     if not any(coloring.low):
         return
-    problem = _Problem(coloring, prices, (*clusters, *_loop_groups(coloring.view)))
+    problem = _Problem(coloring, prices, (*coloring.clusters, *_loop_groups(coloring.view)))
     colours, skipped = cheapest_colours(problem.gains, problem.links)
     if skipped:
         _LOGGER.warning(
@@ -78,7 +75,7 @@ def keep_cheap_ones(
             len(coloring.view.nodes),
         )
     coloring.erase(problem.vertices[colours[problem.variables] == FLOAT32].tolist(), reason)
-    low = np.frombuffer(bytes(coloring.low), bool)
+    low = coloring.is_low
     if not coloring.lists.force_all and not (low & (coloring.list_codes == ALLOW)).any():
         # Everything else went low for the sake of a product, and none is left.
         coloring.erase(np.flatnonzero(low).tolist(), reason)
@@ -98,7 +95,7 @@ class _Problem:
         self._coloring = coloring
         self._view = coloring.view
         self._prices = prices
-        self.vertices = np.flatnonzero(np.frombuffer(bytes(coloring.low), np.uint8))
+        self.vertices = np.flatnonzero(coloring.is_low)
         followers = self._followers()
         roots = np.arange(len(coloring.low))
         for vertex, root in self._merged(bound, followers).items():

@@ -115,9 +115,9 @@ def _network(gains: np.ndarray, links: LinkTable) -> tuple[np.ndarray, np.ndarra
     excess = np.zeros(nodes, np.int64)
     excess[: len(gains)] = gains
     # An arc to a variable that has its colour is a gain or a loss of the other one.
-    for ends, others, given, taken in ((heads, tails, there, back), (tails, heads, back, there)):
-        np.add.at(excess, ends, np.where(others == LOW, given, 0))
-        np.subtract.at(excess, ends, np.where(others == FLOAT32, taken, 0))
+    for ends, others, gain, loss in ((heads, tails, there, back), (tails, heads, back, there)):
+        np.add.at(excess, ends, np.where(others == LOW, gain, 0))
+        np.subtract.at(excess, ends, np.where(others == FLOAT32, loss, 0))
     is_open = np.minimum(tails, heads) > LOW
     return excess, np.stack((tails, heads, there, back), axis=1)[is_open]
 

@@ -6,8 +6,6 @@ vertices are worth it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
 
 from graph_passes.coloring.state import ALLOW, Coloring
@@ -29,16 +27,15 @@ costs the fused element-wise ops around a product is in no table, and it is no s
 _PER_SECOND = 1e9
 
 
-def keep_fast_ones(coloring: Coloring, clusters: Iterable[Sequence[int]] = ()) -> None:
+def keep_fast_ones(coloring: Coloring) -> None:
     """Takes the colour from vertices that are faster in float32.
 
     Args:
         coloring: the painting.
-        clusters: groups of vertices that share a tensor list, each of one colour.
     """
     table = coloring.config.cost_table
     if table is not None:
-        keep_cheap_ones(coloring, _Times(coloring, table), clusters, Reason.SLOWER_HERE)
+        keep_cheap_ones(coloring, _Times(coloring, table), Reason.SLOWER_HERE)
 
 
 class _Times:
@@ -51,11 +48,11 @@ class _Times:
         self._sizes = WorkSizes(coloring.view, coloring.config.unknown_dimension)
         self._saved: dict[tuple[str, str, int | None], int | None] = {}
 
-    def gains(self, numbers: np.ndarray, listed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def gains(self, numbers: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The times that nodes save by being low; what is allowed and not judged stays low."""
         gains = [self._gain(number) for number in numbers.tolist()]
         is_judged = np.array([gain is not None for gain in gains], bool)
-        return np.array([gain or 0 for gain in gains], np.int64), ~is_judged & (listed == ALLOW)
+        return np.array([gain or 0 for gain in gains], np.int64), ~is_judged & (codes == ALLOW)
 
     def _gain(self, number: int) -> int | None:
         """The time that a node saves by being low; None if that cannot be told."""

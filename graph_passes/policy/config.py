@@ -133,6 +133,12 @@ class PrecisionConfig:
 
         return types_pb2.DT_HALF if self.target_dtype == "float16" else types_pb2.DT_BFLOAT16
 
+    @property
+    def weighs_bytes(self) -> bool:
+        """Whether bytes decide where Casts are: no rule that knows the times does."""
+        has_times = self.cost_table is not None and self.has_rule("cost")
+        return self.has_rule("cast-cut") and not has_times and self.level != "UNSAFE_FORCE_ALL"
+
     def has_rule(self, name: str) -> bool:
         """Whether the named rule of the default mode is in force."""
         return not self.parity and name not in self.disabled_rules
@@ -160,6 +166,7 @@ RULES: dict[str, str] = {
     "layer-norm": "a layer or group normalization takes and gives the target dtype",
     "rms-norm": "a root-mean-square normalization takes and gives the target dtype",
     "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",
+    "fused-update": "an optimizer's update of a variable and its slots becomes one op",
     "loss": "what a scalar loss or metric is reduced from is computed in float32",
     "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
     "cost": "what is slower in the target dtype on this device stays float32",

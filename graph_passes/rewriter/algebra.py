@@ -9,7 +9,6 @@ Units of one kind are written alike, so that results are remembered.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Collection, Iterable
 from fractions import Fraction
@@ -19,27 +18,38 @@ Monomial = tuple[tuple[str, int], ...]
 _Terms = frozenset[tuple[Monomial, Fraction]]
 
 _REMEMBERED = 4096
+_MINUS_ONE: _Terms = frozenset((((), Fraction(-1)),))
 
 
-@dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """A sum of monomials with coefficients other than 0. Immutable."""
+    """A sum of monomials with coefficients other than 0. Immutable; equal ones are mostly one.
 
-    terms: _Terms
+    Attributes:
+        terms: its monomials with their coefficients.
+        names: the names that occur.
+    """
+
+    __slots__ = ("_hash", "names", "terms")
+
+    def __init__(self, terms: _Terms) -> None:
+        self.terms = terms
+        self.names = frozenset(name for monomial, _ in terms for name, _ in monomial)
+        self._hash = hash(terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Polynomial) and self.terms == other.terms)
 
     def __add__(self, other: Polynomial) -> Polynomial:
         return _sum(self.terms, other.terms)
 
     def __sub__(self, other: Polynomial) -> Polynomial:
-        return _difference(self.terms, other.terms)
+        return _sum(self.terms, _multiplied(other.terms, _MINUS_ONE).terms)
 
     def __mul__(self, other: Polynomial) -> Polynomial:
         return _multiplied(self.terms, other.terms)
-
-    @functools.cached_property
-    def names(self) -> frozenset[str]:
-        """The names that occur."""
-        return frozenset(name for monomial, _ in self.terms for name, _ in monomial)
 
     def total(self, fixed: Collection[str]) -> Polynomial:
         """The sum over axes along which the names in `fixed`, and earlier sums, do not vary.
@@ -58,13 +68,16 @@ class Polynomial:
             return None
         ((monomial, coefficient),) = self.terms
         inverted = tuple((name, -exponent) for name, exponent in monomial)
-        return Polynomial(frozenset(((inverted, 1 / coefficient),)))
+        return _of_terms(frozenset(((inverted, 1 / coefficient),)))
+
+
+_of_terms = functools.lru_cache(_REMEMBERED)(Polynomial)
 
 
 @functools.lru_cache(_REMEMBERED)
 def symbol(name: str, exponent: int = 1) -> Polynomial:
     """The polynomial that is a name to some power, which may be negative."""
-    return Polynomial(frozenset(((((name, exponent),), Fraction(1)),)))
+    return _of_terms(frozenset(((((name, exponent),), Fraction(1)),)))
 
 
 @functools.lru_cache(_REMEMBERED)
@@ -76,11 +89,6 @@ def constant(value: Fraction | int | float) -> Polynomial:
 @functools.lru_cache(_REMEMBERED)
 def _sum(left: _Terms, right: _Terms) -> Polynomial:
     return _collect((*left, *right))
-
-
-@functools.lru_cache(_REMEMBERED)
-def _difference(left: _Terms, right: _Terms) -> Polynomial:
-    return _collect((*left, *((monomial, -coefficient) for monomial, coefficient in right)))
 
 
 @functools.lru_cache(_REMEMBERED)
@@ -105,9 +113,9 @@ def _replaced(whole: Polynomial, name: str, value: Polynomial) -> Polynomial:
     for monomial, coefficient in whole.terms:
         rest = tuple((n, e) for n, e in monomial if n != name)
         if dict(monomial).get(name) == 1:
-            result += Polynomial(frozenset(((rest, coefficient),))) * value
+            result += _of_terms(frozenset(((rest, coefficient),))) * value
         else:
-            result += Polynomial(frozenset(((monomial, coefficient),)))
+            result += _of_terms(frozenset(((monomial, coefficient),)))
     return result
 
 
@@ -122,4 +130,4 @@ def _collect(terms: Iterable[tuple[Monomial, Fraction]]) -> Polynomial:
     found: dict[Monomial, Fraction] = {}
     for monomial, coefficient in terms:
         found[monomial] = found.get(monomial, Fraction(0)) + coefficient
-    return Polynomial(frozenset((monomial, c) for monomial, c in found.items() if c))
+    return _of_terms(frozenset((monomial, c) for monomial, c in found.items() if c))

@@ -45,32 +45,44 @@ class GraphEdits:
         controls: node with new inputs -> control inputs that it gets besides.
         new_nodes: nodes to add.
         made: tensors of new nodes -> what is known of them.
+        in_place: what takes the place, under their names, of nodes by number.
         shapes: static shapes of the outputs of new nodes.
         units: "rule: node" of each subgraph that is replaced.
         misses: what came close to a pattern.
-        listed: node -> the list that it counts as being on, `op_lists.FLOAT32` for what computes in
-            float32 inside a unit. A denied op within a unit denies nothing outside.
+        node_lists: node -> the list that it counts as being on, `op_lists.FLOAT32` for what
+            computes in float32 inside a unit. A denied op within a unit denies nothing outside.
         kept: the numbers of nodes that must stay as they are.
         owner: of the protos of new nodes; each alone would take a thousand bytes.
         taken: the names of new nodes.
     """
 
-    def __init__(self, view: GraphView, preserve: Collection[str] = ()) -> None:
-        """Starts without edits; `preserve` are the names of nodes or tensors that must stay."""
+    def __init__(
+        self, view: GraphView, preserve: Collection[str] = (), effects: Collection[str] = ()
+    ) -> None:
+        """Starts without edits.
+
+        Args:
+            view: the graph.
+            preserve: names of nodes or tensors that must stay.
+            effects: names of nodes that must stay for what they do, whatever they make.
+        """
         self.view = view
         self.redirect: dict[str, str] = {}
         self.inputs: dict[str, Sequence[str]] = {}
         self.controls: dict[str, Sequence[str]] = {}
         self.new_nodes: list[node_def_pb2.NodeDef] = []
+        self.in_place: dict[int, node_def_pb2.NodeDef] = {}
         self.made: dict[str, TensorFact] = {}
         self.shapes: dict[str, tuple[Shape | None, ...]] = {}
         self.units: list[str] = []
         self.misses: list[NearMiss] = []
-        self.listed: dict[str, str] = {}
+        self.node_lists: dict[str, str] = {}
         self.owner = graph_pb2.GraphDef()
         self.taken: set[str] = set()
         self._facts: dict[str, TensorFact] = {}
-        self.kept = frozenset(numbers_of(view, preserve))
+        self._preserve, self._effects = preserve, effects
+        self._preserved = frozenset(numbers_of(view, preserve))
+        self.kept = self._preserved.union(numbers_of(view, effects))
 
     @functools.cached_property
     def matcher(self) -> Matcher:
@@ -80,7 +92,7 @@ class GraphEdits:
     @functools.cached_property
     def gate(self) -> Gate:
         """Decides which replacements are made."""
-        return Gate(self.matcher, self.kept)
+        return Gate(self.matcher, self.kept, self._preserved)
 
     @functools.cached_property
     def unread(self) -> Unread:
@@ -133,7 +145,7 @@ class GraphEdits:
             return new
 
         new = self.attempt(number, admitted)
-        if new is None or not (new.edits_graph or new.listed):
+        if new is None or not (new.edits_graph or new.node_lists):
             return False
         self._accept(new)
         self.units.append(f"{rule}: {self.view.names[number]}")
@@ -144,12 +156,12 @@ class GraphEdits:
         self.inputs.update(new.inputs.maps[0])
         for name, controls in new.controls.items():
             self.controls[name] = (*self.controls.get(name, ()), *controls)
-        self.listed.update(new.listed)
+        self.node_lists.update(new.node_lists)
         self.made.update(new.made)
-        self.new_nodes.extend(node for node, _, _ in new.new_nodes)
-        for tensor, fact in new.made.items():
-            name = new.makers[tensor].name
-            self.shapes[name] = (*self.shapes.get(name, ()), fact.shape)
+        self.in_place.update(new.in_place)
+        in_place = {node.name for node in new.in_place.values()}
+        self.new_nodes.extend(node for node, _, _ in new.new_nodes if node.name not in in_place)
+        self.shapes.update(new.shapes)
 
     def fact(self, tensor: str) -> TensorFact:
         """What is known of a tensor of the graph or of an accepted replacement."""
@@ -165,7 +177,7 @@ class GraphEdits:
 
     def apply(self) -> GraphView:
         """The graph with all edits made; nothing in the view or the protos is changed."""
-        if not (self.redirect or self.inputs):
+        if not (self.redirect or self.inputs or self.in_place):
             return self.view
         for name in ("matcher", "gate", "_facts"):
             self.__dict__.pop(name, None)  # in a large graph they remember a lot
@@ -174,10 +186,17 @@ class GraphEdits:
             redirect={tensor: self._final(tensor) for tensor in self.redirect},
             inputs={n: [self._final(t) for t in tensors] for n, tensors in self.inputs.items()},
             controls=self.controls,
+            in_place=self.in_place,
             new_nodes=self.new_nodes,
             unread=self.unread,
             shapes=self.shapes,
         )
+
+    def applied(self) -> GraphEdits:
+        """The edits made: further ones, for the graph that they give."""
+        after = GraphEdits(self.apply(), self._preserve, self._effects)
+        after.units, after.misses, after.shapes = self.units, self.misses, self.shapes
+        return after
 
     def _final(self, tensor: str) -> str:
         """Follows redirections whose target is redirected as well (two units in a row)."""

@@ -7,14 +7,13 @@ outputs, and in loops of TensorFlow 1 the frame of constants.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Container, MutableSequence, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from tensorflow.core.framework import attr_value_pb2, node_def_pb2, tensor_pb2
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.framework import tensor_util
 
 from graph_passes.ir.view import COLOCATION, Shape
@@ -35,19 +34,11 @@ class TensorFact(NamedTuple):
     shape: Shape | None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Prototype:
-    """A node with all attributes but neither name nor inputs.
-
-    Attributes:
-        node: the node.
-        node_type: its node type.
-        suffixes: what stands behind its name in those of its outputs, within functions.
-    """
+class Prototype(NamedTuple):
+    """A node with all attributes but neither name nor inputs, and its node type."""
 
     node: node_def_pb2.NodeDef
     node_type: NodeType
-    suffixes: tuple[str, ...]
 
 
 def free_name(name: str, *taken: Container[str]) -> str:
@@ -126,7 +117,7 @@ class Emitter:
         """
         facts = [self.fact(tensor) for tensor in inputs]
         dtypes = tuple(fact.dtype for fact in facts)
-        prototype = _prototype(op, dtypes, tuple(attrs.items()))
+        prototype = prototype_of(op, dtypes, tuple(attrs.items()))
         return self._add(prototype, inputs, facts, op if name is None else name, shape, attrs)
 
     def copy(
@@ -139,7 +130,7 @@ class Emitter:
 
     def _add(
         self,
-        prototype: _Prototype,
+        prototype: Prototype,
         inputs: Sequence[str],
         facts: Sequence[TensorFact],
         name: str,
@@ -155,30 +146,35 @@ class Emitter:
         tensors, full = [], node.name
         for port, slot in enumerate(node_type.layout.out_slots):
             known = shapes[port] if port < len(shapes) else None
-            tensor = self._output(full, prototype, port)
+            tensor = full + node_type.layout.suffix(port, named=self._is_function)
             self.made[tensor] = TensorFact(node_type.dtypes[slot], known)
             self.makers[tensor] = node
             tensors.append(tensor)
         return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
-    def _output(self, name: str, prototype: _Prototype, port: int) -> str:
-        if self._is_function:
-            return name + prototype.suffixes[port]
-        return f"{name}:{port}" if port else name
-
     def _new(
-        self, prototype: _Prototype, name: str, facts: Sequence[TensorFact] = ()
+        self, prototype: Prototype, name: str, facts: Sequence[TensorFact] = ()
     ) -> node_def_pb2.NodeDef:
         full = f"{self.stem}/{name}" if name else self.stem
         node = self._nodes.add()  # type: ignore[attr-defined]
         node.CopyFrom(prototype.node)
         node.name = free = free_name(full, self._known, self._taken)
         self._taken.add(free)
-        node.device = self.device
+        if self.device:
+            node.device = self.device
         if self._colocation is not None:
             node.attr[COLOCATION].CopyFrom(self._colocation)
         self.new_nodes.append((node, prototype.node_type, facts))
         return node
+
+    @property
+    def shapes(self) -> dict[str, tuple[Shape | None, ...]]:
+        """Name of a new node -> the static shapes of its outputs."""
+        found: dict[str, tuple[Shape | None, ...]] = {}
+        for tensor, fact in self.made.items():
+            name = self.makers[tensor].name
+            found[name] = (*found.get(name, ()), fact.shape)
+        return found
 
     def merge_shape(self, tensor: str, shape: Shape | None) -> None:
         """Adds the sizes of another tensor of the same values to what is known of a new one."""
@@ -205,17 +201,17 @@ class Emitter:
         array = np.asarray(value)
         if dtype is None:
             dtype = np.float32 if array.dtype.kind == "f" else np.int32
-        proto = _tensor_proto(array.astype(dtype, copy=False))
-        node = self._new(_prototype("Const", (), (("dtype", proto.dtype),)), name)
-        held = node.attr["value"].tensor
-        held.CopyFrom(proto)
-        if shape is not None:
-            for size in shape:
-                held.tensor_shape.dim.add(size=size)
+        array = array.astype(dtype, copy=False)
+        if array.size > _FEW_ELEMENTS:
+            prototype = _constant(array, shape)
+        else:
+            prototype = _small_constant(array.dtype.str, array.shape, array.tobytes(), shape)
+        node = self._new(prototype, name)
         if self._has_frames:
             node.input.append(f"^{beside.partition(':')[0]}")
         tensor = f"{node.name}:output:0" if self._is_function else node.name
-        self.made[tensor] = TensorFact(proto.dtype, array.shape if shape is None else shape)
+        known = array.shape if shape is None else shape
+        self.made[tensor] = TensorFact(prototype.node_type.dtypes[0], known)
         self.makers[tensor] = node
         return tensor
 
@@ -275,12 +271,14 @@ class _Ops:
 
 
 @functools.lru_cache(maxsize=4096)
-def _prototype(op: str, dtypes: tuple[int, ...], given: tuple[tuple[str, Any], ...]) -> _Prototype:
-    """The node of an op for inputs of certain dtypes, with some attributes given."""
+def prototype_of(
+    op: str, dtypes: tuple[int, ...], chosen: tuple[tuple[str, Any], ...] = ()
+) -> Prototype:
+    """The node of an op for inputs of certain dtypes, with some attributes chosen."""
     op_type = registered_op_type(op)
     if op_type is None:
         raise ValueError(f"TensorFlow knows no op {op!r}")
-    attrs, kinds = dict(given), {attr.name: attr.type for attr in op_type.op_def.attr}
+    attrs, kinds = dict(chosen), {attr.name: attr.type for attr in op_type.op_def.attr}
     variadic = [arg.number_attr for arg in op_type.op_def.input_arg if arg.number_attr]
     count = len(dtypes) - (len(op_type.op_def.input_arg) - len(variadic))
     position = 0
@@ -297,7 +295,7 @@ def _prototype(op: str, dtypes: tuple[int, ...], given: tuple[tuple[str, Any], .
     return _finished(op, values)
 
 
-def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> _Prototype:
+def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> Prototype:
     """A node with the op's defaults for what is not given."""
     op_type = registered_op_type(op)
     if op_type is None:
@@ -311,20 +309,23 @@ def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> _Prototype
         elif op != "Const":
             raise ValueError(f"a new {op} needs the attribute {attr.name!r}")
     node_type = NodeTypeTable(lambda _: None).node_types_of([node])[0]
-    outputs = {offset: arg for arg, offset in node_type.layout.output_offsets.items()}
-    first, suffixes = 0, []
-    for port in range(len(node_type.layout.out_slots)):
-        first = port if port in outputs else first
-        suffixes.append(f":{outputs[first]}:{port - first}")
-    return _Prototype(node, node_type, tuple(suffixes))
+    return Prototype(node, node_type)
 
 
-def _tensor_proto(value: np.ndarray) -> tensor_pb2.TensorProto:
-    if value.size > _FEW_ELEMENTS:
-        return tensor_util.make_tensor_proto(value)
-    return _small_tensor(value.dtype.str, value.shape, value.tobytes())
+def _constant(value: np.ndarray, shape: Shape | None) -> Prototype:
+    """A constant of some value, or of a shape whose elements all have the one value."""
+    tensor = tensor_util.make_tensor_proto(value)
+    for size in shape or ():
+        tensor.tensor_shape.dim.add(size=size)
+    blank = prototype_of("Const", (), (("dtype", tensor.dtype),))
+    node = node_def_pb2.NodeDef()
+    node.CopyFrom(blank.node)
+    node.attr["value"].tensor.CopyFrom(tensor)
+    return blank._replace(node=node)
 
 
 @functools.lru_cache(maxsize=1024)
-def _small_tensor(dtype: str, shape: tuple[int, ...], content: bytes) -> tensor_pb2.TensorProto:
-    return tensor_util.make_tensor_proto(np.frombuffer(content, dtype).reshape(shape))
+def _small_constant(
+    dtype: str, shape: tuple[int, ...], content: bytes, filled: Shape | None
+) -> Prototype:
+    return _constant(np.frombuffer(content, dtype).reshape(shape), filled)

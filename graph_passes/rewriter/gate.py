@@ -14,8 +14,10 @@ from collections.abc import Collection, Sequence
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from graph_passes.ir.adjacency import Neighbours, in_order
+from graph_passes.ir.node_order import order_edges
 from graph_passes.ir.view import ARGUMENT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
+from graph_passes.rewriter.effects import admit_contraction
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.rewriter.search import SHAPERS
@@ -48,10 +50,11 @@ class Gate:
 
     Attributes:
         kept: the nodes that are fed, fetched or otherwise to be left as they are, by number.
+        preserved: those of them that must make the tensors that they make.
     """
 
-    def __init__(self, matcher: Matcher, kept: Collection[int]) -> None:
-        self.kept = kept
+    def __init__(self, matcher: Matcher, kept: Collection[int], preserved: Collection[int]) -> None:
+        self.kept, self.preserved = kept, preserved
         self._m = matcher
         self._levels: list[int] = []
         boundaries = matcher.view.of_node_type(_is_boundary)
@@ -66,6 +69,9 @@ class Gate:
             NoMatchError: it must not be made; the message says why.
         """
         self._check_operands(new)
+        if new.contraction is not None:
+            admit_contraction(self._m, new.contraction, self.preserved, new.accepted.in_place)
+            return
         self._check_results(new)
         interior = _Interior(self._m, new, self._is_boundary)
         self._check_interior(new, interior)
@@ -81,7 +87,7 @@ class Gate:
                 if fact.dtype != node_type.dtypes[slot]:
                     taken = _name(node_type.dtypes[slot])
                     raise NoMatchError(f"{node.op} takes {taken}, not {_name(fact.dtype)}")
-            for port, (least, most) in _RANKS.get(node.op, {}).items():
+            for port, (least, most) in _RANKS.get(node_type.op, {}).items():
                 self._require_rank(facts[port].shape, node, port, least, most)
 
     def _require_rank(
@@ -147,7 +153,7 @@ class Gate:
         Should somebody fetch it all the same, the primitives are there still, since it reads them.
         """
         view = self._m.view
-        if number in self.kept or view.names[number] in view.control_readers or not depth:
+        if number in self.kept or view.names[number] in view.awaited or not depth:
             return False
         node_type = view.node_type(number)
         if not node_type.layout.out_slots or _has_state(node_type):
@@ -257,12 +263,9 @@ class _Interior:
 
     def waits(self) -> bool:
         """Whether one of the nodes waits for one outside."""
-        view = self._m.view
-        return any(
-            name[0] == "^" and view.index[name[1:]] not in self.nodes
-            for number in self.nodes & view.control_ends
-            for name in view.nodes[number].input[:]
-        )
+        index, waits, nodes = self._m.view.index, self._m.view.waits, self.nodes
+        waiting = [waits[number] for number in nodes if number in waits]
+        return any(index[name] not in nodes for names in waiting for name in names)
 
     def controls_of(self, root: int) -> set[str]:
         """The nodes outside that those waited for with which a node is made."""
@@ -273,12 +276,9 @@ class _Interior:
             number = pending.pop()
             if number not in self.nodes:
                 continue
-            reached = m.makers(number)
-            if number in view.control_ends:
-                waits = [name[1:] for name in m.node(number).input if name[0] == "^"]
-                found.update(w for w in waits if view.index[w] not in self.nodes)
-                reached = [*reached, *(view.index[w] for w in waits)]
-            for other in reached:
+            waits = view.waits.get(number, ())
+            found.update(w for w in waits if view.index[w] not in self.nodes)
+            for other in (*m.makers(number), *(view.index[w] for w in waits)):
                 if other not in seen:
                     seen.add(other)
                     pending.append(other)
@@ -325,7 +325,7 @@ def _dependents(new: Replacement) -> dict[str, set[str]]:
 
 def _levels(view: GraphView) -> list[int]:
     """For each node the length of the longest way to it, going round no loop."""
-    makers, readers = view.order_edges
+    makers, readers = order_edges(view)
     before, levels = Neighbours(len(view.nodes), readers, makers), [0] * len(view.nodes)
     for number in in_order(len(view.nodes), makers, readers):
         levels[number] = max([levels[maker] + 1 for maker in before[number]], default=0)

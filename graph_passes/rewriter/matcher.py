@@ -35,6 +35,8 @@ class Matcher:
         makers: gives the nodes that make these, by port.
         readers: gives the nodes that read an output of a node, in order.
         shape_of: gives the static shape of a tensor, None where it is not known.
+        shape: gives that of the first tensor that a node makes.
+        output: gives the first tensor that a node makes, as its readers write it.
     """
 
     def __init__(self, view: GraphView) -> None:
@@ -53,6 +55,9 @@ class Matcher:
         self.makers: Callable[[int], list[int]] = functools.cache(makers)
         self.readers: Callable[[int], list[int]] = functools.cache(view.reading_nodes)
         self.shape_of: Callable[[str], Shape | None] = functools.cache(view.shape)
+        self.output: Callable[[int], str] = functools.cache(functools.partial(_output, view))
+        shape_of, output = self.shape_of, self.output
+        self.shape: Callable[[int], Shape | None] = functools.cache(lambda n: shape_of(output(n)))
 
     def node(self, number: int) -> node_def_pb2.NodeDef:
         """A node by its number."""
@@ -66,18 +71,6 @@ class Matcher:
         """The node that makes the tensor that a node reads at a port."""
         found = self._sources[self._starts[number] + port]
         return found if found >= 0 else self.maker(self.tensor(number, port))
-
-    def output(self, number: int) -> str:
-        """The first tensor that a node makes, as its readers write it."""
-        if not self.view.is_function:
-            return self.view.names[number]
-        op_type = self.view.op_type(number)
-        arg = op_type.op_def.output_arg[0].name if op_type else ""
-        return f"{self.view.names[number]}:{arg}:0"
-
-    def shape(self, number: int) -> Shape | None:
-        """The static shape of the first tensor that a node makes, None where it is not known."""
-        return self.shape_of(self.output(number))
 
     def reads(self, number: int, tensor: str) -> bool:
         """Whether a node reads a tensor."""
@@ -130,10 +123,10 @@ class Matcher:
         Raises:
             NoMatchError: the tensor is not a constant.
         """
-        number = self.expect(self.maker(tensor), "Const")
+        number = self.maker(tensor)
         found = self._constants.get(number)
         if found is None:
-            value = self.node(number).attr["value"].tensor
+            value = self.node(self.expect(number, "Const")).attr["value"].tensor
             found = self._constants[number] = self._value(value)
         return found
 
@@ -145,6 +138,11 @@ class Matcher:
         if found is None:
             found = self._values[content] = tensor_util.MakeNdarray(value)
         return found
+
+
+def _output(view: GraphView, number: int) -> str:
+    op_type = view.op_type(number) if view.is_function else None
+    return view.names[number] if op_type is None else view.names[number] + op_type.first_output
 
 
 def _maker(view: GraphView, tensor: str) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tensorflow.core.framework import node_def_pb2
+
+from graph_passes.rewriter.effects import Contraction, write_contraction
 from graph_passes.rewriter.emitter import Emitter
 
 if TYPE_CHECKING:
@@ -23,8 +26,10 @@ class Replacement(Emitter):
             were accepted show through.
         inputs: node -> all its new data inputs; likewise.
         controls: node with new inputs -> control inputs that it gets besides.
-        listed: node -> the list that it counts as being on.
+        node_lists: node -> the list that it counts as being on.
         open: nodes that the unit leaves in place for readers outside.
+        contraction: nodes with effects that become one node.
+        in_place: what takes the place, under their names, of nodes by number.
     """
 
     def __init__(self, edits: GraphEdits, like: int, stem: str = "") -> None:
@@ -39,8 +44,10 @@ class Replacement(Emitter):
         self.redirect = collections.ChainMap[str, str]({}, edits.redirect)
         self.inputs = collections.ChainMap[str, Sequence[str]]({}, edits.inputs)
         self.controls: dict[str, Sequence[str]] = {}
-        self.listed: dict[str, str] = {}
+        self.node_lists: dict[str, str] = {}
         self.open: set[int] = set()
+        self.contraction: Contraction | None = None
+        self.in_place: dict[int, node_def_pb2.NodeDef] = {}
         super().__init__(
             edits.view.nodes[like],
             nodes=edits.owner.node,
@@ -61,11 +68,17 @@ class Replacement(Emitter):
     @property
     def edits_graph(self) -> bool:
         """Whether it changes more than lists."""
-        return bool(self.redirect.maps[0] or self.inputs.maps[0])
+        return bool(self.redirect.maps[0] or self.inputs.maps[0] or self.in_place)
 
     def replace(self, number: int, tensor: str) -> None:
         """Lets what reads a node's first output read another tensor."""
         self.redirect[self.matcher.output(number)] = tensor
+
+    def contract(self, nodes: Contraction, op: str, *inputs: str, **attrs: Any) -> None:
+        """Lets nodes with effects become one node of another op, in the place of the last."""
+        self.add(op, *inputs, name="", **attrs)
+        self.contraction = nodes
+        self.in_place = write_contraction(self.matcher, nodes, self.new_nodes[-1][0])
 
     def shaped_as(self, tensor: str, made: str) -> str:
         """What stands for a tensor, reshaped to its static shape unless all its readers do that."""

@@ -21,6 +21,7 @@ def replace_tensors(
     redirect: Mapping[str, str],
     inputs: Mapping[str, Sequence[str]],
     controls: Mapping[str, Sequence[str]],
+    in_place: Mapping[int, node_def_pb2.NodeDef],
     new_nodes: Sequence[node_def_pb2.NodeDef],
     unread: Unread,
     shapes: Mapping[str, Sequence[Shape | None]],
@@ -32,6 +33,8 @@ def replace_tensors(
         redirect: tensor -> the tensor that its readers shall read instead.
         inputs: node -> all its new data inputs.
         controls: one of these nodes -> control inputs that it gets besides those it has.
+        in_place: number of a node -> what takes its place under its name; reads no new tensor
+            that is redirected.
         new_nodes: nodes to add; their inputs are redirected too.
         unread: finds what nothing reads, and knows what must stay.
         shapes: name of a new node -> static shapes of its outputs.
@@ -53,17 +56,19 @@ def replace_tensors(
     kept = {number for number in targets if number is not None}
     reads: dict[int, list[str]] = {}  # by changed nodes
     for number in touched:
-        node = view.nodes[number]
-        read = node.input[:]
-        given = inputs.get(node.name)
+        name, read = view.names[number], view.nodes[number].input[:]
+        given = inputs.get(name)
         if given is not None:
-            orphans.update(node_name(name) for name in read if name[0] != "^")
-            waits = dict.fromkeys(name for name in read if name[0] == "^")
-            waits.update(dict.fromkeys(controls.get(node.name, ())))
+            orphans.update(node_name(tensor) for tensor in read if tensor[0] != "^")
+            waits = dict.fromkeys(tensor for tensor in read if tensor[0] == "^")
+            waits.update(dict.fromkeys(controls.get(name, ())))
             read = [*given, *waits]
         elif redirect.keys().isdisjoint(read):
             continue
         reads[number] = [redirect.get(name, name) for name in read]
+    for number, node in in_place.items():
+        orphans.update(node_name(name) for name in view.nodes[number].input[:])
+        reads[number] = node.input[:]
     added = [node.input[:] for node in new_nodes]
     for node, read in zip(new_nodes, added, strict=True):
         if not redirect.keys().isdisjoint(read):
@@ -74,8 +79,9 @@ def replace_tensors(
     changed = {
         number: _with_inputs(owner, view.nodes[number], read)
         for number, read in reads.items()
-        if number not in dead
+        if number not in dead and number not in in_place
     }
+    changed.update(in_place)
     if dead:
         heirs = {view.split(old)[0]: node_name(new) for old, new in redirect.items()}
         gone = {view.names[number]: heirs.get(view.names[number], "") for number in dead}
@@ -85,10 +91,10 @@ def replace_tensors(
                 if number not in changed:
                     changed[number] = owner.node.add()
                     changed[number].CopyFrom(node)
-                _move(changed[number], gone)
+                relocate(changed[number], gone)
         for node in new_nodes:
             if COLOCATION in node.attr:
-                _move(node, gone)
+                relocate(node, gone)
     nodes, moved, anew = _assemble(view, changed, new_nodes, dead)
     return view.edited(nodes, moved, anew, shapes)
 
@@ -98,7 +104,7 @@ def _is_beside(node: node_def_pb2.NodeDef, gone: Container[str]) -> bool:
     return any(place.decode().removeprefix(_AT) in gone for place in node.attr[COLOCATION].list.s)
 
 
-def _move(node: node_def_pb2.NodeDef, gone: Mapping[str, str]) -> None:
+def relocate(node: node_def_pb2.NodeDef, gone: Mapping[str, str]) -> None:
     """Places a node with what stands for nodes that are gone, "" for nothing."""
     places = node.attr[COLOCATION].list.s
     names = [place.decode().removeprefix(_AT) for place in places]
@@ -170,9 +176,7 @@ class Unread:
         self._uses = np.roll(self._uses, -1)
         self._uses[:-1] += stays
         self._uses[-1] += len(makers) + 1
-        for name, waiting in view.control_readers.items():
-            if name in view.index:
-                self._uses[view.index[name]] += len(waiting)
+        self._uses += np.bincount(view.control_edges[0], minlength=len(self._uses))
 
     def now(self) -> set[int]:
         """Those of the graph as it is, by number."""
@@ -196,14 +200,11 @@ class Unread:
         uses: list[int] = self._uses.tolist()
         for number in kept:
             uses[number] += 1
-        for number, then in reads.items():
+        for number in reads:
             for read in self._read_before(number):
                 uses[read] -= 1
-            for read in numbers_of(self._view, then):
-                uses[read] += 1
-        for names in added:
-            for read in numbers_of(self._view, names):
-                uses[read] += 1
+        for read in numbers_of(self._view, itertools.chain(*reads.values(), *added)):
+            uses[read] += 1
         orphaned = numbers_of(self._view, orphans)
         return self._behind([number for number in orphaned if not uses[number]], uses, reads)
 
@@ -211,11 +212,12 @@ class Unread:
         self, pending: list[int], uses: list[int], reads: Mapping[int, Sequence[str]]
     ) -> set[int]:
         dead: set[int] = set()
+        read_before, view = self._read_before, self._view
         while pending:
             number = pending.pop()
             dead.add(number)
-            then = reads.get(number)
-            for read in self._read_before(number) if then is None else numbers_of(self._view, then):
+            is_changed = number in reads
+            for read in numbers_of(view, reads[number]) if is_changed else read_before(number):
                 uses[read] -= 1
                 if not uses[read]:
                     pending.append(read)
@@ -224,10 +226,8 @@ class Unread:
     def _read_before(self, number: int) -> Sequence[int]:
         """The nodes that a node read before the edits, each as often as it did."""
         read = self._makers[self._starts[number] : self._starts[number + 1]]
-        if number not in self._view.control_ends:
-            return read
-        names = self._view.nodes[number].input[:]
-        return [*read, *numbers_of(self._view, [n for n in names if n[0] == "^"])]
+        waits = self._view.waits.get(number)
+        return read if waits is None else [*read, *numbers_of(self._view, waits)]
 
 
 def _has_effect(node_type: NodeType) -> bool:

@@ -43,5 +43,5 @@ def keep_inside(edits: GraphEdits, units: Iterable[Float32Unit]) -> None:
         edits.propose(
             unit.kind,
             unit.output,
-            lambda new, inside=inside: new.listed.update(dict.fromkeys(inside, FLOAT32)),  # type: ignore[misc]
+            lambda new, inside=inside: new.node_lists.update(dict.fromkeys(inside, FLOAT32)),  # type: ignore[misc]
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 
 from graph_passes.ir.copying import Proto, copy_graph
 from graph_passes.ir.eligibility import find_ineligible
@@ -21,14 +22,14 @@ from graph_passes.units.normalization.fused_batch_norm import (
     fuse_batch_norms,
     has_fused_kernels,
 )
-from graph_passes.units.normalization.fused_batch_norm import RULE as BATCH_NORM
 from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
-from graph_passes.units.normalization.norms import CENTRED, UNCENTRED
+from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
 from graph_passes.units.reduction import bias_sums, broadcast_sums, dead_sums, gradient_sums
 from graph_passes.units.reduction.converted_products import ConvertedProducts
 from graph_passes.units.reduction.ones_product import ones_products_pay
 from graph_passes.units.unit_pass import UnitPass, UnitSearch
+from graph_passes.units.update import fused_updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Fusion:
         misses: what came close.
         shapes: static shapes of the outputs of new nodes.
         node_lists: node -> the list that it counts as being on, as in `GraphEdits`.
+        alone: whether some of the units are of use where nothing is converted.
     """
 
     original: Proto  # type: ignore[valid-type]
@@ -50,6 +52,7 @@ class Fusion:
     misses: tuple[NearMiss, ...] = ()
     shapes: Mapping[str, tuple[Shape | None, ...]] = dataclasses.field(default_factory=dict)
     node_lists: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    alone: bool = False
 
     @functools.cached_property
     def proto(self) -> Proto:  # type: ignore[type-var]
@@ -62,7 +65,7 @@ def find_units(
 ) -> Fusion:
     """Replaces the subgraphs that the patterns in force recognize.
 
-    Nothing is done in a graph without an op of the allow list: there is nothing to gain.
+    In a graph without an op of the allow list there is mostly nothing to gain.
 
     Args:
         proto: the GraphDef or FunctionDef; it is not changed.
@@ -74,25 +77,51 @@ def find_units(
         The new graph, what was replaced, and near misses.
     """
     lists = load_op_lists(config)
-    if config.parity or not any(lists.list_of(op) == "allow" for op in view.ops):
+    works = any(lists.list_of(op) == "allow" for op in view.ops)
+    passes = [each for each in passes_in_force(config) if works or each.alone]
+    passes = [each for each in passes if not view.ops.isdisjoint(each.ops)]
+    if not passes:
         return Fusion(proto, view)
     effects: Collection[str] = proto.control_ret.values() if view.is_function else ()
-    edits = GraphEdits(view, (*preserve, *effects))
+    edits = GraphEdits(view, preserve, effects)
     search = UnitSearch(edits, config, lists, kernel_support(config.device, config.target))
-    for each in UNIT_PASSES:
-        if config.has_rule(each.rule) and not view.ops.isdisjoint(each.ops):
-            each.run(search)
+    alone = False
+    for each in passes:
+        each.run(search)
+        alone = alone or (each.alone and bool(search.edits.units))
+    edits = search.edits
     keep_inside(edits, search.in_float32)
     if not edits.units:
         return Fusion(proto, view, misses=tuple(edits.misses))
     new = edits.apply()
-    node_lists = {n: where for n, where in edits.listed.items() if n in new.index}
-    return Fusion(proto, new, tuple(edits.units), tuple(edits.misses), edits.shapes, node_lists)
+    node_lists = {n: where for n, where in edits.node_lists.items() if n in new.index}
+    units, misses = tuple(edits.units), tuple(edits.misses)
+    return Fusion(proto, new, units, misses, edits.shapes, node_lists, alone)
+
+
+def passes_in_force(config: PrecisionConfig) -> list[UnitPass]:
+    """The passes that a configuration asks for, in order."""
+    return [each for each in UNIT_PASSES if config.has_rule(each.rule)]
+
+
+def may_gain_alone(ops: AbstractSet[str], config: PrecisionConfig) -> bool:
+    """Whether there may be units of use in a graph with some ops, were nothing converted in it."""
+    passes = passes_in_force(config)
+    return any(each.alone and not ops.isdisjoint(each.ops) for each in passes)
+
+
+def _fuse_updates(search: UnitSearch) -> None:
+    # A compiler that fuses element-wise ops makes one loop of an update.
+    if not search.config.fused:
+        fused_updates.fuse_updates(search.edits, search.config.device)
+        if search.edits.in_place:
+            search.edits = search.edits.applied()  # other units are found in the graph without
 
 
 def _fuse_batch_norms(search: UnitSearch) -> None:
     left = fuse_batch_norms(
         search.edits,
+        search.norms,
         least_epsilon=MIN_EPSILON[search.config.device],
         has_kernels=has_fused_kernels(search.support),
         fold=search.is_bfloat16_cpu,
@@ -166,7 +195,8 @@ def _run(write: Callable[[GraphEdits], None]) -> Callable[[UnitSearch], None]:
 
 
 UNIT_PASSES = (
-    UnitPass(BATCH_NORM, _fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
+    UnitPass(fused_updates.RULE, _fuse_updates, ops=fused_updates.OPS, alone=True),
+    UnitPass(OF_BATCH, _fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
     UnitPass(softmax.RULE, _find_softmaxes, ops=("Log",), ensures=("exact sums",)),
     UnitPass(FUSED_LAYER_NORM, _fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
     UnitPass(

@@ -36,8 +36,8 @@ class UnitSearch:
 
     @functools.cached_property
     def norms(self) -> list[FoundNorm]:
-        """The normalizations over single examples; those that are replaced are taken out."""
-        return find_norms(self.edits, of_batch=False)
+        """The normalizations; those over single examples that are replaced are taken out."""
+        return find_norms(self.edits)
 
     @property
     def is_float16(self) -> bool:
@@ -64,6 +64,7 @@ class UnitPass:
         ops: nothing is to be found in a graph that has none of these.
         requires: what passes before it must have found out.
         ensures: what passes behind it may rely on.
+        alone: whether it is of use in a graph without an op of the allow list.
     """
 
     rule: str
@@ -71,3 +72,4 @@ class UnitPass:
     ops: Sequence[str]
     requires: Sequence[str] = ()
     ensures: Sequence[str] = ()
+    alone: bool = False

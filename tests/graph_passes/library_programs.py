@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -74,6 +75,44 @@ def training_step(model: keras.Model, shape: tuple[int, ...]) -> Program:
     return trace(step, tf.TensorSpec((None, *shape[1:])), numbers(*shape))
 
 
+def optimizer_step(make: Callable[[], Any]) -> Program:
+    """Gradients of a dense layer and an update of its parameters by Keras or tf_keras."""
+    optimizer = make()
+    is_keras_3 = isinstance(optimizer, keras.optimizers.Optimizer)
+    values = (numbers(8, 6, seed=1), numbers(6, seed=2))
+    weights = [keras.Variable(v) if is_keras_3 else tf.Variable(v) for v in values]
+    kernel, bias = [v.value if is_keras_3 else v for v in weights]
+    optimizer.build(weights)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, kernel) + bias))
+        optimizer.apply_gradients(zip(tape.gradient(loss, [kernel, bias]), weights, strict=True))
+        return loss
+
+    program = trace(step, tf.TensorSpec((None, 8)), numbers(4, 8))
+    return dataclasses.replace(program, targets=())  # the loss waits for all of them
+
+
+OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
+    "keras Adam": lambda: keras.optimizers.Adam(0.01, epsilon=0.1),
+    "keras AdamW, clipped": lambda: keras.optimizers.AdamW(0.01, epsilon=0.1, global_clipnorm=1.0),
+    "keras Adam, averaged": lambda: keras.optimizers.Adam(0.01, epsilon=0.1, use_ema=True),
+    "keras SGD": lambda: keras.optimizers.SGD(0.01),
+    "keras SGD, Nesterov": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+    "keras RMSprop, centred": lambda: keras.optimizers.RMSprop(
+        0.01, momentum=0.9, epsilon=0.1, centered=True
+    ),
+    "tf_keras Adam": lambda: tf_keras.optimizers.Adam(0.01, epsilon=0.1),
+    "tf_keras SGD, momentum": lambda: tf_keras.optimizers.SGD(0.01, momentum=0.9),
+    "tf_keras RMSprop, momentum": lambda: tf_keras.optimizers.RMSprop(
+        0.01, momentum=0.9, epsilon=0.1
+    ),
+}
+"""Optimizers whose updates become one op. Epsilons are large, so that rounding a gradient near 0 to
+the target dtype does not change the first steps by as much as they are."""
+
+
 LIBRARY: Mapping[str, Callable[[], Program]] = {
     "keras batch norm": lambda: keras_layer(keras.layers.BatchNormalization, IMAGES, training=True),
     "keras batch norm, inference": lambda: keras_layer(
@@ -105,6 +144,10 @@ LIBRARY: Mapping[str, Callable[[], Program]] = {
     **{
         f"norm: {name}": functools.partial(keras_layer, make, (4, 6, 16))
         for name, make in NORMS.items()
+    },
+    **{
+        f"update: {name}": functools.partial(optimizer_step, make)
+        for name, make in OPTIMIZERS.items()
     },
     "encoder of one layer": lambda: encoder(1),
     "encoder of two layers": lambda: encoder(2),

@@ -23,11 +23,11 @@ f = MatMul(e, w)
 
 
 def reasons(
-    listed: dict[str, str], text: str = TEXT, config: PrecisionConfig | None = None
+    node_lists: dict[str, str], text: str = TEXT, config: PrecisionConfig | None = None
 ) -> dict[str, Reason | None]:
     """The reason of each float32 node, None for a converted one."""
     view = view_graph(graph(text))
-    coloring = paint(view, config or PrecisionConfig(device="GPU"), (), listed)
+    coloring = paint(view, config or PrecisionConfig(device="GPU"), (), node_lists)
     floats = [vertex for vertex in range(1, len(view.dtypes)) if view.is_float[vertex]]
     return {
         view.node_of(v).name: None

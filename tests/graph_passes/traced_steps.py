@@ -12,7 +12,7 @@ from tensorflow.core.framework import function_pb2, node_def_pb2
 from tensorflow.python.eager import context, execute
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def
-from graph_passes.functions.call_tree import build_call_tree, node_types_with
+from graph_passes.functions.call_tree import CallTrees, node_types_with
 from graph_passes.functions.loop_sum_moves import prepare_tree
 from graph_passes.functions.specialization import name_functions
 from graph_passes.pipeline import prepare
@@ -80,9 +80,8 @@ class Step:
     def moved(self, config: PrecisionConfig) -> Rewritten:
         """The step with its sums moved out of loops and all dtypes as they were."""
         lists = load_op_lists(config)
-        tree = build_call_tree(
-            self.concrete.function_def, library, lambda op: lists.list_of(op) == "allow"
-        )
+        main = self.concrete.function_def
+        tree = CallTrees(library, lambda op: lists.list_of(op) == "allow", main).build(main)
         new, _ = prepare_tree(
             tree,
             config,

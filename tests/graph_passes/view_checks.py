@@ -14,7 +14,7 @@ def assert_same(found: GraphView, expected: GraphView) -> None:
         np.testing.assert_array_equal(
             getattr(found, attribute), getattr(expected, attribute), err_msg=attribute
         )
-    assert found.control_readers == expected.control_readers
+    assert found.waits == expected.waits
     assert {device: n for device, n in found.devices.items() if n} == expected.devices
     assert [found.node_type(n).dtypes for n in range(len(found.nodes))] == [
         expected.node_type(n).dtypes for n in range(len(expected.nodes))

@@ -122,3 +122,10 @@ def test_reason_for_nothing_is_that_of_the_largest_graph() -> None:
 def test_what_was_converted_alone_has_no_nodes_looked_at() -> None:
     counts = NodeCounts(1, 2, 3, Counter({MATMUL: 1}))
     assert counts.converted_alone() == NodeCounts(0, 2, 3)
+
+
+def test_fused_updates_are_counted_and_said() -> None:
+    counts = NodeCounts(products=Counter({MATMUL: 1}), updates=1) + NodeCounts(updates=2)
+    assert counts.converted_alone().updates == 3
+    assert counts.line("step", "bfloat16").endswith("0 casts, 3 updates fused")
+    assert NodeCounts(updates=1).line("step", "bfloat16").endswith("0 casts, 1 update fused")

@@ -34,17 +34,19 @@ from tf_amp.hosts import function_originals
 from tf_amp.hosts.dumps import Origin
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_deferred import DeferredFunctions
-from tf_amp.hosts.function_redirects import called_names
+from tf_amp.hosts.function_redirects import Find, called_names
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
-from tf_amp.hosts.function_sizes import FunctionSizes, find_source, plan_anew
+from tf_amp.hosts.function_sizes import FunctionSizes, add_variant, find_source, plan_anew
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
+from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
 from tf_amp.patches import Patches
 from tf_amp.tally import NodeCounts
 
 if TYPE_CHECKING:
-    from graph_passes import RewriteResult
+    from graph_passes import PrecisionConfig, RewriteResult
+    from graph_passes.ir.view import Shapes
     from tf_amp.installation import Installation
 
 _log = logging.getLogger("tf_amp")
@@ -58,6 +60,43 @@ _EXPORTED = re.compile("signature_wrapper|_wrapped_model|_layer_call_(fn|and_ret
 _KERAS_STEPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """A function as it was traced, with what it takes to rewrite it.
+
+    Attributes:
+        definition: the FunctionDef.
+        graph: the FuncGraph.
+        context: the eager context that holds it.
+        find: gives the definition of a function that it calls, None for what is planned apart.
+        title: its name, for people.
+    """
+
+    definition: function_pb2.FunctionDef
+    graph: Any
+    context: context_lib.Context
+    find: Find
+    title: str
+
+    @functools.cached_property
+    def shapes(self) -> Shapes:
+        """Static shapes of its tensors."""
+        return traced_shapes(self.graph, self.definition)
+
+    def rewrite(
+        self, config: PrecisionConfig, callee: function_pb2.FunctionDef | None = None
+    ) -> RewriteResult:
+        """Rewrites it, or a function that it calls."""
+        shapes_of = called_shapes(self.graph._functions)
+        return rewrite_function_def(
+            callee or self.definition,
+            config,
+            library=self.find,
+            shapes=shapes_of(callee.signature.name) if callee else self.shapes,
+            function_shapes=shapes_of,
+        )
+
+
 class FunctionHost:
     """The hook of one installation."""
 
@@ -67,6 +106,7 @@ class FunctionHost:
         self._originals = function_originals.installed()
         self._pipelines = PipelineMark()
         self._sizes = FunctionSizes(functools.partial(installation.record_fault, "function"))
+        self._trials = FunctionTrials(installation.settings.trial_steps, trials_directory())
         self._deferred = DeferredFunctions(self._rewrite_deferred)
         self._counts: weakref.WeakKeyDictionary[Any, NodeCounts] = weakref.WeakKeyDictionary()
         # Those whose counts are in no other function's, and those not rewritten whose are.
@@ -113,8 +153,11 @@ class FunctionHost:
             context: context_lib.Context, name: bytes, tensor_inputs: list[Any], num_outputs: int
         ) -> Any:
             self._deferred.rewrite(context, name)
-            call = functools.partial(original, context)
-            return self._sizes.call(call, context, name, tensor_inputs, num_outputs)
+            # In other processes, where functions may run, there are no variants.
+            if getattr(context, "_server_def", None) is not None:
+                return original(context, name, tensor_inputs, num_outputs)
+            run = functools.partial(self._trials.call, functools.partial(original, context))
+            return self._sizes.call(run, name, tensor_inputs, num_outputs)
 
         return call_function
 
@@ -153,48 +196,44 @@ class FunctionHost:
         config, compiled = self._installation.config, self._installation.compiled
         if config is None or compiled is None:
             return
-        context, definition = function._bound_context, function.definition
-        find = self._original_definition
-        if is_compiled(definition):
+        context, definition = function._bound_context, function.cached_definition
+        by_xla = is_compiled(definition)
+        if by_xla:
             config = compiled.config
-        elif compiled.apart:
-            find = self._original_without_xla
-        shapes_of = called_shapes(graph._functions)
-        rewrite = functools.partial(
-            rewrite_function_def,
-            library=functools.partial(find, context),
-            function_shapes=shapes_of,
-        )
-        shapes = traced_shapes(graph, definition)
-        result = rewrite(definition, config, shapes=shapes)
-        self._rewrite_called((result.proto, *result.extra_functions), graph, context)
+
+        def library(name: str) -> function_pb2.FunctionDef | None:
+            found = self._original_definition(context, graph._functions, name)
+            # What XLA compiles is planned by other costs.
+            apart = found is not None and compiled.apart and is_compiled(found)
+            return None if apart and not by_xla else found
+
         name = readable_name(definition.signature.name)
+        top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
+        title = f"{name} ({step})" if (step := _keras_step()) else name
+        traced = _Traced(definition, graph, context, library, title)
+        result = traced.rewrite(config)
+        self._rewrite_called((result.proto, *result.extra_functions), graph, context)
         callees: list[RewriteResult] = []
         if config is compiled.config:
             result, callees = call_compilable(
                 result,
-                lambda callee: rewrite(callee, config, shapes=shapes_of(callee.signature.name)),
+                functools.partial(traced.rewrite, config),
                 context,
                 self._originals,
                 all_anew=compiled.apart,
             )
             compiled.say(name, (result, *callees))
         if result.changed:
+            # `cached_definition` stays: Python code reads that copy to build graphs from (the
+            # gradient of a loaded `While`).
             self._originals.swap(context, result.proto, result.extra_functions)
-            # Python code reads this copy to build graphs from (the gradient of a loaded `While`).
-            function._cached_definition = definition
-        top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
-        title = f"{name} ({step})" if (step := _keras_step()) else name
         called = [callee for callee in graph._functions.values() if callee in self._uncovered]
         record = functools.partial(
             self._installation.record,
             "function",
             original=definition,
             origin=Origin(
-                functools.partial(self._original_definition, context),
-                shapes,
-                shapes_of,
-                source_lines(graph),
+                library, traced.shapes, called_shapes(graph._functions), source_lines(graph)
             ),
             announce=top_level and not _EXPORTED.search(name),
         )
@@ -210,32 +249,62 @@ class FunctionHost:
             self._covered.update(filter(self._deferred.covers, graph._functions.values()))
             if function not in self._covered:
                 self._uncovered.add(function)
-        if counts.products and config.cost_table and not is_compiled(definition):
-            source = find_source(definition, shapes)
-            if source is not None:
-                of = weakref.ref(function)
+        if counts.products:
+            self._watch_calls(function, traced, config, result, counts, record)
 
-                def plan(size: int) -> RewriteResult:
-                    again = dataclasses.replace(config, unknown_dimension=size)
-                    result, callees = plan_anew(
-                        rewrite(definition, again, shapes=shapes),
-                        lambda f: rewrite(f, again, shapes=shapes_of(f.signature.name)),
-                        size,
-                        context,
-                        self._originals,
-                    )
-                    function = of()
-                    if function is not None:
-                        self._counts[function] = record(
-                            f"{title}, sizes near {size}",
-                            result,
-                            parts=self._counts_of_callees(graph, definition, result, callees),
-                            covered=[self._counts[function]],
-                        )
-                    return result
+    def _watch_calls(
+        self,
+        function: Any,
+        traced: _Traced,
+        config: PrecisionConfig,
+        result: RewriteResult,
+        counts: NodeCounts,
+        record: Callable[..., NodeCounts],
+    ) -> None:
+        """Lets the calls of a function decide what was not known when it was traced."""
+        attach = functools.partial(self._originals.attach, traced.context, function.name)
+        source = None
+        if config.cost_table is not None and not is_compiled(traced.definition):
+            source = find_source(traced.definition, traced.shapes)
 
-                add = functools.partial(self._originals.attach, context, function.name)
-                self._sizes.watch(function, source, result.proto, plan, add)
+        def plan(size: int) -> RewriteResult:
+            nonlocal counts
+            again = dataclasses.replace(config, unknown_dimension=size)
+            planned, callees = plan_anew(
+                traced.rewrite(again),
+                functools.partial(traced.rewrite, again),
+                size,
+                traced.context,
+                self._originals,
+            )
+            parts = self._counts_of_callees(traced.graph, traced.definition, planned, callees)
+            title = f"{traced.title}, sizes near {size}"
+            counts = record(title, planned, parts=parts, covered=[counts])
+            return planned
+
+        def try_out(name: bytes, size: int = 0) -> None:
+            """Has the variant of a name, planned for a size, tried against float32."""
+
+            def add_float32() -> bytes:
+                alone = call_originals(traced.definition, traced.context, self._originals)
+                definition, called = alone or (traced.definition, ())
+                if source is not None:
+                    definition = source.shown_by(definition)
+                return add_variant(definition, f"{name.decode()}__float32", attach, called)
+
+            contest = Contest(
+                traced.title,
+                config.target_dtype,
+                add_float32,
+                functools.partial(digest_of, traced.definition, traced.find, config, size),
+            )
+            self._trials.watch(function, name, contest)
+
+        if source is not None:
+            try_size = try_out if self._trials.steps else None
+            self._sizes.watch(function, source, result.proto, plan, attach, try_size)
+        elif counts.converted:
+            try_out(function.name)
 
     def _rewrite_called(
         self, functions: Iterable[Any], graph: Any, context: context_lib.Context
@@ -246,28 +315,22 @@ class FunctionHost:
             self._deferred.rewrite(context, name)
 
     def _keep_float32(self, function: Any) -> None:
-        context, definition = function._bound_context, function.definition
+        context, definition = function._bound_context, function.cached_definition
         for callee in function.children:  # they may yet be called by themselves
             self._deferred.rewrite(context, callee.name)
         redirected = call_originals(definition, context, self._originals)
         if redirected is not None:
             self._originals.swap(context, *redirected)
-            function._cached_definition = definition
 
     def _original_definition(
-        self, context: context_lib.Context, name: str
+        self, context: context_lib.Context, known: Mapping[str, Any], name: str
     ) -> function_pb2.FunctionDef | None:
+        if isinstance(known.get(name), atomic_function.AtomicFunction):
+            return known[name].cached_definition
         original = self._originals.find(context, name)
         if original is not None:
             return original.definition()
         return context.get_function_def(name) if context.has_function(name) else None
-
-    def _original_without_xla(
-        self, context: context_lib.Context, name: str
-    ) -> function_pb2.FunctionDef | None:
-        """The same, but None for what XLA compiles: that is planned by other costs."""
-        found = self._original_definition(context, name)
-        return None if found is None or is_compiled(found) else found
 
     def _counts_of_callees(
         self,

@@ -32,6 +32,8 @@ Plan: TypeAlias = "Callable[[int], RewriteResult]"
 """Plans a function for a size of what is not known."""
 Add: TypeAlias = Callable[[tuple[function_pb2.FunctionDef, ...]], None]
 """Makes functions known to the runtime."""
+Try: TypeAlias = Callable[[bytes, int], None]
+"""Is told the name of a variant, and its size."""
 
 _GET_NEXT = "IteratorGetNext"
 _SHAPE_OUTPUT = "tf_amp_shape"
@@ -67,7 +69,9 @@ class Source:
         return max(1, round(product ** (1 / len(self.unknown))))
 
     def shown_by(self, definition: function_pb2.FunctionDef) -> function_pb2.FunctionDef:
-        """A copy of a function that returns the shape of the iterator's output as well."""
+        """A function that returns the shape as well, where no argument shows it."""
+        if self.argument is not None:
+            return definition
         shown = function_pb2.FunctionDef()
         shown.CopyFrom(definition)
         shown.signature.output_arg.add(name=_SHAPE_OUTPUT, type=types_pb2.DT_INT32)
@@ -165,6 +169,7 @@ class FunctionSizes:
         planned: function_pb2.FunctionDef,
         plan: Plan,
         add: Add,
+        try_out: Try | None,
     ) -> None:
         """Lets a function be planned for the sizes that it will be called with.
 
@@ -174,14 +179,14 @@ class FunctionSizes:
             planned: what was planned for `UNKNOWN_DIMENSION`, which the runtime has.
             plan: plans it for another size.
             add: adds a variant, which lives as long as the function.
+            try_out: is told of each variant and its size; None lets sizes with one plan share it.
         """
-        self._by_name[function.name] = _SizedFunction(source, planned, plan, add)
+        self._by_name[function.name] = _SizedFunction(source, planned, plan, add, try_out)
         weakref.finalize(function, self._by_name.pop, function.name, None)
 
     def call(
         self,
         run: Callable[[bytes, Sequence[Any], int], Any],
-        context: context_lib.Context,
         name: bytes,
         inputs: Sequence[Any],
         outputs: int,
@@ -190,7 +195,6 @@ class FunctionSizes:
 
         Args:
             run: calls the function of a name.
-            context: the eager context.
             name: the function's name.
             inputs: its flat inputs.
             outputs: how many outputs it has.
@@ -199,8 +203,7 @@ class FunctionSizes:
             What the function returns: a list, None instead of an empty one.
         """
         sized = self._by_name.get(name)
-        # Functions may run in other processes, which would have to be sent the variants.
-        if sized is None or getattr(context, "_server_def", None) is not None:
+        if sized is None:
             return run(name, inputs, outputs)
         try:
             chosen = sized.choose(inputs)
@@ -223,9 +226,15 @@ class _SizedFunction:
     """
 
     def __init__(
-        self, source: Source, planned: function_pb2.FunctionDef, plan: Plan, add: Add
+        self,
+        source: Source,
+        planned: function_pb2.FunctionDef,
+        plan: Plan,
+        add: Add,
+        try_out: Try | None,
     ) -> None:
         self._source, self._planned, self._plan, self._add = source, planned, plan, add
+        self._try_out = try_out
         self.shows = source.argument is None
         self._lock = threading.Lock()
         self._names: dict[int, bytes] = {}
@@ -244,9 +253,9 @@ class _SizedFunction:
                 size = round(UNKNOWN_DIMENSION * float(_RATIO) ** served)
                 result = self._plan(size)
                 names[served] = names[0]
-                if result.failure is None and result.proto != self._planned:
-                    self._add(result.extra_functions)
-                    names[served] = self._variant(size, result.proto)
+                apart = self._try_out is not None or result.proto != self._planned
+                if result.failure is None and apart:
+                    names[served] = self._variant(size, result.proto, result.extra_functions)
             return names[min(names, key=lambda known: abs(known - served))]
 
     def see(self, shape: Sequence[int]) -> None:
@@ -261,18 +270,44 @@ class _SizedFunction:
             if not self.shows or self._served is None or self._in_a_row >= _LASTING:
                 self._served = seen
 
-    def _variant(self, size: int, planned: function_pb2.FunctionDef) -> bytes:
+    def _variant(
+        self,
+        size: int,
+        planned: function_pb2.FunctionDef,
+        called: tuple[function_pb2.FunctionDef, ...] = (),
+    ) -> bytes:
         """Adds what was planned for a size to the runtime; returns its name there."""
         name = planned.signature.name
-        if self.shows:
-            planned = self._source.shown_by(planned)
-        elif planned is self._planned:
-            return name.encode()
-        variant = function_pb2.FunctionDef()
-        variant.CopyFrom(planned)
-        variant.signature.name = f"{name}{_SUFFIX}{size}"
-        self._add((variant,))
-        return variant.signature.name.encode()
+        if self.shows or planned is not self._planned:
+            shown = self._source.shown_by(planned)
+            name = add_variant(shown, f"{name}{_SUFFIX}{size}", self._add, called).decode()
+        if self._try_out is not None:
+            self._try_out(name.encode(), size)
+        return name.encode()
+
+
+def add_variant(
+    definition: function_pb2.FunctionDef,
+    name: str,
+    add: Add,
+    called: tuple[function_pb2.FunctionDef, ...] = (),
+) -> bytes:
+    """Adds a function under another name to the runtime, with functions that it calls.
+
+    Args:
+        definition: the function; it is not changed.
+        name: its new name.
+        add: makes functions known to the runtime.
+        called: what it calls and the runtime may lack.
+
+    Returns:
+        The name.
+    """
+    variant = function_pb2.FunctionDef()
+    variant.CopyFrom(definition)
+    variant.signature.name = name
+    add((*called, variant))
+    return name.encode()
 
 
 def _unknown(shape: Shape | None) -> tuple[int, ...]:

@@ -6,6 +6,10 @@
    is waiting forever. So a graph goes to Python only if the thread that builds it is inside a call
    of Python's own session, which has given the lock away; everything else is answered here.
 
+   A server (tf.distribute.Server) builds the graphs of its sessions on threads of its own. While a
+   thread of Python is inside a call of such a session, other threads' graphs are laid out for a
+   thread of Python to fetch. They wait for it for a limited time alone, since they may be anybody's.
+
    TensorFlow calls TF_InitGraph to register. Loaded by anybody else (a copy in tensorflow-plugins,
    TF_PLUGGABLE_DEVICE_LIBRARY_PATH) the library registers for a device type that no graph has:
    TensorFlow ends the process when TF_InitGraph reports an error or leaves the structures empty.
@@ -16,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define SIZE_TO_END(type, last) (offsetof(type, last) + sizeof(((type*)0)->last))
@@ -56,23 +62,94 @@ EXPORT void (*tf_amp_set_status)(void* status, int code, const char* message) = 
 
 EXPORT int tf_amp_running = 0; /* how many graphs are on their way to Python or there */
 
+/* How many threads are inside a call of a server's session, where a byte wakes the thread that
+   fetches graphs (-1: there is none), and how many graphs it did not fetch in time. */
+static int serving = 0;
+EXPORT int tf_amp_bell = -1;
+EXPORT int tf_amp_missed = 0;
+
+#define NAP_NANOSECONDS 500000
+EXPORT int tf_amp_patience = 10000; /* naps: 5 s or little more */
+
+typedef struct {
+  int device;
+  const void *graph, *item;
+  void *output, *status;
+  int done;
+} Request;
+
+static Request* laid_out = NULL;
+
 static __thread int inside = 0;
 
-EXPORT void tf_amp_enter(void) { ++inside; }
-EXPORT void tf_amp_leave(void) { --inside; }
+/* Called with Python's lock. */
+EXPORT void tf_amp_enter(int served) {
+  ++inside;
+  __atomic_add_fetch(&serving, served, __ATOMIC_SEQ_CST);
+}
+
+EXPORT void tf_amp_leave(int served) {
+  --inside;
+  __atomic_sub_fetch(&serving, served, __ATOMIC_SEQ_CST);
+}
+
+/* For the child of a fork, which has none of the other threads. */
+EXPORT void tf_amp_forget(void) {
+  tf_amp_running = serving = 0;
+  tf_amp_bell = -1;
+  laid_out = NULL;
+}
+
+static void nap(void) {
+  struct timespec time = {0, NAP_NANOSECONDS};
+  nanosleep(&time, NULL);
+}
+
+static int swap_request(Request* old, Request* new) {
+  return __atomic_compare_exchange_n(&laid_out, &old, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+/* Python's thread calls it, with the lock. */
+EXPORT void tf_amp_fetch(void) {
+  Request* request = __atomic_exchange_n(&laid_out, NULL, __ATOMIC_SEQ_CST);
+  if (request != NULL) {
+    tf_amp_python[request->device](NULL, request->graph, request->item, request->output,
+                                   request->status);
+    __atomic_store_n(&request->done, 1, __ATOMIC_SEQ_CST);
+  }
+}
+
+/* Whether Python's thread fetched a graph in time; it is then done with it. No lock is held while
+   waiting, so that a fork leaves none locked. */
+static int fetched(Request* request) {
+  int out = 0;
+  for (int naps = 0; naps < tf_amp_patience; ++naps, nap()) {
+    if (out && __atomic_load_n(&laid_out, __ATOMIC_SEQ_CST) != request) break;
+    if (!out && (out = swap_request(NULL, request)) && write(tf_amp_bell, "", 1) != 1) break;
+  }
+  if (!out || swap_request(request, NULL)) {
+    __atomic_add_fetch(&tf_amp_missed, 1, __ATOMIC_SEQ_CST);
+    return 0;
+  }
+  while (!__atomic_load_n(&request->done, __ATOMIC_SEQ_CST)) nap();
+  return 1;
+}
 
 /* Grappler makes one object for a graph and calls it in each of its rounds; the first one counts. */
 static void* create(void) { return calloc(1, sizeof(int)); }
 
 static void pass_on(int device, void* seen, const void* graph, const void* item, void* output,
                     void* status) {
-  int first = inside && seen != NULL && !*(int*)seen;
+  Request request = {device, graph, item, output, status, 0};
+  int served = !inside && __atomic_load_n(&serving, __ATOMIC_SEQ_CST) > 0 && tf_amp_bell >= 0;
+  int first = (inside || served) && seen != NULL && !*(int*)seen;
   /* Counted before the look at tf_amp_open: who closes it and then sees 0 knows that none comes. */
   __atomic_add_fetch(&tf_amp_running, 1, __ATOMIC_SEQ_CST);
-  if (first && __atomic_load_n(&tf_amp_open, __ATOMIC_SEQ_CST)) {
-    *(int*)seen = 1;
+  if (first) *(int*)seen = 1;
+  if (first && !__atomic_load_n(&tf_amp_open, __ATOMIC_SEQ_CST)) first = 0;
+  if (first && inside) {
     tf_amp_python[device](seen, graph, item, output, status);
-  } else {
+  } else if (!first || !fetched(&request)) {
     tf_amp_set_status(status, ABORTED, "tf_amp: nothing done");
   }
   __atomic_sub_fetch(&tf_amp_running, 1, __ATOMIC_SEQ_CST);

@@ -54,7 +54,7 @@ class SessionHost:
 
     def install(self) -> None:
         """Gives the plugin something to do, and sessions a config that calls it."""
-        SessionConfigHook(self._config.device).install(self._patches)
+        SessionConfigHook(self._config.device, self._plugin.serve).install(self._patches)
         self._plugin.handler = self.rewrite
 
     def uninstall(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.eager import context
+from tensorflow.python.training import server_lib
 from tensorflow.python.training.experimental import mixed_precision_global_state
 
 from tf_amp.patches import Patches
@@ -97,10 +98,16 @@ def adjusted(config: config_pb2.ConfigProto, device: str) -> config_pb2.ConfigPr
 
 
 class SessionConfigHook:
-    """Stands before ``BaseSession.__init__`` while the session host is installed."""
+    """Stands before ``BaseSession.__init__`` while the session host is installed.
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    Args:
+        device: "CPU" or "GPU": the device the rewrite is for.
+        serve: told of each session of a server.
+    """
+
+    def __init__(self, device: str, serve: Callable[[Any], None]) -> None:
+        self._device, self._served = device, serve
+        self._servers: set[str] = set()
         self._said: set[str] = set()
 
     def install(self, patches: Patches) -> None:
@@ -110,13 +117,22 @@ class SessionConfigHook:
             def init(session: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
                 before = float32_sessions_exist()
                 original(session, target, graph, self.config_for(config))
-                self.say_who_builds_graphs(target)
+                if target:
+                    self._serve(session, target)
                 # TensorFlow notes a session without its own mixed precision; this one has ours.
                 mixed_precision_global_state.set_non_mixed_precision_session_created(before)
 
             return init
 
+        def make_server(original: Callable[..., None]) -> Callable[..., None]:
+            def init(server: Any, *args: Any, **kwargs: Any) -> None:
+                original(server, *args, **kwargs)
+                self._servers.add(server.target)
+
+            return init
+
         patches.replace(session_lib.BaseSession, "__init__", make)
+        patches.replace(server_lib.Server, "__init__", make_server)
 
     def config_for(self, config: Any) -> Any:
         """Returns the config to make a session with, and says what keeps plugins from it.
@@ -145,14 +161,15 @@ class SessionConfigHook:
             )
         return adjusted(config, self._device)
 
-    def say_who_builds_graphs(self, target: str | None) -> None:
-        """Warns of a session of a server, whose graphs no thread of Python builds."""
-        if target:
+    def _serve(self, session: Any, target: str) -> None:
+        """Has the graphs of a server's session rewritten if that server is in this process."""
+        self._served(session._session)
+        if target not in self._servers:
             self._say_once(
                 logging.WARNING,
-                f"AMP is on, but the session of {target} runs in float32: a server builds its "
-                "graphs on threads of its own, which may not wait for Python. Leave the target "
-                "out where one process is enough, or train with tf.distribute.",
+                f"AMP is on, but graphs of the session of {target} are rewritten only where that "
+                "server is one of this process, which has made none of that name. Leave the "
+                "target out where one process is enough, or train with tf.distribute.",
             )
 
     def _say_once(self, level: int, text: str) -> None:

@@ -5,7 +5,9 @@ structure once, and from then on Grappler hands it every graph that has a node o
 TensorFlow calls is C (``graph_plugin.c``, a shared object that is built with the package): it lets
 a graph through to Python only on a thread that is inside a call of Python's own session, and
 answers everything else without Python. A callback of ctypes would wait for Python's lock each
-time, and a C++ caller that holds the lock meanwhile would never return.
+time, and a C++ caller that holds the lock meanwhile would never return. Graphs of a server's
+sessions are built on threads of the server: a thread of Python fetches them (`GraphPlugin.serve`),
+which they wait for a few seconds at most.
 
 Two ways into the registry, tried in this order:
 
@@ -30,7 +32,9 @@ import logging
 import os
 import site
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -105,6 +109,9 @@ class GraphPlugin:
             self._device = ctypes.c_int.in_dll(gate, "tf_amp_device")
             self._open = ctypes.c_int.in_dll(gate, "tf_amp_open")
             self._running = ctypes.c_int.in_dll(gate, "tf_amp_running")
+            self._bell = ctypes.c_int.in_dll(gate, "tf_amp_bell")
+            self._missed = ctypes.c_int.in_dll(gate, "tf_amp_missed")
+            self._patience = ctypes.c_int.in_dll(gate, "tf_amp_patience")
             self._python = (ctypes.c_void_p * 3).in_dll(gate, "tf_amp_python")
             set_status = ctypes.c_void_p.in_dll(gate, "tf_amp_set_status")
         except ValueError as error:
@@ -115,8 +122,10 @@ class GraphPlugin:
         function: Any = library.set_status
         set_status.value = ctypes.cast(function, ctypes.c_void_p).value
         self._registered: dict[str, object] = {}
+        self._served: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._said_missed = False
         atexit.register(self._wait_at_exit)
-        os.register_at_fork(after_in_child=self._forget_other_threads)
+        os.register_at_fork(after_in_child=gate.tf_amp_forget)
 
     @property
     def device_types(self) -> tuple[str, ...]:
@@ -145,17 +154,47 @@ class GraphPlugin:
         enter, leave = self._gate.tf_amp_enter, self._gate.tf_amp_leave
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def marked(*args: Any, **kwargs: Any) -> Any:
-                enter()
+            def marked(session: Any, *args: Any, **kwargs: Any) -> Any:
+                served = session in self._served
+                enter(served)
                 try:
-                    return original(*args, **kwargs)
+                    return original(session, *args, **kwargs)
                 finally:
-                    leave()
+                    leave(served)
+                    if served:
+                        self._say_missed()
 
             return marked
 
         for name in _BUILDING_CALLS:
             self._patches.replace(pywrap_tf_session, name, make)
+
+    def serve(self, session: Any) -> None:
+        """Lets graphs through that a server of this process builds for a session.
+
+        Args:
+            session: TensorFlow's own session, inside Python's.
+        """
+        self._served.add(session)
+        if self._bell.value < 0:
+            heard, self._bell.value = os.pipe()
+            threading.Thread(target=self._fetch, args=(heard,), daemon=True).start()
+
+    def _fetch(self, heard: int) -> None:
+        try:
+            while os.read(heard, 1):
+                self._gate.tf_amp_fetch()
+        except OSError as error:  # somebody closed all files of the process
+            self._bell.value = -1
+            LOGGER.warning("AMP is on, but sessions of servers run in float32 now: %s", error)
+
+    def _say_missed(self) -> None:
+        if self._missed.value and not self._said_missed:
+            self._said_missed = True
+            LOGGER.warning(
+                "AMP is on, but a graph that was built while a server's session ran stays in "
+                "float32: Python was busy for five seconds."
+            )
 
     def register(self, device_type: str) -> None:
         """Registers for one device type; does nothing when that was done before.
@@ -228,9 +267,6 @@ class GraphPlugin:
         deadline = time.monotonic() + _EXIT_PATIENCE_SECONDS
         while self._running.value and time.monotonic() < deadline:
             time.sleep(0.005)
-
-    def _forget_other_threads(self) -> None:
-        self._running.value = 0
 
 
 def load_gate(path: Path) -> ctypes.PyDLL:

@@ -79,7 +79,7 @@ def _lower_powers(new: Replacement, tanh: int, *, clamp: bool) -> None:
         clamped = _clamped(new, cube, x)
         for number, name in zip(powers, names, strict=True):
             new.inputs[name] = (clamped, m.tensor(number, 1))
-    new.listed.update(dict.fromkeys(names, "infer"))
+    new.node_lists.update(dict.fromkeys(names, "infer"))
 
 
 def _value_readers(m: Matcher, number: int) -> list[int]:
@@ -162,4 +162,4 @@ def _lower_exponential(new: Replacement, erf: int) -> None:
         exponentials = [n for number in negated for n in m.readers(number)]
         if [m.op(n) for n in negated] != ["Neg"] or [m.op(n) for n in exponentials] != ["Exp"]:
             raise NoMatchError("the square is not only negated and taken to a power of e")
-        new.listed.update((m.node(n).name, "infer") for n in (square, exponentials[0]))
+        new.node_lists.update((m.node(n).name, "infer") for n in (square, exponentials[0]))

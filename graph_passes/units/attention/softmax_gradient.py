@@ -51,7 +51,7 @@ def lower_softmax_gradients(edits: GraphEdits, lists: OpLists, *, adds_up_in_flo
             def lower(new: Replacement, number: int = number, total: int = total) -> None:
                 search.require_gradient(number, total)
                 if adds_up_in_float32:
-                    new.listed[new.view.names[total]] = "infer"
+                    new.node_lists[new.view.names[total]] = "infer"
                 else:
                     _multiply_by_ones(new, total)
 
@@ -147,8 +147,8 @@ class _GradientSearch:
         m = self.m
         if m.op(number) != "Sum":
             return False
-        listed = self._edits.listed.get(m.node(number).name)
-        return listed == "clear" or m.output(number) in self._edits.redirect
+        list_name = self._edits.node_lists.get(m.node(number).name)
+        return list_name == "clear" or m.output(number) in self._edits.redirect
 
 
 def _multiply_by_ones(new: Replacement, total: int) -> None:

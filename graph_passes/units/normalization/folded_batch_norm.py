@@ -69,7 +69,7 @@ def find_convolution(m: Matcher, x: str) -> Convolution | None:
         node, op_type = m.node(number), m.view.op_type(number)
         if op_type is None or op_type.attr(node, "data_format").s != b"NHWC":
             return None
-        if len(m.readers(number)) != 1 or node.name in m.view.control_readers:
+        if len(m.readers(number)) != 1 or node.name in m.view.awaited:
             return None
     weight = m.tensor(last, 1)
     shape = m.shape_of(weight)

@@ -20,6 +20,7 @@ from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.search import SHAPERS, SUMS
 from graph_passes.units.normalization.statistics import Statistics, find_statistics
 from graph_passes.units.normalization.unit_algebra import UnitAlgebra
+from graph_passes.units.normalization.unit_axes import is_single
 
 _OWN = frozenset("xmr")
 _ELEMENTWISE = frozenset((*SUMS, "Sub", "Mul", "SquaredDifference"))
@@ -88,20 +89,19 @@ class Norm:
         return value is not None and "x" in value.names
 
 
-def find_forward(m: Matcher, rsqrt: int, *, of_batch: bool) -> list[Norm]:
+def find_forward(m: Matcher, rsqrt: int) -> list[Norm]:
     """The forward halves around a Rsqrt: more than one where several share stored statistics.
 
     Args:
         m: reads the graph.
         rsqrt: number of the Rsqrt.
-        of_batch: whether statistics that all examples share are wanted, or those of each example.
 
     Raises:
         NoMatchError: it is taken of the statistics of a tensor, but what follows is no
             normalization.
     """
     statistics = find_statistics(m, rsqrt)
-    if statistics is None or statistics.is_of_batch != of_batch:
+    if statistics is None:
         return []
     if statistics.x is not None:
         norm = _grow(m, statistics, statistics.x)
@@ -195,8 +195,7 @@ def _is_clear(shape: Shape | None, axes: tuple[int, ...], rank: int) -> bool:
     """Whether a tensor has one element along some axes of x, as far as its shape is known."""
     if shape is None:
         return rank - 1 not in axes  # most are vectors
-    behind = rank - len(shape)
-    return behind >= 0 and all(a < behind or shape[a - behind] == 1 for a in axes)
+    return len(shape) <= rank and is_single(shape, rank, axes)
 
 
 @functools.lru_cache(_REMEMBERED)

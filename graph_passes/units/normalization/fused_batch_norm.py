@@ -14,6 +14,7 @@ trained has no sums over x * dy, and stays as it is.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
@@ -30,9 +31,9 @@ from graph_passes.units.normalization.folded_batch_norm import fold_batch_norm
 from graph_passes.units.normalization.forward import Norm, misaligned
 from graph_passes.units.normalization.gradient import NormGradient
 from graph_passes.units.normalization.images import Images
-from graph_passes.units.normalization.norms import FoundNorm, find_norms
+from graph_passes.units.normalization.norms import OF_BATCH as RULE
+from graph_passes.units.normalization.norms import FoundNorm
 
-RULE = "batch-norm"
 FORWARD = "FusedBatchNormV3"
 BACKWARD = "FusedBatchNormGradV3"
 MIN_EPSILON = {"GPU": float(np.float32(1e-5)), "CPU": 0.0}
@@ -40,6 +41,7 @@ MIN_EPSILON = {"GPU": float(np.float32(1e-5)), "CPU": 0.0}
 _RESHAPES = ("Reshape", "Squeeze", "ExpandDims")
 
 
+@functools.lru_cache(maxsize=16)
 def has_fused_kernels(support: KernelSupport) -> bool:
     """Whether both fused ops have a kernel for the device and dtype."""
     probe = node_def_pb2.NodeDef()
@@ -50,6 +52,7 @@ def has_fused_kernels(support: KernelSupport) -> bool:
 
 def fuse_batch_norms(
     edits: GraphEdits,
+    norms: Iterable[FoundNorm],
     *,
     least_epsilon: float,
     has_kernels: bool,
@@ -60,6 +63,7 @@ def fuse_batch_norms(
 
     Args:
         edits: receives the changes, the units and the near misses.
+        norms: the normalizations in the graph.
         least_epsilon: the smallest that the kernels of the device take.
         has_kernels: whether there are kernels of the fused ops for the target dtype.
         fold: whether one with stored statistics may be folded into the convolution before it.
@@ -69,7 +73,9 @@ def fuse_batch_norms(
         The batch normalizations, and the gradients of such, that no fused op can stand for.
     """
     left, m = [], edits.matcher
-    for found in find_norms(edits, of_batch=True):
+    for found in norms:
+        if found.rule != RULE:
+            continue
         norm, gradient = found.forward, found.gradient
         output, is_stored = norm.output, norm.is_stored
         stray = misaligned(m, norm)

@@ -25,7 +25,7 @@ from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.forward import Norm
 from graph_passes.units.normalization.fused_batch_norm import FORWARD, MIN_EPSILON
 from graph_passes.units.normalization.gradient import NormGradient
-from graph_passes.units.normalization.norms import FoundNorm
+from graph_passes.units.normalization.norms import CENTRED, FoundNorm
 
 RULE = "fused-layer-norm"
 
@@ -40,7 +40,7 @@ def fuse_layer_norms(edits: GraphEdits, norms: Iterable[FoundNorm]) -> list[Foun
     Returns:
         The normalizations that were not replaced: no fused op leaves the mean in.
     """
-    return [norm for norm in norms if not (norm.forward.is_centred and _fuse(edits, norm))]
+    return [norm for norm in norms if not (norm.rule == CENTRED and _fuse(edits, norm))]
 
 
 def _fuse(edits: GraphEdits, found: FoundNorm) -> bool:
@@ -93,7 +93,7 @@ def normalized_size(norm: Norm) -> int:
 
 def _parameter_sums(norm: Norm) -> _ParameterSums:
     """The sums over all axes before those of the statistics."""
-    leading = norm.algebra.counted(range(len(norm.shape or ()) - len(norm.axes)))
+    leading = norm.algebra.axes.counted(range(len(norm.shape or ()) - len(norm.axes)))
     d, r, x, m = (symbol(name) for name in "drxm")
     sums = norm.algebra.outer_sums.items()
     gamma = [n for n, (value, axes) in sums if axes == leading and value == d * r * (x - m)]
@@ -158,7 +158,8 @@ class _Emission:
         stem, new.stem = new.stem, f"{new.view.names[number]}/BiasAddGrad"
         if len(self._norm.axes) > 1:
             tensor = new.reshape(tensor, (self._rows, self._size), name="rows")
-            new.listed[f"{new.stem}/rows"] = "infer"  # or its reader would not follow what is low
+            # Else its reader would not follow what is low.
+            new.node_lists[f"{new.stem}/rows"] = "infer"
         made = new.op.BiasAddGrad(tensor, name="", shape=(self._size,), data_format="NHWC")
         shape = new.matcher.shape(number)
         if shape is None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
@@ -76,7 +76,7 @@ def find_gradient(m: Matcher, norm: Norm) -> NormGradient | None:
     Raises:
         NoMatchError: what reads the forward half is no gradient of it.
     """
-    norm.algebra.take_no_more_parameters(_fixed(m, norm))
+    norm.algebra.take_no_more_parameters(_fixed(norm))
     try:
         dy = _Source(m, norm).find()
         found = None if dy is None else _read(m, norm, dy)
@@ -87,7 +87,7 @@ def find_gradient(m: Matcher, norm: Norm) -> NormGradient | None:
     return None if found is None or (norm.is_stored and not found.d_gamma) else found
 
 
-def _fixed(m: Matcher, norm: Norm) -> list[str]:
+def _fixed(norm: Norm) -> list[str]:
     """The names of stored tensors that do not vary along the axes of the statistics."""
     roles = norm.roles
     named = ((roles.gamma, norm.gamma), (roles.beta, norm.beta), (roles.mean, norm.stored_mean))
@@ -96,16 +96,10 @@ def _fixed(m: Matcher, norm: Norm) -> list[str]:
     return [
         name
         for name, tensor in named
-        if name is not None and tensor is not None and _is_fixed(m, norm, tensor)
+        if name is not None
+        and tensor is not None
+        and norm.algebra.axes.is_single(tensor, norm.axes)
     ]
-
-
-def _is_fixed(m: Matcher, norm: Norm, tensor: str) -> bool:
-    shape = m.shape_of(tensor)
-    if shape is None or norm.shape is None:
-        return False
-    behind = len(norm.shape) - len(shape)
-    return all(axis < behind or shape[axis - behind] == 1 for axis in norm.axes)
 
 
 class _Source:
@@ -136,8 +130,7 @@ class _Source:
         if not entries:
             return None
         direct = [tensor for tensor in entries if m.ops[m.maker(tensor)] not in LINEAR]
-        chains = [self._chain(tensor, _DEEPEST_SUMS) for tensor in sorted(direct or entries)]
-        source = self._common(chains)
+        source = self._common(sorted(direct or entries), _DEEPEST_SUMS)
         if source is None:
             raise NoMatchError(f"the gradient comes in by {len(entries)} tensors, not 1")
         gamma = None if norm.gamma is None else m.through(norm.gamma, *SHAPERS)
@@ -148,33 +141,45 @@ class _Source:
             source = others[0]
         return source
 
-    def _chain(self, tensor: str, deepest: int) -> list[str]:
+    def _chain(self, tensor: str, deepest: int) -> Iterator[str]:
         """A tensor, that which it is made of and which is not known, and so on."""
-        m, chain = self._m, [tensor]
-        while len(chain) < _LONGEST_CHAIN:
-            number = m.maker(chain[-1])
+        m, source = self._m, tensor
+        for _ in range(_LONGEST_CHAIN):
+            yield source
+            number = m.maker(source)
             if m.ops[number] not in LINEAR:
-                break
+                return
             unknown = self._unknown(number)
-            source: str | None = None
+            made_of: str | None = None
             if len(unknown) == 1:
-                source = unknown[0]
+                made_of = unknown[0]
             elif m.ops[number] in SUMS and deepest and 1 < len(unknown) <= _MOST_TERMS:
-                source = self._common([self._chain(t, deepest - 1) for t in unknown])
-            if source is None:
-                break
-            chain.append(source)
-        return chain
+                made_of = self._common(unknown, deepest - 1)
+            if made_of is None:
+                return
+            source = made_of
 
     def _unknown(self, number: int) -> list[str]:
         m, inside = self._m, self._inside
         ports = self._algebra.unknown(number)
         return [m.tensor(number, port) for port in ports if m.makers(number)[port] not in inside]
 
-    def _common(self, chains: list[list[str]]) -> str | None:
-        """The first tensor of a chain that all others have too."""
-        first, *rest = chains
-        return next((t for t in first if all(t in chain for chain in rest)), None)
+    def _common(self, tensors: list[str], deepest: int) -> str | None:
+        """The first tensor of a chain that those of all others have too.
+
+        The chains are followed side by side: none that they have in common comes before one that
+        they are known to have, since nothing is made of itself.
+        """
+        chains = [self._chain(tensor, deepest) for tensor in tensors]
+        met: list[dict[str, None]] = [{} for _ in chains]
+        while steps := [next(chain, None) for chain in chains]:
+            for tensor, seen in zip(steps, met, strict=True):
+                if tensor is not None:
+                    seen[tensor] = None
+            found = next((t for t in met[0] if all(t in seen for seen in met)), None)
+            if found is not None or not any(steps):
+                return found
+        return None
 
 
 def _read(m: Matcher, norm: Norm, dy: str) -> NormGradient:
@@ -213,7 +218,7 @@ def _read(m: Matcher, norm: Norm, dy: str) -> NormGradient:
         d_gamma=tuple(sorted(d_gamma)),
         d_beta=tuple(sorted(d_beta)),
         nodes=frozenset(nodes.union(d_beta, () if dx is None else (dx,))),
-        is_proved=not algebra.is_assumed,
+        is_proved=not algebra.axes.is_assumed,
     )
 
 

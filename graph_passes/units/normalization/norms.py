@@ -8,6 +8,7 @@ from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.units.normalization.forward import Norm, find_forward
 from graph_passes.units.normalization.gradient import NormGradient, find_gradient
 
+OF_BATCH = "batch-norm"
 CENTRED = "layer-norm"
 UNCENTRED = "rms-norm"
 
@@ -32,16 +33,17 @@ class FoundNorm:
 
     @property
     def rule(self) -> str:
-        """The rule that one with statistics of single examples falls under."""
+        """The rule that it falls under."""
+        if self.forward.statistics.is_of_batch:
+            return OF_BATCH
         return CENTRED if self.forward.is_centred else UNCENTRED
 
 
-def find_norms(edits: GraphEdits, *, of_batch: bool) -> list[FoundNorm]:
-    """Finds every normalization of one kind.
+def find_norms(edits: GraphEdits) -> list[FoundNorm]:
+    """Finds every normalization.
 
     Args:
         edits: receives the near misses.
-        of_batch: whether over statistics that all examples share, or over those of each example.
 
     Returns:
         The normalizations, in the order of the names of their Rsqrt nodes.
@@ -49,7 +51,7 @@ def find_norms(edits: GraphEdits, *, of_batch: bool) -> list[FoundNorm]:
     matcher, names = edits.matcher, edits.view.names
 
     def find(number: int) -> list[FoundNorm]:
-        forward = find_forward(matcher, number, of_batch=of_batch)
+        forward = find_forward(matcher, number)
         return [FoundNorm(norm, find_gradient(matcher, norm)) for norm in forward]
 
     numbers = sorted(edits.view.of_op("Rsqrt"), key=names.__getitem__)

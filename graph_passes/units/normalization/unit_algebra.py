@@ -8,8 +8,7 @@ that it reads has one, so that the order of nodes has no part in it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from graph_passes.ir.view import Shape
@@ -19,12 +18,11 @@ from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.search import SHAPERS, SUMS
 from graph_passes.units.normalization.parameters import is_parameter, may_be_parameter
 from graph_passes.units.normalization.statistics import Statistics
+from graph_passes.units.normalization.unit_axes import UnitAxes
 
 SPREADERS = (*SHAPERS, "BroadcastTo", "Tile")
 """Ops whose elements are those of their first input."""
 DIVISIONS = ("RealDiv", "DivNoNan")
-LINEAR = frozenset((*SUMS, *SPREADERS, *DIVISIONS, "Sub", "Mul", "Neg", "Pow", "RsqrtGrad", "Sum"))
-"""Ops that the halves of a normalization consist of, besides those of its statistics."""
 _ONE_INPUT = frozenset((*SPREADERS, "Sum", "Pow"))
 _WHOLE = frozenset(("x", "d"))
 _MOST_TERMS = 12
@@ -35,7 +33,7 @@ class UnitAlgebra:
     """Reads what statistics and x reach as polynomials.
 
     Attributes:
-        shape: the static shape of x, None where it is not known.
+        axes: the axes of x, and what they say of the nodes.
         fixed: names that do not vary along the axes of the statistics.
         of_node: the nodes that have a polynomial.
         pending: axes that a node still has to be summed over before its polynomial holds.
@@ -43,7 +41,6 @@ class UnitAlgebra:
         outer_sums: Sum nodes over other axes than those of the statistics -> what they sum, and the
             axes.
         parameters: the names of stored tensors -> the tensors that are read, some reshaped.
-        is_assumed: whether the axes of a sum, or a divisor, could not be told for want of shapes.
     """
 
     def __init__(
@@ -65,14 +62,12 @@ class UnitAlgebra:
         """
         self._m = matcher
         self._statistics = statistics
-        self.shape = shape
-        self._axes = self.counted(axes)
+        self.axes = UnitAxes(matcher, statistics, axes, shape)
         self.of_node: dict[int, Polynomial] = {}
         self.pending: dict[int, frozenset[int]] = {}
         self.sums: set[int] = set()
         self.outer_sums: dict[int, tuple[Polynomial, frozenset[int]]] = {}
         self.parameters: dict[str, list[str]] = {}
-        self.is_assumed = False
         self.fixed = frozenset("mri")
         self._stored: dict[str, str] = {}
         self._takes_parameters = True
@@ -144,7 +139,7 @@ class UnitAlgebra:
         unread = list(starts)
         while unread:
             for reader in readers_of(unread.pop()):
-                if reader in values or ops[reader] not in LINEAR:
+                if reader in values or ops[reader] not in _VALUES:
                     continue
                 found = self._evaluate(reader, ops[reader])
                 if found is not None and len(found.terms) <= _MOST_TERMS:
@@ -162,10 +157,6 @@ class UnitAlgebra:
                     unread.append(maker)
         return nodes
 
-    def counted(self, axes: Iterable[int]) -> frozenset[int]:
-        """Axes of x, those left out along which it is known to have one element."""
-        return frozenset(axes) if self.shape is None else self._without_single(axes, self.shape)
-
     def unknown(self, number: int) -> list[int]:
         """The ports at which a node reads tensors without a polynomial."""
         ports = range(1 if self._m.ops[number] in _ONE_INPUT else len(self._m.makers(number)))
@@ -174,28 +165,23 @@ class UnitAlgebra:
     def _evaluate(self, number: int, op: str) -> Polynomial | None:
         if op in SUMS:
             self.sums.add(number)
-        makers = self._m.makers(number)
-        read = self._values.get(makers[0]) or self.of(number, 0)
+        read = self._values.get(self._m.makers(number)[0]) or self.of(number, 0)
         if read is None:
             return None
-        found: Polynomial | None = None
-        if op in SPREADERS:
-            found = read if self._keeps_places(number, op) else None
-        elif op == "Sum":
-            return self._sum(number, read)
-        elif op == "Neg":
-            found = read * _MINUS_ONE
-        elif op == "Pow":  # of exponent 1, in the gradient of a square
-            found = read if self._is_one(self._m.tensor(number, 1)) else None
-        elif op in DIVISIONS:
-            divisor = self._divisor(number)
-            found = None if divisor is None else read * divisor
-        elif op == "AddN":
-            found = self._added(number, read)
-        else:
-            other = self._values.get(makers[1]) or self.of(number, 1)
-            found = None if other is None else self._joined(number, op, read, other)
-        return found if found is None or not self.pending else self._with_pending(number, op, found)
+        found = _VALUES[op](self, number, read)
+        if found is None or not self.pending or op == "Sum":
+            return found
+        return self._with_pending(number, op, found)
+
+    def _spread(self, number: int, read: Polynomial) -> Polynomial | None:
+        return read if self.axes.keeps_places(number) else None
+
+    def _power(self, number: int, read: Polynomial) -> Polynomial | None:
+        # Of exponent 1, in the gradient of a square.
+        return read if self._is_one(self._m.tensor(number, 1)) else None
+
+    def _quotient(self, number: int, read: Polynomial) -> Polynomial | None:
+        return read * symbol("i") if self.axes.is_count(self._m.makers(number)[1]) else None
 
     def _added(self, number: int, total: Polynomial) -> Polynomial | None:
         for port in range(1, len(self._m.makers(number))):
@@ -205,18 +191,21 @@ class UnitAlgebra:
             total += term
         return total
 
-    def _joined(
-        self, number: int, op: str, one: Polynomial, other: Polynomial
-    ) -> Polynomial | None:
-        if op == "Mul":
-            both = one.names & other.names
-            return None if both and not both.isdisjoint(_WHOLE) else one * other
-        if op == "Sub":
-            return one - other
-        if op == "RsqrtGrad":
-            is_own = self._m.makers(number)[0] == self._statistics.rsqrt
-            return symbol("r", 3) * other * constant(Fraction(-1, 2)) if is_own else None
-        return one + other
+    def _difference(self, number: int, read: Polynomial) -> Polynomial | None:
+        other = self.of(number, 1)
+        return None if other is None else read - other
+
+    def _product(self, number: int, read: Polynomial) -> Polynomial | None:
+        other = self.of(number, 1)
+        if other is None or not _WHOLE.isdisjoint(read.names & other.names):
+            return None
+        return read * other
+
+    def _rsqrt_gradient(self, number: int, _: Polynomial) -> Polynomial | None:
+        other, is_own = self.of(number, 1), self._m.makers(number)[0] == self._statistics.rsqrt
+        if other is None or not is_own:
+            return None
+        return symbol("r", 3) * other * constant(Fraction(-1, 2))
 
     def _is_one(self, tensor: str) -> bool:
         try:
@@ -231,49 +220,22 @@ class UnitAlgebra:
         axes = frozenset[int]().union(*pending)
         if not axes:
             return found
-        for maker, one in zip(makers, pending, strict=True):
-            if one != axes and (op not in ("Mul", *DIVISIONS) or not self._is_single(maker, axes)):
+        is_factor = op in ("Mul", *DIVISIONS)
+        for port, one in enumerate(pending):
+            tensor = self._m.tensor(number, port)
+            if one != axes and not (is_factor and self.axes.is_single(tensor, axes)):
                 return None
         self.pending[number] = axes
         return found
 
-    def _is_single(self, number: int, axes: Iterable[int]) -> bool:
-        """Whether a tensor has no more than one element along some axes of x."""
-        shape = self._m.shape(number)
-        if shape is None or self.shape is None:
-            return False
-        behind = len(self.shape) - len(shape)
-        return all(axis < behind or shape[axis - behind] == 1 for axis in axes)
-
-    def _keeps_places(self, number: int, op: str) -> bool:
-        """Whether an op that gives the elements of a tensor leaves each on its axis.
-
-        It may add and drop axes of size 1, and spread what has one element along an axis.
-        """
-        m = self._m
-        if op in ("Identity", "StopGradient"):
-            return True
-        new, old = m.shape(number), m.shape_of(m.tensor(number, 0))
-        if old is None or new is None or old == new:
-            return True
-        if op in ("BroadcastTo", "Tile"):
-            spread = zip(old[::-1], new[::-1], strict=False)
-            return all(one in (1, other) or None in (one, other) for one, other in spread)
-        before, after = ([size for size in shape if size != 1] for shape in (old, new))
-        pairs = zip(before, after, strict=False)
-        agree = all(one == other or None in (one, other) for one, other in pairs)
-        return agree and (len(before) == len(after) or None in before or None in after)
-
     def _sum(self, number: int, read: Polynomial) -> Polynomial | None:
-        axes = self._summed_axes(number)
+        axes, own = self.axes.of_sum(number), self.axes.own
         before = self.pending.get(self._m.makers(number)[0], frozenset())
-        if axes is None:
-            self.is_assumed, axes = True, self._axes
-        if axes | before == self._axes:
+        if axes | before == own:
             return self._total(read)
         if not axes and not before:
             return read
-        if axes < self._axes:
+        if axes < own:
             self.pending[number] = axes | before
             return read
         self.outer_sums[number] = read, axes
@@ -288,88 +250,18 @@ class UnitAlgebra:
             total = total.replace("[w x]" if weights else "[x]", symbol("m") * count)
         return total
 
-    def _summed_axes(self, number: int) -> frozenset[int] | None:
-        """The axes that a Sum is over, without those of size 1; None where they are not known."""
-        m = self._m
-        maker = m.makers(number)[1]
-        if self.shape is None:
-            return None
-        if m.ops[maker] == "Const":
-            own = m.shape_of(m.tensor(number, 0))
-            if own is None:
-                return None
-            axes, behind = m.constant(m.output(maker)).ravel(), len(self.shape) - len(own)
-            return self._without_single([a % len(own) + behind for a in axes.tolist()], own)
-        if m.ops[maker] != "BroadcastGradientArgs":
-            return None
-        shapes = [self._shape_held_by(tensor) for tensor in m.inputs(maker)]
-        port = m.view.split(m.tensor(number, 1))[1]
-        one, other = shapes[port], shapes[1 - port]
-        if one is None or other is None:
-            return None
-        pairs = enumerate(zip(one, other, strict=True))
-        return frozenset(axis for axis, (a, b) in pairs if a == 1 and b != 1)
 
-    def _without_single(self, axes: Iterable[int], shape: Shape) -> frozenset[int]:
-        """Axes counted from 0, those left out along which a tensor has one element."""
-        rank = len(self.shape or ())
-        behind = rank - len(shape)
-        counted = (axis % rank for axis in axes)
-        return frozenset(a for a in counted if a < behind or shape[a - behind] != 1)
-
-    def _shape_held_by(self, tensor: str) -> Shape | None:
-        """The shape whose sizes a tensor holds, with as many axes as x has."""
-        m = self._m
-        maker = m.maker(tensor)
-        rank = len(self.shape or ())
-        shape: Shape | None = None
-        if m.ops[maker] == "Const":
-            shape = tuple(m.constant(tensor).ravel().tolist())
-        elif m.ops[maker] == "Shape":
-            shape = m.shape_of(m.tensor(maker, 0))
-        if shape is None or len(shape) > rank:
-            return None
-        return (1,) * (rank - len(shape)) + tuple(shape)
-
-    def _divisor(self, number: int) -> Polynomial | None:
-        """One divided by what a node divides by: by the number of elements behind a statistic."""
-        m = self._m
-        maker = m.makers(number)[1]
-        if maker in self._statistics.counts:
-            return symbol("i")
-        if m.ops[maker] == "Const":
-            value, size = m.constant(m.output(maker)), self._elements()
-            if value.size != 1 or (size is not None and value.item() != size):
-                return None
-            self.is_assumed |= size is None
-            return symbol("i")
-        if m.ops[maker] == "Cast" and self._counts_elements(m.source(maker, 0)):
-            return symbol("i")
-        return None
-
-    def _elements(self) -> int | None:
-        """The number of elements that a statistic is taken over, None where it is not known."""
-        sizes = [None if self.shape is None else self.shape[axis] for axis in self._axes]
-        return None if None in sizes else math.prod(size or 0 for size in sizes)
-
-    def _counts_elements(self, number: int) -> bool:
-        """Whether a node multiplies the sizes of the statistics' axes when the graph runs."""
-        m = self._m
-        if m.op(number) != "Prod" or m.op(m.source(number, 0)) != "GatherV2":
-            return False
-        gathered = m.source(number, 0)
-        axes = m.source(gathered, 1)
-        if m.op(m.source(gathered, 0)) != "Shape" or m.op(axes) != "FloorMod":
-            return False
-        given = m.shape_of(m.tensor(m.source(gathered, 0), 0))
-        if given is None or self.shape is None:
-            self.is_assumed = True
-            return True
-        if given != self.shape:
-            return False
-        rank = len(self.shape)
-        held = [
-            tensor for tensor in m.inputs(m.source(axes, 0)) if m.op(m.maker(tensor)) == "Const"
-        ]
-        found = [{axis % rank for axis in m.constant(tensor).ravel().tolist()} for tensor in held]
-        return {axis % rank for axis in self._statistics.axes} in found
+_VALUES: dict[str, Callable[[UnitAlgebra, int, Polynomial], Polynomial | None]] = {
+    **dict.fromkeys(SPREADERS, UnitAlgebra._spread),
+    **dict.fromkeys(SUMS, UnitAlgebra._added),
+    **dict.fromkeys(DIVISIONS, UnitAlgebra._quotient),
+    "Sub": UnitAlgebra._difference,
+    "Mul": UnitAlgebra._product,
+    "Neg": lambda _, __, read: read * _MINUS_ONE,
+    "Pow": UnitAlgebra._power,
+    "RsqrtGrad": UnitAlgebra._rsqrt_gradient,
+    "Sum": UnitAlgebra._sum,
+}
+"""Op -> what computes a node's polynomial from that of its first input."""
+LINEAR = frozenset(_VALUES)
+"""Ops that the halves of a normalization consist of, besides those of its statistics."""

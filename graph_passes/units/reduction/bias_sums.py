@@ -132,5 +132,5 @@ def _replace(new: Replacement, number: int, rows: Shape, write: _Write) -> None:
     if new.view.shape(tensor) != rows:
         tensor = new.reshape(tensor, (None, rows[-1]), name="rows", shape=rows)
         # A clear op that leads to no allow op goes low too late for an infer op behind it.
-        new.listed[new.makers[tensor].name] = "infer"
+        new.node_lists[new.makers[tensor].name] = "infer"
     new.replace(number, write(new, tensor, rows))

@@ -34,7 +34,7 @@ def leave_out_idle_sums(edits: GraphEdits) -> None:
         gradient = view.shape(m.tensor(number, 0))
         if gradient is None or _operand(m, number) != gradient:
             continue
-        waits = number in view.control_ends or view.names[number] in view.control_readers
+        waits = number in view.waits or view.names[number] in view.awaited
         is_certain = None not in gradient or _meets_a_matrix(m, number)
         write = _leave_out if is_certain and not waits else _let_pass
         edits.propose(RULE, number, lambda new, n=number, write=write: write(new, n))  # type: ignore[misc]
@@ -46,11 +46,11 @@ def _leave_out(new: Replacement, number: int) -> None:
     if m.op(m.source(number, 0)) in PRODUCTS:
         # What follows the product follows a clear op now, and would be painted too late.
         for reader in m.readers(number):
-            new.listed[m.node(reader).name] = "infer"
+            new.node_lists[m.node(reader).name] = "infer"
 
 
 def _let_pass(new: Replacement, number: int) -> None:
-    new.listed[new.view.names[number]] = "clear"
+    new.node_lists[new.view.names[number]] = "clear"
 
 
 def _operand(matcher: Matcher, number: int) -> Shape | None:

@@ -30,8 +30,13 @@ def pass_unread_sums(edits: GraphEdits, denied: Collection[str]) -> None:
         return
     for number in sorted(edits.unread.now()):
         name, op = view.names[number], view.op_names[number]
-        is_free = name not in edits.listed and edits.matcher.output(number) not in edits.redirect
+        output = edits.matcher.output(number)
+        is_free = name not in edits.node_lists and output not in edits.redirect
         if op in REDUCTIONS and is_free:
-            edits.propose(RULE, number, lambda new, name=name: new.listed.update({name: "clear"}))  # type: ignore[misc]
+            edits.propose(
+                RULE,
+                number,
+                lambda new, name=name: new.node_lists.update({name: "clear"}),  # type: ignore[misc]
+            )
         elif op in denied:
-            edits.listed.setdefault(name, "infer")
+            edits.node_lists.setdefault(name, "infer")

@@ -41,7 +41,7 @@ def sum_rows_pays(products: ConvertedProducts, number: int, tensor: str) -> bool
         tensor: what it sums.
     """
     view = products.matcher.view
-    if number in products.ineligible or view.names[number] in view.control_readers:
+    if number in products.ineligible or view.names[number] in view.awaited:
         return False
     shape = view.shape(tensor)
     if not shape or len(shape) < 2 or shape[-1] is None:

@@ -241,7 +241,7 @@ def test_what_has_no_kernel_must_not_be_retyped(monkeypatch: pytest.MonkeyPatch)
 
     def apply_and_change(plan: Plan, *arguments: object) -> Applied:
         applied = apply_plan(plan, *arguments)
-        monkeypatch.setattr(plan.coloring.support, "supports", lambda *_: False)
+        monkeypatch.setattr(type(plan.coloring.support), "supports", lambda *_: False)
         return applied
 
     monkeypatch.setattr(pipeline, "apply_plan", apply_and_change)

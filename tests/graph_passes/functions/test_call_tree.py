@@ -9,7 +9,7 @@ from graph_text import graph
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from graph_passes.functions import call_tree
-from graph_passes.functions.call_tree import Region, build_call_tree, function_names
+from graph_passes.functions.call_tree import CallTrees, Region, function_names
 
 FUNCTIONS = """
 def product(a: float32):
@@ -56,7 +56,9 @@ def library_of(graph_def: graph_pb2.GraphDef) -> dict[str, function_pb2.Function
 
 
 def tree_of(graph_def: graph_pb2.GraphDef) -> Region:
-    return build_call_tree(graph_def, library_of(graph_def).get, lambda op: op == "MatMul")
+    return CallTrees(library_of(graph_def).get, lambda op: op == "MatMul", graph_def).build(
+        graph_def
+    )
 
 
 def planned(graph_def: graph_pb2.GraphDef) -> set[str]:

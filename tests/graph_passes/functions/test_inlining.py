@@ -12,8 +12,8 @@ from tensorflow.core.framework import types_pb2
 from view_checks import assert_same
 
 from graph_passes.emit.apply import Applied
-from graph_passes.functions.call_tree import Region, build_call_tree, node_types_with
-from graph_passes.functions.inlining import Inlined, inline, outline
+from graph_passes.functions.call_tree import CallTrees, Region, node_types_with
+from graph_passes.functions.inlining import Inlined, outline
 from graph_passes.ir.indexing import NodeIndex
 from graph_passes.ir.view import GraphView, view_function, view_graph
 
@@ -29,7 +29,7 @@ def tree_of(shape: str, is_function: bool) -> tuple[Region, dict]:
         concrete = step.get_concrete_function(SPEC)
         main, graph_def = concrete.function_def, concrete.graph.as_graph_def()
     library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(main, library.get, lambda op: op in ("MatMul", "BatchMatMulV2"))
+    tree = CallTrees(library.get, lambda op: op in ("MatMul", "BatchMatMulV2"), main).build(main)
     assert tree.calls
     return tree, library
 
@@ -41,22 +41,22 @@ def with_all_shapes(test: object) -> object:
 
 
 @with_all_shapes
-def test_taking_apart_undoes_joining(shape: str, is_function: bool) -> None:
+def test_taking_apart_undoes_inlining(shape: str, is_function: bool) -> None:
     tree, _ = tree_of(shape, is_function)
-    inlined = inline(tree)
+    inlined = Inlined(tree)
     for touched in ((), range(len(inlined.proto.node))):
-        again = outline(tree, inlined, Applied(inlined.proto, tuple(touched), (), {}))
+        again = outline(tree, inlined, Applied(inlined.proto, frozenset(touched), {}))
         for old, new in zip(tree.walk(), again.walk(), strict=True):
             assert new.proto == old.proto
 
 
 @with_all_shapes
-def test_the_view_of_a_joined_graph_is_made_of_those_of_its_bodies(
+def test_the_view_of_an_inlined_graph_is_made_of_those_of_its_bodies(
     shape: str, is_function: bool
 ) -> None:
     """As if all of its nodes were read; the bodies that have no view are."""
     tree, library = tree_of(shape, is_function)
-    inlined, node_types = inline(tree), node_types_with(library.get)
+    inlined, node_types = Inlined(tree), node_types_with(library.get)
     views = {}
     for region in tree.walk():
         is_body = is_function or not region.is_main
@@ -99,11 +99,11 @@ LOOP = "y = While(x, x, cond=test, body=layer, after=[go])"
 BRANCHES = "y = If(go, x, x, Tout=[float32, float32], then_branch=layer, else_branch=other)"
 
 
-def joined_text(call: str) -> tuple[Region, Inlined]:
+def inlined_text(call: str) -> tuple[Region, Inlined]:
     graph_def = graph(TEXT.format(call=call))
     library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
-    return tree, inline(tree)
+    tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
+    return tree, Inlined(tree)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def joined_text(call: str) -> tuple[Region, Inlined]:
     ],
 )
 def test_a_calling_node_reads_what_its_bodies_give(call: str, op: str, read: list[str]) -> None:
-    _, inlined = joined_text(call)
+    _, inlined = inlined_text(call)
     (node,) = [node for node in inlined.proto.node if node.name == "y"]
     assert (node.op, list(node.input)) == (op, read)
 
@@ -132,7 +132,7 @@ def test_a_calling_node_reads_what_its_bodies_give(call: str, op: str, read: lis
 def test_an_argument_is_another_name_for_what_the_calling_node_takes(
     call: str, leading: int
 ) -> None:
-    tree, inlined = joined_text(call)
+    tree, inlined = inlined_text(call)
     nodes = inlined.proto.node
     found = {nodes[n].name: (nodes[c].name, p) for n, (c, p) in inlined.aliases.items()}
     assert found == {
@@ -146,14 +146,14 @@ def test_what_a_function_takes_and_gives_is_its_boundary() -> None:
     tree, _ = tree_of("branch", is_function=True)
     signature = tree.proto.signature
     taken = [arg.name for arg in signature.input_arg]
-    assert inline(tree).boundary == (*taken, *(f"{arg.name}@" for arg in signature.output_arg))
+    assert Inlined(tree).boundary == [*taken, *(f"{arg.name}@" for arg in signature.output_arg)]
     tree, _ = tree_of("branch", is_function=False)
     tree.proto.node.add(name="argument", op="_Arg").attr["T"].type = types_pb2.DT_FLOAT
-    assert inline(tree).boundary == ()
+    assert Inlined(tree).boundary == []
 
 
 def test_shapes_are_those_of_the_regions() -> None:
-    tree, inlined = joined_text(LOOP)
+    tree, inlined = inlined_text(LOOP)
     test, layer = tree.calls[0].callees
     shapes = inlined.shapes({tree: lambda node: (node,), test: None, layer: lambda node: (node, 8)})
     assert [shapes(node) for node in ("x", "a/b", "test@1/go")] == [("x",), ("a/b",), ()]
@@ -162,14 +162,14 @@ def test_shapes_are_those_of_the_regions() -> None:
 
 def test_results_of_a_main_function_have_its_shapes() -> None:
     tree, _ = tree_of("branch", is_function=True)
-    inlined = inline(tree)
+    inlined = Inlined(tree)
     shapes = inlined.shapes(dict.fromkeys(tree.walk()) | {tree: lambda node: (node,)})
     assert [shapes(name) for name in inlined.boundary] == [(name,) for name in inlined.boundary]
 
 
-def test_what_changed_in_the_joined_graph_changes_in_the_bodies() -> None:
+def test_what_changed_in_the_inlined_graph_changes_in_the_bodies() -> None:
     """The loop's first variable goes low; the second is cast for the product."""
-    tree, inlined = joined_text(LOOP)
+    tree, inlined = inlined_text(LOOP)
     nodes = {node.name: node for node in inlined.proto.node}
     numbers = {name: number for number, name in enumerate(nodes)}
     half = types_pb2.DT_HALF
@@ -189,7 +189,7 @@ def test_what_changed_in_the_joined_graph_changes_in_the_bodies() -> None:
     proto.CopyFrom(inlined.proto)
     del inlined.proto.node[count:]
     retyped = tuple(numbers[name] for name in ("layer@2/b", "y", "out"))
-    new = outline(tree, inlined, Applied(proto, retyped, (), casts))
+    new = outline(tree, inlined, Applied(proto, frozenset(retyped), casts))
     assert [node.name for node in new.nodes] == [n.name for n in tree.nodes] + ["x_low", "y_low"]
     after = {node.name: node for node in new.nodes}
     assert list(after["y"].input) == ["x_low", "x", "^go"]

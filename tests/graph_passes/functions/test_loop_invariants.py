@@ -11,7 +11,7 @@ from graph_text import graph
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
-from graph_passes.functions.call_tree import Region, build_call_tree
+from graph_passes.functions.call_tree import CallTrees, Region
 from graph_passes.functions.loop_invariants import hoist_casts
 
 HALF = types_pb2.DT_HALF
@@ -142,7 +142,7 @@ READ = "read = ReadVariableOp(v, dtype=float32{after}); low = Cast(read, DstT=fl
 def tree_of(graph_def: graph_pb2.GraphDef) -> Region:
     """A call tree whose bodies are private copies."""
     library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
     return tree.with_bodies(lambda region: copy.deepcopy(region.proto))
 
 
@@ -179,6 +179,19 @@ def test_casts_that_leave_a_loop(body: str, count: int) -> None:
     assert hoisted(body.replace("; ", "\n    ")) == count
 
 
+def test_nothing_waits_for_a_cast_that_has_left() -> None:
+    graph_def = graph(LOOP.format(body="low = Cast(w, DstT=float16)", test=""))
+    (body,) = (f for f in graph_def.library.function if f.signature.name == "body")
+    high = next(node for node in body.node_def if node.name == "high")
+    high.input.append("^low")
+    high.attr["_class"].list.s.append(b"loc:@low")
+    tree = tree_of(graph_def)
+    assert hoist_casts(tree, HALF) == 1
+    nodes = {node.name: node for node in tree.calls[0].callee("body").nodes}
+    assert [name for name in nodes["high"].input if name[0] == "^"] == []
+    assert "_class" not in nodes["high"].attr
+
+
 def test_a_condition_may_write_a_variable_too() -> None:
     body = READ.format(after="").replace("; ", "\n    ")
     assert hoisted(body, "write = AssignVariableOp(v, x)") == 0
@@ -209,13 +222,13 @@ def test_a_loop_in_a_function_reads_tensors_by_the_names_of_a_function() -> None
     text = f"{functions}\ndef main(a: float32):\n    {main}\n    return y[1]"
     *library, function = graph(text).library.function
     named = {function.signature.name: function for function in library}
-    tree = build_call_tree(function, named.get, lambda op: op == "MatMul")
+    tree = CallTrees(named.get, lambda op: op == "MatMul", function).build(function)
     tree = tree.with_bodies(lambda region: copy.deepcopy(region.proto))
     assert hoist_casts(tree, HALF) == 1
     nodes = {node.name: node for node in tree.nodes}
-    assert list(nodes["y/hoisted/read_0"].input) == ["v:resource:0"]
-    assert list(nodes["y/hoisted/Cast_0"].input) == ["y/hoisted/read_0:value:0"]
-    assert nodes["y"].input[-1] == "y/hoisted/Cast_0:y:0"
+    assert list(nodes["y/hoisted/read"].input) == ["v:resource:0"]
+    assert list(nodes["y/hoisted/Cast"].input) == ["y/hoisted/read:value:0"]
+    assert nodes["y"].input[-1] == "y/hoisted/Cast:y:0"
 
 
 def test_a_result_that_was_a_hoisted_cast_is_the_new_argument() -> None:

@@ -30,7 +30,7 @@ from graph_passes import (
     rewrite_function_def,
     rewrite_graph_def,
 )
-from graph_passes.functions.call_tree import build_call_tree
+from graph_passes.functions.call_tree import CallTrees
 from graph_passes.policy.cost_table import CostTable, Curve, OpCost
 
 CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
@@ -309,7 +309,7 @@ def test_parity_mode_keeps_functions(shape: str) -> None:
 
 def test_body_of_two_calls_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graph_def = build(call_graphs.cells).graph_def
-    tree = build_call_tree(graph_def, library_of(graph_def).get, is_matmul)
+    tree = CallTrees(library_of(graph_def).get, is_matmul, graph_def).build(graph_def)
     searched: list[object] = []
 
     def prepare(proto: object, *others: object) -> object:
@@ -339,6 +339,6 @@ def test_branch_that_only_sets_a_variable_is_left_to_itself(
         return low + tf.cast(given, tf.float32)
 
     graph_def = build(branches, gradient=False).graph_def
-    tree = build_call_tree(graph_def, library_of(graph_def).get, is_matmul)
+    tree = CallTrees(library_of(graph_def).get, is_matmul, graph_def).build(graph_def)
     assert bool(tree.calls) == (gives_float32 or works)
     rewrite(graph_def)

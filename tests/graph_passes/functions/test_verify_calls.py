@@ -10,7 +10,7 @@ from graph_text import graph
 from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 
 from graph_passes.emit.verify_units import VerificationError
-from graph_passes.functions.call_tree import Graph, Region, build_call_tree, node_types_with
+from graph_passes.functions.call_tree import CallTrees, Graph, Region, node_types_with
 from graph_passes.functions.verify_calls import verify_tree
 from graph_passes.ir.view import GraphView, view_body
 from graph_passes.ops.kernels import kernel_support
@@ -48,7 +48,7 @@ def verify(name: str, change: Change) -> None:
     def view(region: Region) -> GraphView:
         return view_body(region.proto, None, node_types)
 
-    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
+    tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
     new = tree.with_bodies(copy)
     region = new.calls[0].callees[0] if name else new
     change({node.name: node for node in region.nodes}, region.proto)
@@ -109,7 +109,7 @@ def test_more_may_be_waited_for(name: str, change: Change) -> None:
         ("", reads("z", "^x"), "node 'z' has 0 inputs, not 1"),
         ("", reads("z", "parts", "^x"), "'z' reads 'parts', not 'parts:1'"),
         ("", reads("z", "parts:1"), "node 'z' has lost a control input"),
-        ("", reads("z", "parts:1", "^x", "^gone"), "'z' waits for '^gone', not there"),
+        ("", reads("z", "parts:1", "^x", "^gone"), "'z' waits for 'gone', not there"),
         ("", reads("out", "z"), "'out' reads 'z', not 'y'"),
         ("", lambda nodes, _: setattr(nodes["z"], "name", "other"), "node 'z' is gone"),
         ("", lambda nodes, _: setattr(nodes["z"], "device", "/CPU:0"), "'z' has another device"),

@@ -38,11 +38,11 @@ def test_relays_join_what_ways_through_them_join(edges: Pairs, extra: Pairs) -> 
         closure = {vertex}
         while new := {b for a, b in pairs if a in closure} - closure:
             closure |= new
-        reached = found.reach([vertex], b"\1" * VERTICES, forward=True)
+        reached = found.reach([vertex], np.ones(VERTICES, bool), forward=True)
         assert {v for v in range(VERTICES) if reached[v]} == closure
         while new := {x for a, b in pairs if {a, b} & closure for x in (a, b)} - closure:
             closure |= new
-        reached = found.reach([vertex], b"\1" * VERTICES, forward=True, backward=True)
+        reached = found.reach([vertex], np.ones(VERTICES, bool), forward=True, backward=True)
         assert {v for v in range(VERTICES) if reached[v]} == closure
 
 

@@ -71,8 +71,8 @@ def test_devices_and_control_inputs_are_kept_apart() -> None:
     )
     view = view_graph(graph_def)
     assert view.devices == {"/device:CPU:0": [0, 2]}
-    assert view.control_readers == {"x": [2]}
-    assert view.control_ends == {2}
+    assert view.awaited == {"x"}
+    assert view.waits == {2: ["x"]}
 
 
 @given(random_graphs(), st.integers(0, 1000))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from graph_text import graph
 from tensorflow.core.framework import graph_pb2
@@ -45,8 +46,8 @@ def test_reach_follows_edges_of_one_dtype() -> None:
     )
     edges = view.adjacency(FLOAT)
     start = view.base[view.index["a"]]
-    forward = edges.reach([start], lambda _: True, forward=True)
-    both = edges.reach([start], lambda _: True, forward=True, backward=True)
+    forward = edges.reach([start], np.ones(len(view.dtypes), bool), forward=True)
+    both = edges.reach([start], np.ones(len(view.dtypes), bool), forward=True, backward=True)
     assert names(view, [v for v, r in enumerate(forward) if r]) == ["a.T", "b.T", "n.SrcT"]
     assert names(view, [v for v, r in enumerate(both) if r]) == [
         "x.dtype", "a.T", "b.T", "n.SrcT",

@@ -13,7 +13,6 @@ from tensorflow.core.framework import graph_pb2
 from graph_passes import PrecisionConfig, Reason, rewrite_graph_def
 from graph_passes.ir.view import view_graph
 from graph_passes.pipeline import paint
-from graph_passes.placement import byte_cost
 from graph_passes.policy.cost_table import CostTable, Curve
 from graph_passes.policy.op_lists import FLOAT32
 
@@ -208,7 +207,7 @@ TABLE = CostTable(
     ],
 )
 def test_bytes_decide_where_no_times_do(changes: dict, in_force: bool):
-    assert byte_cost.is_in_force(PrecisionConfig(**changes)) is in_force
+    assert PrecisionConfig(**changes).weighs_bytes is in_force
 
 
 @pytest.mark.parametrize("merge", ["Merge(enter, next)", "Merge(enter, next, next)"])

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from graph_text import graph, inferred_shapes
 
-from graph_passes.functions.call_tree import build_call_tree, node_types_with
-from graph_passes.functions.inlining import inline
+from graph_passes.functions.call_tree import CallTrees, node_types_with
+from graph_passes.functions.inlining import Inlined
 from graph_passes.ir.view import view_graph
 from graph_passes.placement.work_sizes import UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
 from graph_passes.policy.cost_table import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, Curve, OpCost
@@ -184,11 +184,11 @@ def test_an_argument_has_the_size_of_what_the_calling_node_takes():
         call = PartitionedCall(y, Tout=[float32], f=layer)
     """)
     library = {function.signature.name: function for function in graph_def.library.function}
-    tree = build_call_tree(graph_def, library.get, lambda op: op == "MatMul")
-    joined = inline(tree)
+    tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
+    inlined = Inlined(tree)
     views = {tree: view_graph(graph_def, node_types=node_types_with(library.get))}
     (layer,) = tree.calls[0].callees
-    view = joined.view(views, {tree: inferred_shapes(graph_def), layer: None})
+    view = inlined.view(views, {tree: inferred_shapes(graph_def), layer: None})
     sizes = WorkSizes(view)
     assert sizes.elements(view.index["layer@1/a"]) == 64
     assert sizes.elements(view.index["layer@1/b"]) is None

@@ -69,11 +69,11 @@ def test_a_fault_of_one_unit_is_a_near_miss_and_is_said(caplog: pytest.LogCaptur
 
 def test_lists_go_with_what_fails() -> None:
     def write(new: Replacement) -> None:
-        new.listed["c"] = "infer"
+        new.node_lists["c"] = "infer"
         to_relu(new)
 
-    assert proposed(graph(TEXT), write).listed == {"c": "infer"}
-    assert proposed(graph(TEXT), write, ("out", "a")).listed == {}
+    assert proposed(graph(TEXT), write).node_lists == {"c": "infer"}
+    assert proposed(graph(TEXT), write, ("out", "a")).node_lists == {}
 
 
 @pytest.mark.parametrize("name", ["a", "b"])

@@ -145,11 +145,11 @@ def case_upstream_option() -> dict[str, Any]:
 
 
 def case_server_target() -> dict[str, Any]:
-    """That graphs of a server's session stay float32 is said once for each server."""
+    """A server that may be in another process is named once; one of this process is not."""
     server = v1.train.Server.create_local_server()
     with harness.amp(), lines_of(logging.WARNING) as said, tf.Graph().as_default():
-        for _ in range(2):
-            v1.Session(server.target).close()
+        for target in (server.target, server.target, v1.train.Server.create_local_server().target):
+            v1.Session(target).close()
         v1.Session().close()
     return {"said": [line for line in said if "server" in line], "target": server.target}
 

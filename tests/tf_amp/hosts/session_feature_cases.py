@@ -260,7 +260,7 @@ def case_queue_runners() -> dict[str, Any]:
     return {"error": harness.relative_error(plain, low)}
 
 
-def case_grpc_server() -> dict[str, Any]:
+def _of_server(make_session: Callable[[str], Any]) -> dict[str, Any]:
     server = v1.train.Server.create_local_server()
 
     def build() -> Any:
@@ -270,7 +270,7 @@ def case_grpc_server() -> dict[str, Any]:
 
     def use(made: Any) -> Any:
         y, feed, init = made
-        with v1.Session(server.target) as session:
+        with make_session(server.target) as session:
             session.run(init)
             return harness.traced_run(session, y, feed)
 
@@ -279,6 +279,14 @@ def case_grpc_server() -> dict[str, Any]:
         "error": harness.relative_error(plain.values, low.values),
         "dtypes": low.dtypes("MatMul", "FusedMatMul"),
     }
+
+
+def case_grpc_server() -> dict[str, Any]:
+    return _of_server(v1.Session)
+
+
+def case_monitored_grpc_server() -> dict[str, Any]:
+    return _of_server(lambda target: v1.train.MonitoredTrainingSession(master=target))
 
 
 def case_many_threads_one_session() -> dict[str, Any]:

@@ -79,3 +79,30 @@ print("leaving")
     done = run_python(script, FAST, timeout=150, check=False)
     assert done.stdout.endswith("leaving\n")
     assert "Timeout" not in done.stderr
+
+
+def test_a_converter_beside_a_session_of_a_server_returns(run_python: RunPython) -> None:
+    """The server's session waits for an element; meanwhile anybody's graphs are laid out."""
+    script = f"""{PRELUDE}
+import threading, time
+from tf_amp.hosts import session_plugin
+server = tf.distribute.Server.create_local_server()
+session_plugin.graph_plugin(tf)._patience.value = 400
+with tf.Graph().as_default():
+    x = tf.compat.v1.placeholder(tf.float32, (8, 8))
+    queue = tf.queue.FIFOQueue(1, tf.float32, (8, 8))
+    product, put = tf.matmul(queue.dequeue(), x) + 1.0, queue.enqueue(x)
+    session = tf.compat.v1.Session(server.target)
+    ones = np.ones((8, 8), np.float32)
+    waiting = threading.Thread(target=session.run, args=(product, {{x: ones}}))
+    waiting.start()
+    time.sleep(1)
+assert len({CONVERTERS["function"]}.convert()) > 500
+session.run(put, {{x: ones}})
+waiting.join()
+assert tf_amp.status()["graphs_failed"] == 0
+print("returned")
+"""
+    done = run_python(script, FAST, timeout=150)
+    assert done.stdout.endswith("returned\n")
+    assert "MatMul 1 of 1 in bfloat16" in done.stderr

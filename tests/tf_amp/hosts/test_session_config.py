@@ -50,12 +50,12 @@ def test_a_list_of_upstream_mixed_precision_alone_does_not_become_all_optimizers
 
 
 def test_session_without_a_config_gets_the_one_that_it_would_have_had() -> None:
-    hook = SessionConfigHook("CPU")
+    hook = SessionConfigHook("CPU", lambda _: None)
     assert hook.config_for(None) == adjusted(context.context().config, "CPU")
     assert hook.config_for("no config") == "no config"
 
 
-def test_session_of_a_server_is_said_to_stay_float32(facts: Any) -> None:
+def test_session_of_a_server_that_is_not_known_is_named_once(facts: Any) -> None:
     (line,) = facts["server_target"]["said"]
     assert facts["server_target"]["target"] in line
 

@@ -16,7 +16,7 @@ def norms_of(
     step: Step, graph_def: graph_pb2.GraphDef | None = None
 ) -> tuple[GraphEdits, list[FoundNorm]]:
     edits = GraphEdits(view_graph(graph_def or step.graph_def, step.shapes))
-    return edits, find_norms(edits, of_batch=False)
+    return edits, find_norms(edits)
 
 
 def changed(step: Step) -> graph_pb2.GraphDef:
@@ -91,5 +91,5 @@ def test_a_wrong_count_is_noticed(layer: Step) -> None:
 
 def test_unknown_shapes_prove_nothing(layer: Step) -> None:
     edits = GraphEdits(view_graph(layer.graph_def))
-    found = find_norms(edits, of_batch=False)
+    found = find_norms(edits)
     assert not any(norm.gradient is not None and norm.gradient.is_proved for norm in found)

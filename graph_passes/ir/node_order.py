@@ -1,0 +1,43 @@
+"""The order in which the nodes of a graph can run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graph_passes.ir.adjacency import in_order
+from graph_passes.ir.graph_view import GraphView
+from graph_passes.ir.indexing import InvalidGraphError
+
+_BACK = "NextIteration"
+"""The op that goes round a loop of TensorFlow 1."""
+
+
+def require_acyclic(view: GraphView) -> None:
+    """Checks that no node reads itself, but by the back edge of a loop of TensorFlow 1.
+
+    Raises:
+        InvalidGraphError: nodes read each other in a circle; the message names one of them.
+    """
+    makers, readers = _forward_edges(view)
+    if np.all(makers < readers):
+        return  # most graphs are in an order in which they can run
+    ready = in_order(len(view.nodes), makers, readers)
+    if len(ready) < len(view.nodes):
+        name = view.names[min(set(range(len(view.nodes))).difference(ready))]
+        raise InvalidGraphError(f"node {name!r} reads what is made of its own output")
+
+
+def order_edges(view: GraphView) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of nodes of which the first runs before the second; int32 [pairs] each."""
+    makers, readers = _forward_edges(view)
+    awaited, waiting = view.control_edges
+    return np.concatenate([makers, awaited]), np.concatenate([readers, waiting])
+
+
+def _forward_edges(view: GraphView) -> tuple[np.ndarray, np.ndarray]:
+    """Maker and reader of each tensor, but of those that go round a loop of TensorFlow 1."""
+    makers = np.asarray(view.maker_nodes)
+    is_back = np.zeros(len(view.nodes) + 1, bool)  # the maker of number -1 is not known
+    is_back[view.of_op(_BACK)] = is_back[-1] = True
+    kept = ~is_back[makers]
+    return makers[kept], view.edge_readers[kept]

@@ -1,0 +1,197 @@
+"""The conditions under which nodes that have effects may become one node.
+
+A `Contraction` takes reads and writes of variables, and the arithmetic between them, together in
+the place of the last write. Nodes keep their names: the last write becomes the new op, every other
+read or write a NoOp behind it, so that whoever waited for one waits for all, whether by a control
+input, as a function's control result or as what a session runs.
+
+That is equal to what was there, in all orders in which the graph may run, if
+
+1. the new op computes what was written from what was read: the unit's own proof;
+2. the variables are different ones, each written once by the nodes, and a read of a written value
+   waits for that write;
+3. what is computed from what they read is read by the nodes alone, and no one waits for it, fetches
+   it or feeds it;
+4. all nodes made one, no node waits for itself: then each order in which the new graph may run is
+   one of the old graph's, in which nothing outside came between the nodes.
+
+Two handles that are not the same tensor count as two variables, as they do where control inputs
+are made for the order in which a function was written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2
+
+from graph_passes.ir.adjacency import in_order
+from graph_passes.ir.node_order import order_edges
+from graph_passes.ir.view import COLOCATION, GraphView
+from graph_passes.rewriter.matcher import Matcher, NoMatchError
+
+WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+READ = "ReadVariableOp"
+_HANDLE = "VarHandleOp"
+_NAMES = ("container", "shared_name")
+
+
+@dataclasses.dataclass(frozen=True)
+class Contraction:
+    """Nodes that are to become one.
+
+    Attributes:
+        last: the write in whose place the new op comes.
+        writes: all writes: handle -> node.
+        reads: reads of the written variables -> whether they read what was written.
+        inside: the nodes that compute with what was read.
+        beside: nodes that compute with other tensors alone, and constants, for the nodes above.
+    """
+
+    last: int
+    writes: dict[str, int]
+    reads: dict[int, bool]
+    inside: frozenset[int]
+    beside: frozenset[int] = frozenset()
+
+    @property
+    def effects(self) -> frozenset[int]:
+        """The reads and the writes."""
+        return frozenset((*self.reads, *self.writes.values()))
+
+    @property
+    def members(self) -> frozenset[int]:
+        """All that becomes one node."""
+        return self.effects | self.inside
+
+
+def admit_contraction(
+    m: Matcher,
+    unit: Contraction,
+    preserved: Collection[int],
+    taken: Collection[int],
+) -> None:
+    """Checks conditions 2 and 3.
+
+    Args:
+        m: reads the graph.
+        unit: the nodes.
+        preserved: the nodes that the caller feeds or fetches, by number.
+        taken: nodes that are part of another contraction.
+
+    Raises:
+        NoMatchError: they must not become one; the message says why.
+    """
+    names = m.view.names
+    _require_variables(m, unit)
+    if not unit.effects.isdisjoint(taken):
+        raise NoMatchError(f"{names[unit.last]!r} is part of another update")
+    for number in sorted(unit.members | unit.beside):
+        if number in preserved:
+            raise NoMatchError(f"{names[number]!r} is to be preserved")
+    for number in sorted(unit.members):
+        for reader in m.readers(number):
+            if reader not in unit.members:
+                raise NoMatchError(f"{names[reader]!r} outside the update reads {names[number]!r}")
+    for number in sorted(unit.inside):
+        for waiting in m.view.waiting.get(names[number], ()):
+            if waiting not in unit.members:
+                raise NoMatchError(f"{names[waiting]!r} waits for {names[number]!r}")
+
+
+def _require_variables(m: Matcher, unit: Contraction) -> None:
+    view, names = m.view, m.view.names
+    # A read without a device runs where its variable is.
+    devices = {view.nodes[number].device for number in unit.writes.values()}
+    if len(devices.union(view.nodes[number].device for number in unit.reads) - {""}) > 1 or (
+        len(devices) > 1
+    ):
+        raise NoMatchError(f"{names[unit.last]!r} updates variables of several devices")
+    variables: set[tuple[str | bytes, ...]] = set()
+    for handle, number in unit.writes.items():
+        if m.ops[number] not in WRITES or m.tensor(number, 0) != handle:
+            raise NoMatchError(f"{names[number]!r} does not write to {handle!r}")
+        node = m.node(m.maker(handle))
+        # To read an attribute that is not there would add it.
+        known = [node.attr[name].s if name in node.attr else b"" for name in _NAMES]
+        variables.add(tuple(known) if node.op == _HANDLE and known[-1] else (handle,))
+    if len(variables) < len(unit.writes):
+        raise NoMatchError(f"{names[unit.last]!r} updates a variable by two names")
+    for number, is_new in unit.reads.items():
+        write = unit.writes.get(m.tensor(number, 0)) if m.ops[number] == READ else None
+        if write is None:
+            raise NoMatchError(f"{names[number]!r} reads another variable")
+        first, then = (write, number) if is_new else (number, write)
+        waits = f"^{names[first]}" in m.node(then).input
+        if not waits and (is_new or not _leads_to(m, number, write, unit.inside)):
+            raise NoMatchError(f"{names[then]!r} does not wait for {names[first]!r}")
+
+
+def _leads_to(m: Matcher, start: int, end: int, inside: Collection[int]) -> bool:
+    """Whether what a node makes is used, inside, for what another reads."""
+    pending, seen = [start], {start}
+    while pending:
+        for reader in m.readers(pending.pop()):
+            if reader == end:
+                return True
+            if reader in inside and reader not in seen:
+                seen.add(reader)
+                pending.append(reader)
+    return False
+
+
+def write_contraction(
+    m: Matcher, unit: Contraction, new: node_def_pb2.NodeDef
+) -> dict[int, node_def_pb2.NodeDef]:
+    """What takes the place of the reads and writes, by number.
+
+    Args:
+        m: reads the graph.
+        unit: the nodes.
+        new: the new op with its data inputs; it receives the name of the last write, and waits for
+            all that any of the nodes waited for.
+    """
+    names = m.view.names
+    members = {names[number] for number in unit.members}
+    last = m.node(unit.last)
+    new.name, new.device = last.name, last.device
+    waits: dict[str, None] = {}
+    for number in (unit.last, *sorted(unit.members | unit.beside)):
+        if number in m.view.waits:
+            waits.update((c, None) for c in m.node(number).input[:] if c[0] == "^")
+    new.input.extend(name for name in waits if name[1:] not in members)
+    nodes = {unit.last: new}
+    for number in unit.effects - {unit.last}:
+        old = m.node(number)
+        controls = [name for name in old.input[:] if name[0] == "^"]
+        empty = node_def_pb2.NodeDef(name=old.name, op="NoOp", device=old.device)
+        empty.input.extend(dict.fromkeys((*controls, f"^{new.name}")))
+        if COLOCATION in old.attr:
+            empty.attr[COLOCATION].CopyFrom(old.attr[COLOCATION])
+        nodes[number] = empty
+    return nodes
+
+
+def in_circles(view: GraphView, units: Sequence[Contraction]) -> list[bool]:
+    """For each of several contractions whether a node would wait for itself, were all made.
+
+    Those for which it is False may be made together: a circle of the graph with these alone would
+    be one of the graph with all, and name one of the others. Linear in the size of the graph.
+    """
+    count = len(view.nodes)
+    ends, place = np.arange(count), np.arange(count)
+    for unit in units:
+        members = list(unit.members)
+        ends[members] = unit.last
+        place[unit.last] = max(members)
+    makers, readers = order_edges(view)
+    makers, readers = ends[makers], ends[readers]
+    across = makers != readers
+    makers, readers = makers[across], readers[across]
+    if np.all(place[makers] < place[readers]):
+        return [False] * len(units)  # most graphs are in an order in which they can run
+    ahead = set(range(count)).difference(in_order(count, makers, readers))
+    behind = set(range(count)).difference(in_order(count, readers, makers))
+    return [unit.last in ahead and unit.last in behind for unit in units]

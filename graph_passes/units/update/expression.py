@@ -1,0 +1,271 @@
+"""What an update of a variable and its slots computes, as polynomials.
+
+From the last write back, through the reads that wait for earlier writes, all variables of an update
+are found; what is written to each is then a polynomial in the values that they held, `old 1`, in
+those that they were given, `new 1`, and in tensors and scalars from elsewhere, `x 0` and `s 0`. Two
+ways to write an update have one polynomial, but for the rounding of single operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+from graph_passes.ir.view import FLOAT, Shape
+from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
+from graph_passes.rewriter.effects import READ, WRITES, Contraction
+from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.stored_shapes import known_shape
+
+_SUMS = {"AddV2": 1, "Add": 1, "Sub": -1}
+_ARITHMETIC = (*_SUMS, "AddN", "Mul", "Neg", "RealDiv", "Rsqrt", "Sqrt", "Square")
+_SCALAR = "s "
+_MOST_NODES = 64
+"""More nodes than any update has, for one variable."""
+
+
+def is_scalar(name: str) -> bool:
+    """Whether a name in a polynomial stands for a scalar."""
+    return name.startswith(_SCALAR)
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What is written to some variables at once.
+
+    Attributes:
+        values: for each variable what it holds then, the last write's first.
+        handles: the variables.
+        tensors: name in the polynomials -> the tensor that it stands for.
+        inner: name -> the polynomial of which it is the square root, "root 0", or to which it is
+            equal, "sum 0".
+        contraction: the nodes.
+        old: places of the variables of which the old value is read, be it for nothing.
+    """
+
+    values: tuple[Polynomial, ...]
+    handles: tuple[str, ...]
+    tensors: Mapping[str, str]
+    inner: Mapping[str, Polynomial]
+    contraction: Contraction
+    old: frozenset[int]
+
+
+def is_float32_write(m: Matcher, number: int) -> bool:
+    """Whether a node writes float32 to a variable."""
+    if m.ops[number] not in WRITES:
+        return False
+    dtype = m.node(number).attr.get("dtype")
+    return dtype is not None and dtype.type == FLOAT
+
+
+class UpdateSearch:
+    """Reads one update.
+
+    Args:
+        m: reads the graph.
+        last: the last write.
+        with_slots: whether other variables may be part of it.
+    """
+
+    def __init__(self, m: Matcher, last: int, *, with_slots: bool) -> None:
+        self._m, self._last = m, last
+        self.writes: dict[str, int] = {m.tensor(last, 0): last}
+        self._reads: dict[int, bool] = {}
+        if with_slots:
+            self._find_slots()
+        self._order = {handle: place for place, handle in enumerate(self.writes)}
+        self._made = self._find_made()
+        self._names: dict[str, str] = {}  # tensor or variable -> its name in the polynomials
+        self._tensors: dict[str, str] = {}  # name -> the tensor
+        self._inner: dict[str, Polynomial] = {}
+        self._inside: set[int] = set()
+        self._beside: set[int] = set()
+        self._shapes: set[Shape | None] = set()
+        self._known: dict[str, Shape | None] = {}
+
+    def read(self) -> Update:
+        """The update.
+
+        Raises:
+            NoMatchError: something is computed in another way, or may be broadcast.
+        """
+        values = tuple(self._written(place, n) for place, n in enumerate(self.writes.values()))
+        if len(self.writes) > 1 and (None in self._shapes or len(self._shapes) != 1):
+            raise NoMatchError("nothing shows that the gradient and the slots have one shape")
+        return Update(
+            values=values,
+            handles=tuple(self.writes),
+            tensors=self._tensors,
+            inner=self._inner,
+            contraction=Contraction(
+                last=self._last,
+                writes=self.writes,
+                reads=self._reads,
+                inside=frozenset(self._inside),
+                beside=frozenset(self._beside),
+            ),
+            old=frozenset(
+                self._order[self._m.tensor(number, 0)]
+                for number, is_new in self._reads.items()
+                if not is_new
+            ),
+        )
+
+    def _find_slots(self) -> None:
+        """Finds the other variables, and all reads of them, from the last write back."""
+        m = self._m
+        found: dict[int, int] = {}  # read -> the write that it waits for, -1 for none
+        pending, seen = [m.source(self._last, 1)], set[int]()
+        for number in pending:  # which grows
+            if number in seen or len(seen) > _MOST_NODES:
+                continue
+            seen.add(number)
+            if m.ops[number] == READ:
+                handle = m.tensor(number, 0)
+                write = found[number] = self._awaited_write(number, handle)
+                if write >= 0 and handle not in self.writes:
+                    self.writes[handle] = write
+                    pending.append(m.source(write, 1))
+            elif m.ops[number] in _ARITHMETIC:
+                pending += m.makers(number)
+        for number, write in found.items():
+            handle = m.tensor(number, 0)
+            if handle == m.tensor(self._last, 0) or handle not in self.writes:
+                continue  # what the variable itself held is as any other tensor
+            self._reads[number] = write == self.writes[handle]
+
+    def _awaited_write(self, number: int, handle: str) -> int:
+        """The write to a variable that a read of it waits for, -1 where there is none."""
+        m, index = self._m, self._m.view.index
+        if number in m.view.waits:
+            for name in m.node(number).input[:]:
+                write = index.get(name[1:], -1) if name[0] == "^" else -1
+                if write >= 0 and is_float32_write(m, write) and m.tensor(write, 0) == handle:
+                    return write
+        return -1
+
+    def _find_made(self) -> set[int]:
+        """The nodes that compute with what the update reads."""
+        m, found, pending = self._m, set[int](), list(self._reads)
+        for number in pending:  # which grows
+            for reader in m.readers(number):
+                if m.ops[reader] in _ARITHMETIC and reader not in found:
+                    found.add(reader)
+                    pending.append(reader)
+            if len(found) > _MOST_NODES:
+                raise NoMatchError("too many nodes read its variables")
+        return found
+
+    def _written(self, place: int, number: int) -> Polynomial:
+        value, op = self._expand(self._m.tensor(number, 1)), self._m.ops[number]
+        if op == "AssignVariableOp":
+            return value
+        old = symbol(f"old {place}")
+        return old + value if op == "AssignAddVariableOp" else old - value
+
+    def _expand(self, tensor: str) -> Polynomial:
+        m = self._m
+        number = m.maker(tensor)
+        if number in self._reads:
+            self._shapes.add(self._shape(tensor))
+            place = self._order[m.tensor(number, 0)]
+            return symbol(f"{'new' if self._reads[number] else 'old'} {place}")
+        if number not in self._made:
+            return self._from_outside(tensor)
+        self._inside.add(number)
+        op = m.ops[number]
+        values = [self._expand(each) for each in m.inputs(number)]
+        if op in _SUMS:
+            return values[0] + (values[1] if _SUMS[op] > 0 else constant(-1) * values[1])
+        if op == "AddN":
+            return sum(values, constant(0))
+        if op == "Neg":
+            return constant(-1) * values[0]
+        if op in ("Mul", "Square"):
+            return values[0] * values[-1]
+        if op == "RealDiv":
+            return values[0] * self._inverse(values[1])
+        root = self._inner_name("root", values[0])
+        return symbol(root, -1 if op == "Rsqrt" else 1)
+
+    def _inverse(self, value: Polynomial) -> Polynomial:
+        return value.inverse() or symbol(self._inner_name("sum", value), -1)
+
+    def _inner_name(self, kind: str, value: Polynomial) -> str:
+        for name, known in self._inner.items():
+            if known == value and name.startswith(kind):
+                return name
+        name = f"{kind} {len(self._inner)}"
+        self._inner[name] = value
+        return name
+
+    def _from_outside(self, tensor: str) -> Polynomial:
+        """A tensor that is made without the variables, scalar factors taken out of it."""
+        m = self._m
+        shape = self._shape(tensor)
+        if shape == ():
+            return self._scalar(tensor)
+        number = m.maker(tensor)
+        inputs, op = m.inputs(number), m.ops[number]
+        if op == "Square" or (op == "Mul" and inputs[0] == inputs[1]):
+            self._beside.add(number)
+            return self._tensor(inputs[0]) * self._tensor(inputs[0])
+        alone = len(m.readers(number)) == 1 and m.view.names[number] not in m.view.awaited
+        if alone and op == "Neg":
+            self._beside.add(number)
+            return constant(-1) * self._from_outside(inputs[0])
+        scalars = [each for each in inputs if op == "Mul" and self._shape(each) == ()]
+        if alone and len(scalars) == 1:
+            self._beside.add(number)
+            (other,) = [each for each in inputs if each != scalars[0]]
+            return self._scalar(scalars[0]) * self._from_outside(other)
+        return self._tensor(tensor)
+
+    def _scalar(self, tensor: str) -> Polynomial:
+        if self._m.ops[self._m.maker(tensor)] == "Const":
+            value = float(self._m.constant(tensor))
+            if math.isfinite(value):
+                self._beside.add(self._m.maker(tensor))
+                return constant(Fraction(value))
+        return self._symbol(tensor, _SCALAR)
+
+    def _tensor(self, tensor: str) -> Polynomial:
+        self._shapes.add(self._shape(tensor))
+        return self._symbol(tensor, "x ")
+
+    def _symbol(self, tensor: str, kind: str) -> Polynomial:
+        key = self._variable(tensor) or tensor
+        name = self._names.setdefault(key, f"{kind}{len(self._names)}")
+        self._tensors[name] = min(tensor, self._tensors.get(name, tensor))
+        return symbol(name)
+
+    def _variable(self, tensor: str) -> str | None:
+        """The handle of the variable that a tensor was read from, where nothing writes to it."""
+        m, number = self._m, self._m.maker(tensor)
+        if m.ops[number] != READ:
+            return None
+        users = m.readers(m.source(number, 0))
+        return m.tensor(number, 0) if all(m.ops[user] == READ for user in users) else None
+
+    def _shape(self, tensor: str) -> Shape | None:
+        """The static shape, None where a size is not known."""
+        if tensor not in self._known:
+            m = self._m
+            is_constant = m.ops[m.maker(tensor)] == "Const"  # to ask a host takes longer
+            shape = m.constant(tensor).shape if is_constant else known_shape(m, tensor)
+            self._known[tensor] = None if shape is None or None in shape else shape
+        return self._known[tensor]
+
+
+def by_tensors(value: Polynomial) -> dict[Monomial, Polynomial]:
+    """A polynomial as a sum of products of tensors, each with its scalar factor."""
+    found: dict[Monomial, Polynomial] = {}
+    for monomial, coefficient in value.terms:
+        tensors = tuple(pair for pair in monomial if not is_scalar(pair[0]))
+        scalars = tuple(pair for pair in monomial if is_scalar(pair[0]))
+        term = Polynomial(frozenset(((scalars, coefficient),)))
+        found[tensors] = found[tensors] + term if tensors in found else term
+    return found

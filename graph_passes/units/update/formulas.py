@@ -1,0 +1,267 @@
+"""The updates that one op of TensorFlow computes.
+
+    ResourceApplyGradientDescent   var -= alpha * delta
+    ResourceApplyKerasMomentum     accum = accum * momentum - lr * grad; var += accum, or
+                                   accum * momentum - lr * grad where it is Nesterov's
+    ResourceApplyAdam              m += (grad - m) * (1 - beta1); v += (grad^2 - v) * (1 - beta2)
+                                   var -= m * lr / (sqrt(v) + epsilon), with powers of beta of 0
+    ResourceApplyRMSProp           ms += (grad^2 - ms) * (1 - rho)
+                                   mom = mom * momentum + lr * grad / sqrt(ms + epsilon); var -= mom
+    ResourceApplyCenteredRMSProp   the same with sqrt(ms - mg^2 + epsilon), mg as ms of grad
+
+What they compute differs from what was written by rounding, and by `1 - beta`: the ops are given
+beta in float32, so that the rate is a multiple of 2^-24 and up to 2^-25 from what it was. That is
+1.2e-5 of the rate of 0.001 in Adam, as in all that has been trained with these ops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
+from graph_passes.rewriter.matcher import NoMatchError
+from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.update.expression import Update, by_tensors, is_scalar
+
+_CLOSEST = Fraction(1, 1 << 14)
+"""How far from a rate that of an op may be, relative to it."""
+_LOST = Fraction(1, 1 << 22)
+"""How far from 1 the two factors of a moving average may add up to."""
+
+Arguments = Mapping[str, Polynomial | str | bool]
+"""Arguments of an op: a scalar, a tensor or variable, or an attribute."""
+
+_Terms = dict[Monomial, Polynomial]
+
+
+class _OtherFormulaError(Exception):
+    """The update is of another kind."""
+
+
+def op_of_update(update: Update) -> tuple[str, Arguments]:
+    """The op that computes an update, and its arguments.
+
+    Raises:
+        NoMatchError: there is none.
+    """
+    slots = range(1, len(update.values))
+    for op, formula, count in _FORMULAS:
+        for order in itertools.permutations(slots) if count == len(slots) else ():
+            with contextlib.suppress(_OtherFormulaError):
+                return op, formula(update, *order)
+    raise NoMatchError("it is no update that one op computes")
+
+
+def _descent(update: Update) -> Arguments:
+    """`var -= alpha * delta`, where at least one product is saved."""
+    step = _step(update)
+    if len(step) != 1 or not update.contraction.beside:
+        raise _OtherFormulaError
+    ((tensor, factor),) = step.items()
+    return {"var": update.handles[0], "alpha": _minus(factor), "delta": _name(update, tensor)}
+
+
+def _momentum(update: Update, accum: int) -> Arguments:
+    kept, (gradient, rate) = _decayed(update, accum)
+    step = _step(update)
+    if len(gradient) != 1 or gradient[0][1] != 1:
+        raise _OtherFormulaError
+    new = ((f"new {accum}", 1),)
+    if step == {new: constant(1)}:
+        nesterov = False
+    elif step == {new: kept, gradient: rate}:
+        nesterov = True
+    else:
+        raise _OtherFormulaError
+    return {
+        "var": update.handles[0],
+        "accum": update.handles[accum],
+        "lr": _minus(rate),
+        "grad": _name(update, gradient),
+        "momentum": kept,
+        "use_nesterov": nesterov,
+    }
+
+
+def _adam(update: Update, m: int, v: int) -> Arguments:
+    gradient, beta1 = _average(update, m, 1)
+    square, beta2 = _average(update, v, 2)
+    step = _step(update)
+    if gradient != square or len(step) != 1:
+        raise _OtherFormulaError
+    ((tensors, factor),) = step.items()
+    below = _below(tensors, {f"new {m}": 1})
+    terms = by_tensors(update.inner[below]) if below.startswith("sum") else {}
+    roots = [key for key in terms if key]
+    if len(roots) != 1 or terms[roots[0]] != constant(1) or () not in terms:
+        raise _OtherFormulaError
+    ((root, exponent),) = roots[0]
+    if exponent != 1 or update.inner.get(root) != symbol(f"new {v}"):
+        raise _OtherFormulaError
+    return {
+        "var": update.handles[0],
+        "m": update.handles[m],
+        "v": update.handles[v],
+        "beta1_power": constant(0),
+        "beta2_power": constant(0),
+        "lr": _minus(factor),
+        "beta1": beta1,
+        "beta2": beta2,
+        "epsilon": terms[()],
+        "grad": update.tensors[gradient],
+    }
+
+
+def _rms(update: Update, ms: int, mom: int, mg: int | None = None) -> Arguments:
+    gradient, rho = _average(update, ms, 2)
+    kept, (tensors, rate) = _decayed(update, mom)
+    below = _below(tensors, {gradient: 1})
+    if _step(update) != {((f"new {mom}", 1),): constant(-1)} or not below.startswith("root"):
+        raise _OtherFormulaError
+    terms = by_tensors(update.inner[below])
+    epsilon = terms.pop((), None)
+    wanted = {((f"new {ms}", 1),): constant(1)}
+    arguments: dict[str, Polynomial | str | bool] = {}
+    if mg is not None:
+        if _average(update, mg, 1) != (gradient, rho):
+            raise _OtherFormulaError
+        wanted[((f"new {mg}", 2),)] = constant(-1)
+        arguments["mg"] = update.handles[mg]
+    if terms != wanted or epsilon is None:
+        raise _OtherFormulaError
+    return {
+        "var": update.handles[0],
+        **arguments,
+        "ms": update.handles[ms],
+        "mom": update.handles[mom],
+        "lr": rate,
+        "rho": rho,
+        "momentum": kept,
+        "epsilon": epsilon,
+        "grad": update.tensors[gradient],
+    }
+
+
+_FORMULAS: Sequence[tuple[str, Callable[..., Arguments], int]] = (
+    ("ResourceApplyGradientDescent", _descent, 0),
+    ("ResourceApplyKerasMomentum", _momentum, 1),
+    ("ResourceApplyAdam", _adam, 2),
+    ("ResourceApplyRMSProp", _rms, 2),
+    ("ResourceApplyCenteredRMSProp", _rms, 3),
+)
+"""Op, what finds its arguments, and how many variables it updates besides the first."""
+
+
+def _step(update: Update) -> _Terms:
+    """What the first variable changes by."""
+    return by_tensors(update.values[0] - symbol("old 0"))
+
+
+def _decayed(update: Update, slot: int) -> tuple[Polynomial, tuple[Monomial, Polynomial]]:
+    """Of `old * kept + tensors * rate`: kept, and tensors with their rate."""
+    terms = by_tensors(update.values[slot])
+    kept = terms.pop(((f"old {slot}", 1),), constant(0))
+    if slot not in update.old or len(terms) != 1:
+        raise _OtherFormulaError
+    ((tensors, rate),) = terms.items()
+    return kept, (tensors, rate)
+
+
+def _average(update: Update, slot: int, exponent: int) -> tuple[str, Polynomial]:
+    """Of a moving average of a gradient or its square: the gradient, and the op's beta.
+
+    Raises:
+        NoMatchError: no beta of float32 gives the rate.
+    """
+    kept, (tensors, rate) = _decayed(update, slot)
+    if len(tensors) != 1 or tensors[0][1] != exponent or not tensors[0][0].startswith("x "):
+        raise _OtherFormulaError
+    factors = _number(kept), _number(rate)
+    if None in factors:
+        raise _OtherFormulaError
+    keeps, takes = factors
+    if abs(keeps + takes - 1) > _LOST or takes <= 0:  # type: ignore[operator]
+        raise _OtherFormulaError
+    beta = np.float32(1) - np.float32(takes)  # type: ignore[arg-type]
+    made = Fraction(float(np.float32(1) - beta))
+    if abs(made - takes) > _CLOSEST * takes:  # type: ignore[operator]
+        off = float(abs(made - takes) / takes)  # type: ignore[operator]
+        raise NoMatchError(f"no float32 beta gives the rate {float(takes):g}: {off:.1e} off")  # type: ignore[arg-type]
+    return tensors[0][0], constant(Fraction(float(beta)))
+
+
+def _below(tensors: Monomial, above: Mapping[str, int]) -> str:
+    """The one name by which others are divided."""
+    rest = [(name, exponent) for name, exponent in tensors if above.get(name) != exponent]
+    if len(rest) != 1 or rest[0][1] != -1 or len(tensors) != len(above) + 1:
+        raise _OtherFormulaError
+    return rest[0][0]
+
+
+def _number(value: Polynomial) -> Fraction | None:
+    """The value of a constant polynomial."""
+    terms = dict(value.terms)
+    return terms.get((), Fraction(0)) if terms.keys() <= {()} else None
+
+
+def _name(update: Update, tensors: Monomial) -> str:
+    if len(tensors) != 1 or tensors[0][1] != 1 or not tensors[0][0].startswith("x "):
+        raise _OtherFormulaError
+    return update.tensors[tensors[0][0]]
+
+
+def _minus(value: Polynomial) -> Polynomial:
+    return constant(-1) * value
+
+
+class Scalars:
+    """Writes the scalars of one update.
+
+    Args:
+        update: the update.
+        constants: device and value -> a constant of the graph that earlier updates read.
+
+    Attributes:
+        added: further constants, once they are written.
+    """
+
+    def __init__(self, update: Update, constants: Mapping[tuple[str, float], str]) -> None:
+        self.update, self._constants = update, constants
+        self.added: dict[tuple[str, float], str] = {}
+
+    def write(self, new: Replacement, value: Polynomial, name: str) -> str:
+        """Writes a constant, or the product of scalars of the graph.
+
+        Raises:
+            NoMatchError: it is another polynomial.
+        """
+        number = _number(value)
+        if number is not None:
+            return self._constant(new, float(number), name)
+        if len(value.terms) != 1:
+            raise NoMatchError(f"{name} is not a product of scalars")
+        ((monomial, coefficient),) = value.terms
+        factors: list[str] = []
+        for each, exponent in monomial:
+            if exponent < 1 or not is_scalar(each):
+                raise NoMatchError(f"{name} is not a product of scalars")
+            factors += [self.update.tensors[each]] * exponent
+        if coefficient != 1:
+            factors.append(self._constant(new, float(coefficient), f"{name}_factor"))
+        made = factors[0]
+        for factor in factors[1:]:
+            made = new.op.Mul(made, factor, name=name, shape=())
+        return made
+
+    def _constant(self, new: Replacement, value: float, name: str) -> str:
+        key = (new.device, value)
+        known = self._constants.get(key) or self.added.get(key)
+        if known is None:
+            beside = self.update.handles[0]
+            known = self.added[key] = new.constant(value, name=name, beside=beside)
+        return known

@@ -1,0 +1,142 @@
+"""Nodes with effects become one node where no order of the graph tells the difference."""
+
+from __future__ import annotations
+
+import pytest
+from graph_text import graph, inferred_shapes
+from tensorflow.core.framework import graph_pb2
+
+from graph_passes import PrecisionConfig, rewrite_graph_def
+
+CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
+VARIABLES = """
+w = VarHandleOp(dtype=float32, shape=[4], shared_name="w")
+a = VarHandleOp(dtype=float32, shape=[4], shared_name="a")
+g = Placeholder(dtype=float32, shape=[4])
+lr = Const(0.5)
+rate = Const(0.875)
+"""
+UPDATE = """
+old = ReadVariableOp(a, dtype=float32)
+kept = Mul(old, rate)
+scaled = Mul(g, lr)
+value = Sub(kept, scaled)
+write = AssignVariableOp(a, value, after=[old])
+new = ReadVariableOp(a, dtype=float32, after=[write])
+last = AssignAddVariableOp(w, new)
+"""
+
+
+def rewritten(text: str, fetched: tuple[str, ...] = ("end",)) -> tuple[graph_pb2.GraphDef, str]:
+    """The rewritten graph, and why no update was made in it, "" where one was."""
+    graph_def = graph(VARIABLES + text)
+    result = rewrite_graph_def(graph_def, CPU, preserve=fetched, shapes=inferred_shapes(graph_def))
+    assert result.failure is None
+    misses = [miss.why for miss in result.report.near_misses]
+    assert bool(misses) is not bool(result.report.fused_updates)
+    return result.graph_def, misses[0] if misses else ""
+
+
+def test_names_stay_and_wait_for_the_new_op() -> None:
+    text = UPDATE + "end = NoOp(after=[last, write, old, new])"
+    after, why = rewritten(text)
+    assert not why
+    nodes = {node.name: node for node in after.node}
+    assert nodes["last"].op == "ResourceApplyKerasMomentum"
+    assert list(nodes["last"].input) == ["w", "a", "last/lr", "g", "last/momentum"]
+    for name in ("old", "write", "new"):
+        assert nodes[name].op == "NoOp"
+        assert "^last" in nodes[name].input
+    assert nodes["end"].input == ["^last", "^write", "^old", "^new"]
+    assert nodes.keys().isdisjoint({"kept", "scaled", "value", "rate"})
+
+
+NODES = ("old", "kept", "scaled", "value", "write", "new", "last", "rate")
+
+
+@pytest.mark.parametrize("waiting", NODES)
+def test_what_one_node_waited_for_the_new_op_waits_for(waiting: str) -> None:
+    counter = 'c = VarHandleOp(dtype=float32, shape=[4], shared_name="c")\n'
+    before = graph(f"{VARIABLES}{counter}add = AssignAddVariableOp(c, g)\n{UPDATE}")
+    next(node for node in before.node if node.name == waiting).input.append("^add")
+    shapes = inferred_shapes(before)
+    after = rewrite_graph_def(before, CPU, shapes=shapes)
+    assert after.report.fused_updates
+    (last,) = (node for node in after.graph_def.node if node.name == "last")
+    assert "^add" in last.input
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (UPDATE + "end = Neg(old)", "'end' outside the update reads 'old'"),
+        (UPDATE + "end = Neg(kept)", "'end' outside the update reads 'kept'"),
+        (UPDATE + "end = Neg(new)", "'end' outside the update reads 'new'"),
+        (UPDATE + "end = NoOp(after=[last, value])", "'end' waits for 'value'"),
+        (
+            UPDATE.replace("after=[write]", "after=[write, x]").replace(
+                "new =", "x = NoOp(after=[write])\nnew ="
+            )
+            + "end = NoOp(after=[last])",
+            "something runs between",
+        ),
+        (
+            UPDATE.replace("(w, new)", "(w, new, after=[x])")
+            + 'x = AssignVariableOp(a, g, after=[new])\nend = NoOp(after=[last])',
+            "something runs between",
+        ),
+        (
+            UPDATE.replace("(w, new)", "(w2, new)")
+            + "end = NoOp(after=[last])",
+            "by two names",
+        ),
+        (
+            UPDATE.replace("AddVariableOp(w, new)", 'AddVariableOp(w, new) @ "/device:CPU:1"')
+            + "end = NoOp(after=[last])",
+            "several devices",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_left(text: str, why: str) -> None:
+    names = 'w2 = VarHandleOp(dtype=float32, shape=[4], shared_name="a")\n'
+    after, said = rewritten(names + text)
+    assert why in said
+    assert not any(node.op.startswith("ResourceApply") for node in after.node)
+
+
+@pytest.mark.parametrize("kept", NODES)
+def test_what_is_fed_or_fetched_is_left(kept: str) -> None:
+    _, why = rewritten(UPDATE + "end = NoOp(after=[last])", ("end", kept))
+    assert why == f"{kept!r} is to be preserved"
+
+
+def test_the_last_write_may_have_waited_for_the_others() -> None:
+    text = UPDATE.replace("(w, new)", "(w, new, after=[write])")
+    after, why = rewritten(text + "end = NoOp(after=[last])")
+    assert not why
+    (last,) = (node for node in after.node if node.name == "last")
+    assert not [name for name in last.input if name[0] == "^"]
+
+
+def second(text: str) -> str:
+    """The same update of other variables."""
+    names = ("w", "a", "old", "kept", "scaled", "value", "write", "new", "last")
+    for name in names:
+        for left, right in (("\n", " ="), ("(", ","), ("[", "]"), (" ", ","), (" ", ")")):
+            text = text.replace(f"{left}{name}{right}", f"{left}{name}_2{right}")
+    handles = "\n".join(
+        f'{name}_2 = VarHandleOp(dtype=float32, shape=[4], shared_name="{name}_2")' for name in "wa"
+    )
+    return handles + text
+
+
+def test_two_that_wait_for_each_other_stay_apart() -> None:
+    """Each alone might become one node; both at once would wait for each other."""
+    one = UPDATE.replace("(w, new)", "(w, new, after=[write_2])")
+    two = second(UPDATE).replace("(w_2, new_2)", "(w_2, new_2, after=[write])")
+    for text in (UPDATE + two, one + second(UPDATE)):
+        after, why = rewritten(text + "\nend = NoOp(after=[last, last_2])")
+        assert not why
+        assert sum(node.op == "ResourceApplyKerasMomentum" for node in after.node) == 2
+    _, why = rewritten(one + two + "\nend = NoOp(after=[last, last_2])")
+    assert "something runs between" in why

@@ -1,0 +1,148 @@
+"""Trials of rewritten functions against their originals."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_facts import RunPython, facts_of
+from tensorflow.core.framework import function_pb2
+
+from tf_amp.hosts import function_trials
+from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of
+
+FLOAT, BFLOAT16 = 1, 14
+LOW, FLOAT32 = b"step", b"step__float32"
+
+
+class Function:
+    """What a trial ends with."""
+
+
+class Clock:
+    """A clock that only calls of functions move on."""
+
+    def __init__(self, seconds: dict[bytes, Sequence[float]]) -> None:
+        self.now = 0.0
+        self.called: list[bytes] = []
+        self._seconds = {name: iter(times) for name, times in seconds.items()}
+
+    def run(self, name: bytes, inputs: Sequence[Any], outputs: int) -> Any:
+        self.now += next(self._seconds[name])
+        self.called.append(name)
+        return [*inputs, outputs]
+
+
+def contest(digest: str = "digest") -> Contest:
+    return Contest("step", "bfloat16", lambda: FLOAT32, lambda: digest)
+
+
+def tried(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, directory: Path | None = None, calls: int = 8
+) -> list[bytes]:
+    monkeypatch.setattr(function_trials.time, "perf_counter", lambda: clock.now)
+    trials = FunctionTrials(2, directory)
+    function = Function()
+    trials.watch(function, LOW, contest())
+    for _ in range(calls):
+        assert trials.call(clock.run, LOW, [1], 2) == [1, 2]
+    return clock.called
+
+
+FAST, SLOW = [9.0, *[1.0] * 20], [0.1, *[2.0] * 20]
+"""The first call makes the kernels, and does not count."""
+
+
+@pytest.mark.parametrize(
+    ("low", "float32", "winner"),
+    [(FAST, SLOW, LOW), (SLOW, FAST, FLOAT32), (FAST, FAST, LOW)],
+)
+def test_the_faster_one_stays(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    low: list[float],
+    float32: list[float],
+    winner: bytes,
+) -> None:
+    caplog.set_level(logging.INFO, "tf_amp")
+    called = tried(Clock({LOW: low, FLOAT32: float32}), monkeypatch)
+    assert called == [LOW, FLOAT32, FLOAT32, LOW, LOW, FLOAT32, winner, winner]
+    (said,) = caplog.messages
+    kept = "bfloat16" if winner == LOW else "float32"
+    assert said.startswith("step: a call takes ")
+    assert said.endswith(f"rewritten to bfloat16: {kept} stays.")
+
+
+def test_an_outcome_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO, "tf_amp")
+    clock = Clock({LOW: SLOW, FLOAT32: FAST})
+    tried(clock, monkeypatch, tmp_path)
+    assert json.loads((tmp_path / "digest.json").read_text()) == {"low_s": 2.0, "float32_s": 1.0}
+    assert tried(Clock({LOW: [], FLOAT32: FAST}), monkeypatch, tmp_path) == [FLOAT32] * 8
+    assert ", as tried before: float32 stays." in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"low_s": "?", "float32_s": 1}', "[1]"])
+def test_what_cannot_be_read_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "digest.json").write_text(text)
+    called = tried(Clock({LOW: FAST, FLOAT32: SLOW}), monkeypatch, tmp_path)
+    assert set(called) == {LOW, FLOAT32}
+
+
+def test_without_a_place_to_remember_the_trial_still_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    clock = Clock({LOW: SLOW, FLOAT32: FAST})
+    assert tried(clock, monkeypatch, tmp_path / "file" / "no folder")[-1] == FLOAT32
+
+
+def test_a_trial_ends_with_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = FunctionTrials(2, None)
+    function = Function()
+    trials.watch(function, LOW, contest())
+    del function
+    clock = Clock({LOW: FAST})
+    for _ in range(4):
+        trials.call(clock.run, LOW, [], 0)
+    assert set(clock.called) == {LOW}
+
+
+def definition(name: str, callee: str, op: str = "MatMul") -> function_pb2.FunctionDef:
+    made = function_pb2.FunctionDef()
+    made.signature.name = name
+    made.node_def.add(name="product", op=op).attr["T"].type = 1
+    made.node_def.add(name="call", op="PartitionedCall").attr["f"].func.name = callee
+    return made
+
+
+def test_a_digest_is_that_of_the_graph_and_of_what_it_calls() -> None:
+    def digest(name: str, op: str, *more: object) -> str:
+        library = {f"callee_{name}": definition(f"callee_{name}", "", op)}
+        return digest_of(definition(name, f"callee_{name}"), library.get, *more)
+
+    assert digest("a_1", "Conv2D", 1) == digest("b_2", "Conv2D", 1)
+    assert len({digest("a", "Conv2D", 1), digest("a", "MatMul", 1), digest("a", "MatMul", 2)}) == 3
+
+
+def test_every_call_runs_one_of_the_two(run_python: RunPython, tmp_path: Path) -> None:
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    seen = facts_of(run_python, "trials_cases.main()", env)
+    for case in ("arguments", "iterator"):
+        types = seen[case]["types"]
+        assert sorted(types[:6]) == [[FLOAT]] * 3 + [[BFLOAT16]] * 3
+        assert types[6] == types[7]
+        assert seen[case]["count"] == 8
+    assert seen["iterator"]["shape"] == [3, 64]
+    assert len(list((tmp_path / "tf-amp" / "trials").glob("*.json"))) == 2
+    again = facts_of(run_python, "trials_cases.main()", env)
+    for case in ("arguments", "iterator"):
+        assert len(set(map(tuple, again[case]["types"]))) == 1

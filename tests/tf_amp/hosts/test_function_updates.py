@@ -1,0 +1,99 @@
+"""Fused updates in programs as they are: in a step, under the gate of a loss scale, on replicas."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+BFLOAT16 = {
+    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+    f"{REWRITE}_DTYPE": "bfloat16",
+    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+}
+FLOAT16 = {**BFLOAT16, f"{REWRITE}_DTYPE": "float16"}
+OFF = {f"{REWRITE}_RULES_DISABLE": "fused-update"}
+
+PRELUDE = """
+import json
+import sys
+from tf_amp import autoload
+autoload.activate()
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import atomic_function
+
+def updates():
+    found = [0]  # of each function; Keras traces a step twice
+    for scope, name in list(atomic_function.RUNTIME_FUNCTION_REFS):
+        if context.context().has_function(name):
+            nodes = context.context().get_function_def(name).node_def
+            found.append(sum(n.op == "ResourceApplyAdam" for n in nodes))
+    return max(found)
+"""
+
+FIT = """
+import keras
+keras.utils.set_random_seed(0)
+strategy = tf.distribute.get_strategy()
+if "replicas" in sys.argv:
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(4)])
+    model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+x = np.random.default_rng(0).standard_normal((32, 8)).astype("f")
+history = model.fit(x, np.tanh(x[:, :4]), batch_size=16, epochs=2, shuffle=False, verbose=0)
+weights = np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
+print(json.dumps({"updates": updates(), "loss": history.history["loss"], "weights": weights}))
+"""
+
+SKIPPED = """
+import keras
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+x, y = np.ones((4, 8), "f"), np.ones((4, 4), "f")
+def state():
+    return [v.numpy().copy() for v in (*model.variables, *model.optimizer.variables)]
+model.train_on_batch(x, y)
+before = state()
+model.train_on_batch(np.full_like(x, np.inf), y)
+skipped = all(np.array_equal(a, b) for a, b in zip(before, state()))
+model.train_on_batch(x, y)
+changed = sum(not np.array_equal(a, b) for a, b in zip(before, state()))
+print(json.dumps({"updates": updates(), "skipped": skipped, "changed": changed}))
+"""
+
+
+def result(done: subprocess.CompletedProcess[str]) -> dict:
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "fused"),
+    [(BFLOAT16, (), 4), (FLOAT16, (), 4), (BFLOAT16, ("replicas",), 8)],
+    ids=["step", "gate", "replicas"],
+)
+def test_training_is_the_same_with_fused_updates(
+    run_python: RunPython, env: dict[str, str], arguments: tuple[str, ...], fused: int
+) -> None:
+    on, off = (
+        result(run_python(PRELUDE + FIT, each, args=arguments)) for each in (env, {**env, **OFF})
+    )
+    assert (on["updates"], off["updates"]) == (fused, 0)
+    assert on["loss"] == pytest.approx(off["loss"], rel=0.01)
+    assert on["weights"] == pytest.approx(off["weights"], abs=0.005)  # an eighth of four steps
+
+
+def test_a_skipped_step_changes_nothing(run_python: RunPython) -> None:
+    found = result(run_python(PRELUDE + SKIPPED, FLOAT16))
+    assert found["skipped"]
+    # Two weights, their four slots, and the iteration.
+    assert (found["updates"], found["changed"]) == (2, 7)
