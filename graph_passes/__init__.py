@@ -14,6 +14,7 @@ from graph_passes.driver import RewriteResult, rewrite_function_def, rewrite_gra
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import RULES, ListEdit, PrecisionConfig
 from graph_passes.policy.op_lists import OpLists, list_notes, load_op_lists
+from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.report import Decision, Report
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "Report",
     "Decision",
     "Reason",
+    "FunctionRemarks",
+    "Remark",
     "OpLists",
     "load_op_lists",
     "list_notes",

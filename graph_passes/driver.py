@@ -30,8 +30,10 @@ from graph_passes.ir.view import (
 )
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.pipeline import Observer, convert, is_idle, paint, prepare
+from graph_passes.plan_remarks import Lines, no_lines
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
+from graph_passes.remarks import FunctionRemarks
 from graph_passes.report import Report
 from graph_passes.rewriter.editor import NearMiss
 from graph_passes.units.fusion import Fusion, may_gain_alone
@@ -55,6 +57,8 @@ class RewriteResult:
         rejected: the graph that failed a post-condition, for inspection.
         extra_functions: functions that a rewritten function calls and that its library lacks; each
             stands behind those it calls itself. A rewritten GraphDef has them in its library.
+        function_reports: the reports of functions of a GraphDef's library that were planned by
+            themselves, by name; those planned with their callers are in `report`.
     """
 
     proto: Graph
@@ -63,6 +67,7 @@ class RewriteResult:
     failure: str | None = None
     rejected: Graph | None = None
     extra_functions: tuple[function_pb2.FunctionDef, ...] = ()
+    function_reports: Mapping[str, Report] = dataclasses.field(default_factory=dict)
 
     @property
     def graph_def(self) -> Graph:
@@ -74,9 +79,27 @@ class RewriteResult:
         for body in (self.proto, *self.extra_functions):
             yield from nodes_of(body)
 
+    def remarks(self, name: str = "", *, lines: Lines = no_lines) -> FunctionRemarks:
+        """Everything that was decided, functions included, as `Report.remarks`."""
+        found = self.report.remarks(name, failure=self.failure, lines=lines)
+        remarks = list(found.remarks)
+        for function, report in self.function_reports.items():
+            inner = report.remarks(lines=functools.partial(_lines_within, lines, function))
+            remarks.extend(
+                dataclasses.replace(remark, function=remark.function or function)
+                for remark in inner.remarks
+                if remark.kind != "note"  # the main graph has them too
+            )
+        return dataclasses.replace(found, remarks=tuple(remarks))
+
     def copy(self) -> Graph:
         """A copy of `proto` for others to change."""
         return copy.deepcopy(self.proto)
+
+
+def _lines_within(lines: Lines, function: str, inner: str, node: str) -> tuple[str, ...]:
+    """The lines of a node of a function, or of another one that was planned with it."""
+    return lines(inner or function, node)
 
 
 @collector_paused()
@@ -128,8 +151,9 @@ def rewrite_graph_def(
             return dataclasses.replace(result, proto=graph_def)
         results[name] = result
         pending |= references.called(result.nodes())
+    reports = {name: result.report for name, result in results.items()}
     if not any(result.changed for result in results.values()) and not main.extra_functions:
-        return main
+        return dataclasses.replace(main, function_reports=reports)
     new: graph_pb2.GraphDef = main.proto if main.changed else main.copy()  # type: ignore[assignment]
     extra = {added.signature.name: added for added in main.extra_functions}
     for function in new.library.function:
@@ -138,7 +162,9 @@ def rewrite_graph_def(
             function.CopyFrom(result.proto)
             extra.update({added.signature.name: added for added in result.extra_functions})
     new.library.function.extend(extra.values())
-    return dataclasses.replace(main, proto=new, changed=True, extra_functions=())
+    return dataclasses.replace(
+        main, proto=new, changed=True, extra_functions=(), function_reports=reports
+    )
 
 
 @collector_paused()

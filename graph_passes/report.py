@@ -15,6 +15,8 @@ from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER
 from graph_passes.emit.apply import Applied
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.reasons import Reason
+from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks_of_plan
+from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.units.fusion import Fusion
 from graph_passes.units.update.fused_updates import RULE
 
@@ -87,6 +89,7 @@ class Report:
         self.fused_updates = sum(unit.startswith(f"{RULE}: ") for unit in self.fused_units)
         self.near_misses = fusion.misses if fusion else ()
         self._given_plan = plan
+        self._casts: Mapping[str, int] = applied.casts if applied else {}
         self.converted_nodes = self.allow_nodes = self.denied_nodes = self.blocked_nodes = 0
         self.casts_to_low = self.casts_to_float32 = self.weight_casts = 0
         if isinstance(plan, Plan):
@@ -201,6 +204,39 @@ class Report:
 
     def _is_allowed(self, op: str) -> bool:
         return self._plan is not None and self._plan.coloring.lists.list_of(op) == "allow"
+
+    def remarks(
+        self, name: str = "", *, failure: str | None = None, lines: Lines = no_lines
+    ) -> FunctionRemarks:
+        """Everything that was decided, one remark each; this works it out anew at each call.
+
+        Args:
+            name: what the graph is called, for people.
+            failure: why the rewrite was given up, None where it was not.
+            lines: gives the Python lines of a node.
+        """
+        plan = self._plan
+        found = [Remark(kind="note", reason=note) for note in self.notes]
+        for text in self.fused_units:
+            rule, _, node = text.partition(": ")
+            found.append(Remark(kind="unit", rule=rule, node=node, lines=lines("", node)))
+        for miss in self.near_misses:
+            where = lines("", miss.node)
+            found.append(Remark(kind="near_miss", node=miss.node, reason=miss.why, lines=where))
+        if plan is not None:
+            found.extend(remarks_of_plan(plan, lines))
+            found.extend(remarks_of_casts(plan, self._casts, lines))
+        config = None if plan is None else plan.coloring.config
+        return FunctionRemarks(
+            name=name,
+            target_dtype=self.target_dtype,
+            device=self.device,
+            total_nodes=self.total_nodes,
+            failure=failure,
+            unknown_dimension=config.unknown_dimension if config else None,
+            compiled=bool(config and config.fused),
+            remarks=tuple(found),
+        )
 
     def summary(self) -> str:
         """One line: how much was converted, with how many Casts, and what was in the way."""

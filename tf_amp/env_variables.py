@@ -209,8 +209,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         LOG_PATH,
         "path",
-        "Where the graphs before and after the rewrite are written, in a folder for each process. "
-        "If it cannot be written to, a warning says so and the program goes on without dumps.",
-        default="no dumps",
+        "The trace directory, which `tf-amp explain` reads. In a folder for each process: every "
+        "graph before and after the rewrite, a remark with the Python line on each decision, the "
+        "settings in force and who decided them, the hardware, the cost tables, and at the end the "
+        "counters and loss scales. At most 1 GiB a process; of the environment only the variables "
+        "of this page. If it cannot be written to, a warning says so and the program goes on "
+        "without.",
+        default="no trace",
     ),
 )

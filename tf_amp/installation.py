@@ -16,7 +16,8 @@ from tf_amp.compiled import CompiledFunctions
 from tf_amp.env_config import Settings
 from tf_amp.graph_log import GraphLog
 from tf_amp.hosts import function, session
-from tf_amp.hosts.dumps import Dumps, Proto
+from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
+from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
 from tf_amp.loss_scale import auto_wrap, counters
 from tf_amp.plan import ENVIRONMENT, Plan, make_plan
@@ -55,7 +56,11 @@ class Installation:
         self.refusals: dict[str, str] = {}
         self._said_policy = False
         self._tally = Tally()
-        self._dumps = Dumps(plan.settings.log_path, plan.config) if plan.config else None
+        self._dumps = (
+            Dumps(plan.settings.log_path, plan.config, lambda: describe(plan))
+            if plan.config
+            else None
+        )
         self.graph_log = GraphLog(str(plan.target.target_dtype))
 
     @property
@@ -82,10 +87,13 @@ class Installation:
             self.stop()
             raise
         atexit.register(self.say_if_nothing_happened)
+        atexit.register(self._write_status)
 
     def stop(self) -> None:
         """Takes all hooks off."""
         atexit.unregister(self.say_if_nothing_happened)
+        atexit.unregister(self._write_status)
+        self._write_status()
         for host in (session, function, auto_wrap):
             host.uninstall()
 
@@ -96,12 +104,13 @@ class Installation:
         result: RewriteResult,
         *,
         original: Proto | None = None,
+        origin: Origin = UNKNOWN,
         parts: Iterable[NodeCounts] = (),
         covered: Iterable[NodeCounts] = (),
         is_part: bool = False,
         announce: bool = True,
     ) -> NodeCounts:
-        """Counts what was done to a graph, dumps it where asked, and says it.
+        """Counts what was done to a graph, traces it where asked, and says it.
 
         A failed rewrite is one ERROR line that names the files written.
 
@@ -109,7 +118,8 @@ class Installation:
             host: the host that handed the graph to the pass: "function" or "session".
             name: the graph's name, for people.
             result: what the pass returned.
-            original: the graph before the rewrite, for the dumps.
+            original: the graph before the rewrite, for the trace.
+            origin: what else is known of it, for the trace.
             parts: counts of the functions that the graph calls; its line adds them up.
             covered: counts that were returned before, of graphs that are part of this one.
             is_part: whether the nodes of this graph were counted before, as part of another.
@@ -120,7 +130,8 @@ class Installation:
         """
         counts = sum(parts, NodeCounts.of(result.report))
         self._tally.add(name, result, counts, (*covered, counts) if is_part else covered)
-        directory = self._dumps.write(name, result, original) if self._dumps else None
+        write = self._dumps.write if self._dumps else None
+        directory = write(name, result, original, origin=origin) if write else None
         if result.failure is not None:
             _log.log(
                 logging.ERROR if self._tally.failed <= _FAILURES_SAID else logging.DEBUG,
@@ -175,6 +186,11 @@ class Installation:
             loss_scale=counters(),
             **self._tally.as_dict(),
         )
+
+    def _write_status(self) -> None:
+        """Leaves the final counters and loss scales in the trace, if there is one."""
+        if self._dumps is not None:
+            self._dumps.finish(lambda: self.status().as_dict())
 
     def _announce(self) -> None:
         """Says once what is on and who decided it."""

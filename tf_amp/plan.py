@@ -106,15 +106,20 @@ def make_plan(settings: Settings, source: str) -> Plan:
         target=target,
         costs=costs,
         compiled_costs=choose_table(settings, target, compiled=True),
-        config=_precision_config(settings, target, costs),
+        config=precision_config(settings, target, costs),
         loss_scaling=loss_scaling,
         loss_scaling_reason=why,
     )
 
 
-def _precision_config(
+def precision_config(
     settings: Settings, target: Target, costs: TableChoice
 ) -> PrecisionConfig | None:
+    """What graphs are rewritten with; None for a target without a dtype.
+
+    Raises:
+        tf_amp.env_config.EnvConfigError: settings that are legal one by one do not go together.
+    """
     if target.target_dtype is None:
         return None
     try:

@@ -278,6 +278,12 @@ class _Divider:
         return [*data[:own], *controls]
 
 
+def split_prefix(name: str) -> tuple[str, str]:
+    """The function that a node of an inlined graph is from, "" for the main graph, and its name."""
+    prefix = _prefix_of(name)
+    return prefix.partition(MARK)[0], name[len(prefix) :]
+
+
 def _prefix_of(name: str) -> str:
     head, mark, tail = name.partition(MARK)
     if not mark or not tail:

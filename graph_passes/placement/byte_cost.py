@@ -29,7 +29,9 @@ CAST_START = {"GPU": 1 << 22, "CPU": 1 << 19}
 that it takes to start a kernel."""
 
 _SAVED = 2  # bytes an element, where four become two
-_CAST = 6  # bytes an element: four on one side, two on the other
+CAST_BYTES = 6
+"""What a Cast moves for each element: four bytes on one side, two on the other."""
+
 
 _MOVES_NOTHING = frozenset(
     (
@@ -91,7 +93,7 @@ class _Bytes:
 
     def casts(self, tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The bytes that Casts move, the same in both directions."""
-        prices = self._start + _CAST * self._sizes.counted(tensors)
+        prices = self._start + CAST_BYTES * self._sizes.counted(tensors)
         return prices, prices
 
 

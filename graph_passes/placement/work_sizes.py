@@ -26,6 +26,9 @@ _CONVOLUTIONS = {
     },
     **dict.fromkeys(("Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"), 5),
 }
+_PRODUCTS = frozenset(
+    (*_CONVOLUTIONS, "Einsum", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+)
 _TO_INPUT, _TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")
 
 
@@ -119,13 +122,16 @@ class WorkSizes:
     def size(self, number: int, cost: OpCost) -> int | None:
         """The size of a node's work as its costs count it, None where it is not known."""
         if cost.measure == "flops":
-            return self._flops(number)
+            return self.flops(number)
         known = map(self.elements, self._read(number))
         sizes = [size for size in (*known, self._product(self._shape(number))) if size is not None]
         return max(sizes, default=None)
 
-    def _flops(self, number: int) -> int | None:
+    def flops(self, number: int) -> int | None:
+        """The arithmetic of a product or convolution; None of others, or of unknown shapes."""
         op = self._view.node_type(number).op
+        if op not in _PRODUCTS:
+            return None
         if op in _CONVOLUTIONS:
             weights, windows = self._filter(number), self._windows(number)
             if weights is None or windows is None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from graph_text import graph
@@ -154,3 +155,34 @@ def test_why_an_op_of_the_allow_list_was_not_converted() -> None:
     text = "x = Const(0.5, [8, 8])\ny = MatrixSquareRoot(x)"
     found = rewrite_graph_def(graph(text), no_kernel).report
     assert found.first_reason() == "no GPU kernel in float16 for MatrixSquareRoot x1"
+
+
+def test_remarks_say_what_the_counts_say() -> None:
+    found = report()
+    remarks = found.remarks("step").remarks
+    kinds = Counter(remark.kind for remark in remarks)
+    assert kinds["converted"] == found.converted_nodes  # one type attribute each
+    assert kinds["cast"] == found.casts_to_low + found.casts_to_float32
+    assert sum(remark.is_product for remark in remarks) == sum(found.products.values())
+    assert {r.rule for r in remarks if r.kind == "cast"} == {"to_target", "to_float32"}
+
+
+def test_a_remark_tells_what_blocks_and_what_it_costs() -> None:
+    shapes = {"infer1": [(8, None)], "allow1": [(8, 16)], "deny1": [(8, 8)]}
+    result = rewrite_graph_def(
+        graph(TEXT),
+        PrecisionConfig(unknown_dimension=4),
+        preserve=("out",),
+        shapes=lambda name: shapes.get(name, ()),
+    )
+    lines = {"infer1": ("model.py:7",)}
+    found = result.report.remarks(lines=lambda _, node: lines.get(node, ()))
+    by_node = {remark.node: remark for remark in found.remarks}
+    blocked = by_node["infer1"]
+    assert (blocked.kind, blocked.rule, blocked.blocked_by) == ("kept", "behind_deny", "Exp")
+    assert blocked.path == ("deny1", "clear1", "infer1")
+    assert (blocked.shapes, blocked.lines) == (((8, None),), ("model.py:7",))
+    assert by_node["allow1"].flops == 2 * 8 * 16 * 4
+    assert by_node["infer2"].flops is None
+    cast = by_node["infer1-0-CastToFp16-0-AutoMixedPrecision"]
+    assert (cast.bytes, cast.lines) == (6 * 8 * 4, ("model.py:7",))

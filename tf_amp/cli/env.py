@@ -10,7 +10,6 @@ from typing import Any
 
 from tf_amp import autoload
 from tf_amp.env_config import read_settings
-from tf_amp.env_variables import VARIABLES
 
 
 def add_parser(commands: Any) -> None:
@@ -43,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     import tensorflow as tf
 
     from graph_passes import RULES
+    from tf_amp.hosts.process_record import variables_set
     from tf_amp.plan import make_plan
 
     plan = make_plan(settings, "the environment")
@@ -50,12 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     result = {
         "tensorflow": tf.__version__,
         "autoload": autoload.pth_path() or "no .pth file found: only `tf-amp run` switches AMP on",
-        "variables": {
-            name: os.environ[name]
-            for variable in VARIABLES
-            for name in (variable.name, *variable.legacy)
-            if os.environ.get(name, "").strip()
-        },
+        "variables": variables_set(),
         **{
             key: status[key]
             for key in (

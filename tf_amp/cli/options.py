@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 from tf_amp.env_variables import (
     DTYPE,
@@ -15,6 +16,11 @@ from tf_amp.env_variables import (
     LOG_PATH,
     VARIABLES,
 )
+
+if TYPE_CHECKING:
+    from graph_passes import PrecisionConfig
+    from graph_passes.policy.config import TargetDtype
+    from tf_amp.env_config import Settings
 
 _CHOICES = {variable.name: variable.choices for variable in VARIABLES}
 
@@ -53,3 +59,40 @@ def chosen_variables(arguments: argparse.Namespace) -> Mapping[str, str]:
     if arguments.ignore_performance:
         chosen[IGNORE_PERFORMANCE] = "1"
     return chosen
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say for what to plan."""
+    parser.add_argument("--device", choices=("CPU", "GPU"), help="default: this machine's")
+    parser.add_argument(
+        "--dtype",
+        choices=("float16", "bfloat16"),
+        help=f"the target dtype; default: {DTYPE}, else float16 on a GPU and bfloat16 on a CPU",
+    )
+
+
+def config_for(settings: Settings, arguments: argparse.Namespace) -> PrecisionConfig:
+    """The configuration for the target that is asked for, whatever this machine is fast at.
+
+    Args:
+        settings: what the environment asks for.
+        arguments: parsed by a parser with `add_target`.
+
+    Returns:
+        The configuration. A cost table is in it where the target is this machine's device.
+
+    Raises:
+        EnvConfigError: what is asked for does not go together.
+    """
+    from tf_amp.cost_tables import choose_table
+    from tf_amp.hardware import Target, choose_target
+    from tf_amp.plan import precision_config
+
+    device = arguments.device or choose_target(settings).device
+    asked = arguments.dtype or settings.target_dtype
+    by_device = "float16" if device == "GPU" else "bfloat16"
+    dtype = cast("TargetDtype", by_device if asked == "auto" else asked)
+    target = Target(dtype, device, f"{dtype} on {device}, as asked for")
+    config = precision_config(settings, target, choose_table(settings, target))
+    assert config is not None  # the target has a dtype
+    return config

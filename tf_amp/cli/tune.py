@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from tf_amp import autoload
 from tf_amp.cost_tables import cached_table_path, table_class
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import COST_TABLE
+from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
     from graph_passes.policy.config import Device, TargetDtype
@@ -140,11 +140,7 @@ def _write(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, suffix=".new", delete=False
-        ) as file:
-            file.write(text)
-        os.replace(file.name, path)
+        write_whole(path, text.encode())
     except OSError as error:
         raise OSError(
             f"{str(path)!r} could not be written: {error}. Choose another file with --output."

@@ -1,7 +1,9 @@
-"""Writes graphs to disk as they were before and after the rewrite, with the lists in force."""
+"""The trace directory: what was decided about each graph, and the graphs before and after."""
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import itertools
 import json
 import logging
@@ -10,14 +12,20 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf import text_format
 from tensorflow.core.framework import function_pb2, graph_pb2
 
+from graph_passes.driver import no_library
+from graph_passes.functions.call_tree import Library
+from graph_passes.ir.view import FunctionShapes, Shapes, no_shapes
+from graph_passes.plan_remarks import Lines, no_lines
 from graph_passes.policy.op_lists import LIST_NAMES, load_op_lists
+from tf_amp.hosts.function_redirects import called_names
+from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
     from graph_passes import PrecisionConfig, RewriteResult
@@ -25,8 +33,36 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tf_amp")
 Proto: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
 
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What is known of a graph besides its proto, so that it can be planned again.
+
+    Attributes:
+        library: gives the functions that it calls.
+        shapes: gives the static shapes of its tensors.
+        function_shapes: gives those of the functions that it calls.
+        lines: gives the Python lines of its nodes.
+    """
+
+    library: Library = no_library
+    shapes: Shapes | None = None
+    function_shapes: FunctionShapes = no_shapes
+    lines: Lines = no_lines
+
+
+UNKNOWN = Origin()
+"""The origin of a graph of which nothing else is known."""
+
 # File systems commonly end a name at 255 bytes; prefix, number and suffix need the rest.
 _NAME_LENGTH = 150
+
+MAX_BYTES = 1 << 30
+"""How much one process writes. Graphs are traced until then; a warning says when it is reached."""
+GZIP_FROM = 1 << 20
+"""From how many bytes on remarks are compressed."""
+STATUS = "status.json"
+"""The file of the final counters, written when AMP or the process ends."""
 
 
 class Dumps:
@@ -37,29 +73,50 @@ class Dumps:
             a new folder in it, named by time and process number, so that nothing is overwritten.
             None writes failed rewrites alone, to a new temporary directory.
         config: what graphs are rewritten with.
+        describe: gives the files that tell of the process, name -> text; asked once for a folder.
+        max_bytes: how much a process may write; see `MAX_BYTES`.
     """
 
-    def __init__(self, directory: str | None, config: PrecisionConfig) -> None:
+    def __init__(
+        self,
+        directory: str | None,
+        config: PrecisionConfig,
+        describe: Callable[[], Mapping[str, str]] = dict,
+        *,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
         self._config = config
+        self._describe = describe
+        self._max_bytes, self._written = max_bytes, 0
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._gave_up = False
         self._parent = self._usable(directory) if directory else None
         self._folder: tuple[int, Path] | None = None
 
-    def write(self, name: str, result: RewriteResult, original: Proto | None) -> Path | None:
-        """Writes one rewrite, if dumps are asked for or the rewrite failed.
+    def write(
+        self,
+        name: str,
+        result: RewriteResult,
+        original: Proto | None,
+        *,
+        origin: Origin = UNKNOWN,
+    ) -> Path | None:
+        """Writes one rewrite, if a trace is asked for or the rewrite failed.
 
         The files are ``graphdef_preop_<name>_<n>.pb`` and ``.pb.txt`` (before),
         ``graphdef_AutoMixedPrecision_<name>_<n>.pb`` and ``.pb.txt`` (after; of a failed rewrite:
-        what was rejected), ``paintbuckets_AutoMixedPrecision_<name>_<n>.txt`` (the four lists) and
-        ``report_AutoMixedPrecision_<name>_<n>.json``. A function is written as a GraphDef that has
-        it in its library.
+        what was rejected), ``paintbuckets_AutoMixedPrecision_<name>_<n>.txt`` (the four lists),
+        ``report_AutoMixedPrecision_<name>_<n>.json``, ``remarks_<name>_<n>.jsonl`` (or
+        ``.jsonl.gz``) and ``shapes_<name>_<n>.json.gz``. A function is written as a GraphDef
+        that has it in its library, the first one there; those that it calls stand behind it. A file
+        is there whole or not at all.
 
         Args:
             name: the graph's name; what a file name cannot hold is replaced.
             result: what the pass returned.
             original: the graph before. None if the host no longer has it.
+            origin: what else is known of the graph.
 
         Returns:
             The directory written to, None if nothing was (or could be) written.
@@ -72,21 +129,58 @@ class Dumps:
             return None
         stem = f"{re.sub('[^A-Za-z0-9_.-]+', '_', name)[-_NAME_LENGTH:]}_{number:04d}"
         after = result.rejected if failed else result.proto
+        report = {"name": name, "failure": result.failure, **result.report.to_dict()}
+        remarks = result.remarks(name, lines=origin.lines)
+        callees = _callees(original, origin.library)
+        shapes = json.dumps(known_shapes(original, origin, callees)).encode()
+        files = {
+            **_graph_files(f"graphdef_preop_{stem}", original, callees=callees),
+            **_graph_files(f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions),
+            f"paintbuckets_AutoMixedPrecision_{stem}.txt": self._lists_in_force().encode(),
+            f"report_AutoMixedPrecision_{stem}.json": json.dumps(
+                report, indent=1, default=str
+            ).encode(),
+            f"shapes_{stem}.json.gz": gzip.compress(shapes),
+        }
+        text = "\n".join(remarks.to_lines()).encode()
+        large = len(text) > GZIP_FROM
+        files[f"remarks_{stem}.jsonl{'.gz' if large else ''}"] = (
+            gzip.compress(text) if large else text
+        )
+        return directory if self._put(directory, files) else None
+
+    def finish(self, status: Callable[[], Mapping[str, Any]]) -> None:
+        """Writes the final state to the folder of this process, if it has one.
+
+        Args:
+            status: gives the state, as `tf_amp.status()` does.
+        """
+        if self._parent and self._folder is not None and self._folder[0] == os.getpid():
+            text = json.dumps(status(), indent=1, default=str)
+            self._put(self._folder[1], {STATUS: text.encode()})
+
+    def _put(self, directory: Path, files: Mapping[str, bytes]) -> bool:
+        """Writes files, all of them unless the process has written enough."""
+        with self._lock:
+            size = sum(map(len, files.values()))
+            if self._written > self._max_bytes:
+                return False
+            if self._written + size > self._max_bytes:
+                self._written = self._max_bytes + 1
+                _log.warning(
+                    "The trace in %s has reached %d MB, so no further graph is written to it.",
+                    directory,
+                    self._max_bytes >> 20,
+                )
+                return False
+            self._written += size
         try:
-            _write_graph(directory / f"graphdef_preop_{stem}", original)
-            _write_graph(
-                directory / f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions
-            )
-            lists = directory / f"paintbuckets_AutoMixedPrecision_{stem}.txt"
-            lists.write_text(self._lists_in_force(), encoding="utf-8")
-            report = {"name": name, "failure": result.failure, **result.report.to_dict()}
-            (directory / f"report_AutoMixedPrecision_{stem}.json").write_text(
-                json.dumps(report, indent=1, default=str), encoding="utf-8"
-            )
+            for file_name, content in files.items():
+                write_whole(directory / file_name, content)
         except OSError as error:
             self._give_up(directory, error)
-            return None
-        return directory
+            return False
+        return True
 
     def _usable(self, directory: str) -> Path | None:
         path = Path(os.path.expanduser(directory))
@@ -117,6 +211,14 @@ class Dumps:
                 self._give_up(parent, error)
                 return None
             self._folder = process, folder
+            self._written = 0
+            described = self._describe() if self._parent else {}
+            try:
+                for name, text in described.items():
+                    write_whole(folder / name, text.encode())
+            except OSError as error:
+                self._give_up(folder, error)
+                return None
         return self._folder[1]
 
     def _give_up(self, directory: Path, error: OSError) -> None:
@@ -137,11 +239,66 @@ class Dumps:
         )
 
 
-def _write_graph(
-    stem: Path, proto: Proto | None, functions: Iterable[function_pb2.FunctionDef] = ()
-) -> None:
+def _callees(proto: Proto | None, library: Library) -> list[function_pb2.FunctionDef]:
+    """The functions that a function calls, directly or not."""
+    found: dict[str, function_pb2.FunctionDef] = {}
+    waiting = [proto] if isinstance(proto, function_pb2.FunctionDef) else []
+    while waiting:
+        for name in called_names(waiting.pop()):
+            callee = None if name in found else library(name)
+            if callee is not None:
+                found[name] = callee
+                waiting.append(callee)
+    return list(found.values())
+
+
+def known_shapes(
+    proto: Proto | None, origin: Origin, callees: Iterable[function_pb2.FunctionDef] = ()
+) -> dict[str, dict[str, Any]]:
+    """Collects the static shapes in a graph and in functions.
+
+    Args:
+        proto: the graph, whose library counts, or function.
+        origin: gives the shapes.
+        callees: further functions.
+
+    Returns:
+        Function, "" for the graph itself -> node -> the shapes of its outputs.
+    """
     if proto is None:
-        return
+        return {}
+    is_function = isinstance(proto, function_pb2.FunctionDef)
+    bodies = {"": (_nodes_and_arguments(proto), origin.shapes)}
+    for callee in (*callees, *(() if is_function else proto.library.function)):
+        name = callee.signature.name
+        bodies[name] = (_nodes_and_arguments(callee), origin.function_shapes(name))
+    return {
+        name: {node: known for node in nodes if (known := list(shapes(node)))}
+        for name, (nodes, shapes) in bodies.items()
+        if shapes is not None
+    }
+
+
+def _nodes_and_arguments(proto: Proto) -> list[str]:
+    if isinstance(proto, graph_pb2.GraphDef):
+        return [node.name for node in proto.node]
+    return [*(a.name for a in proto.signature.input_arg), *(n.name for n in proto.node_def)]
+
+
+def _graph_files(
+    stem: str,
+    proto: Proto | None,
+    functions: Iterable[function_pb2.FunctionDef] = (),
+    *,
+    callees: Iterable[function_pb2.FunctionDef] = (),
+) -> dict[str, bytes]:
+    """A graph as a binary file and as a text: file name -> content.
+
+    The text is for people and slow to write: callees, of which most have files of their own, are
+    in the binary file alone.
+    """
+    if proto is None:
+        return {}
     graph = graph_pb2.GraphDef()
     if isinstance(proto, function_pb2.FunctionDef):
         graph.library.function.append(proto)
@@ -149,6 +306,7 @@ def _write_graph(
         graph.CopyFrom(proto)
     for function in functions:
         graph.library.function.append(function)
-    stem.with_name(f"{stem.name}.pb").write_bytes(graph.SerializeToString(deterministic=True))
-    text = text_format.MessageToString(graph)
-    stem.with_name(f"{stem.name}.pb.txt").write_text(text, encoding="utf-8")
+    text = text_format.MessageToString(graph).encode()
+    for callee in callees:  # naming the library would make an empty one
+        graph.library.function.append(callee)
+    return {f"{stem}.pb": graph.SerializeToString(deterministic=True), f"{stem}.pb.txt": text}

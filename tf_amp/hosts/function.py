@@ -31,6 +31,8 @@ from graph_passes.collector import collector_paused
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
+from tf_amp.hosts.dumps import Origin
+from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_redirects import Find, called_names
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
@@ -213,7 +215,7 @@ class FunctionHost:
 
         name = readable_name(definition.signature.name)
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
-        title = f"{name} ({step})" if top_level and (step := _keras_step()) else name
+        title = f"{name} ({step})" if (step := _keras_step()) else name
         traced = _Traced(definition, graph, context, library, title)
         result = traced.rewrite(config)
         self._rewrite_called((result.proto, *result.extra_functions), graph, context)
@@ -236,6 +238,9 @@ class FunctionHost:
             self._installation.record,
             "function",
             original=definition,
+            origin=Origin(
+                library, traced.shapes, called_shapes(graph._functions), source_lines(graph)
+            ),
             announce=top_level and not _EXPORTED.search(name),
         )
         counts = self._counts[function] = record(

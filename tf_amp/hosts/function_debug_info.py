@@ -6,12 +6,24 @@ is added as a proto. The graph that was traced still has them.
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tensorflow.core.framework import graph_debug_info_pb2
 from tensorflow.python.util import tf_stack
+
+from graph_passes.plan_remarks import Lines
+
+_PACKAGES = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
+# Folders of Keras whose frames say less than the layer that calls them.
+_PLUMBING = frozenset(("activations", "backend", "ops", "utils"))
+_NOT_THE_USERS = ("<", str(Path(__file__).parents[1]) + os.sep, sysconfig.get_path("stdlib"))
+_GRADIENT = re.compile(r"^gradient(s|_tape)/")
 
 _TAG = re.compile(r"\{\{function_node (\S+?)\}\}")
 
@@ -45,6 +57,63 @@ def rebuild(
             if stack is not None:
                 builder.AccumulateStackTrace("", node.name, stack)
     return _without_function_suffix(builder.Build())
+
+
+def source_lines(graph: Any) -> Lines:
+    """Finds the Python lines that made the nodes of a traced function, and of those it calls.
+
+    The lines of a gradient are those of what it is the gradient of. A node that the rewrite made
+    has those of the node that it is named after.
+
+    Args:
+        graph: the FuncGraph. Its stacks are read when lines are asked for, 30 us a node.
+    """
+
+    @functools.cache
+    def stacks(function: str) -> dict[str, Any]:
+        found = graph._functions.get(function) if function else None
+        of = found._cached_graph if found is not None else None if function else graph
+        return {} if of is None else {op.name: op.traceback for op in of.get_operations()}
+
+    @functools.cache
+    def lines(function: str, node: str) -> tuple[str, ...]:
+        known, name = stacks(function), node
+        # The gradient of "a/MatMul" is "gradient_tape/a/MatMul/MatMul".
+        forward = _GRADIENT.sub("", name)
+        while forward != name and forward and forward not in known:
+            forward = forward.rpartition("/")[0]
+        name = forward or name
+        while name and name not in known:
+            name = name.rpartition("/")[0]
+        stack = known.get(name)
+        return () if stack is None else _user_lines(stack)
+
+    return lines
+
+
+def _user_lines(stack: Any) -> tuple[str, ...]:
+    """The innermost line of the user's, and the innermost one of a package if that is deeper."""
+    package = ""
+    for frame in reversed(list(stack.get_user_frames())):
+        in_package, shown = _place(frame.filename)
+        if shown and not in_package:
+            return (f"{shown}:{frame.lineno}", *filter(None, (package,)))
+        if shown and not package:
+            package = f"{shown}:{frame.lineno}"
+    return (package,) if package else ()
+
+
+@functools.lru_cache(maxsize=1024)
+def _place(file: str) -> tuple[bool, str]:
+    """Whether a file is a package's, and how it is shown; "" if its frames say nothing."""
+    in_package = _PACKAGES.split(file)[1:]
+    if in_package:
+        tells = _PLUMBING.isdisjoint(Path(in_package[-1]).parts)
+        return True, in_package[-1] if tells else ""
+    if file.startswith(_NOT_THE_USERS):
+        return False, ""
+    near = os.path.relpath(file)
+    return False, file if near.startswith(os.pardir) else near
 
 
 def name_originals(message: str, function: Any) -> str:

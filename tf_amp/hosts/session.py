@@ -21,6 +21,7 @@ from tensorflow.core.framework import graph_pb2
 
 import graph_passes
 from tf_amp.compatibility import SESSION_HOST, obstacle
+from tf_amp.hosts.dumps import Origin
 from tf_amp.hosts.session_config import SessionConfigHook, float32_sessions_exist, refuse
 from tf_amp.hosts.session_plugin import GraphItem, GraphPlugin, RegistrationError, graph_plugin
 from tf_amp.hosts.session_stubs import empty_stubs, fill_stubs
@@ -82,7 +83,10 @@ class SessionHost:
             self._say_invalid(nameless)
             return None
         result = self._result_for(graph, item)
-        self._installation.record("session", self._name(item), result, original=graph)
+        origin = Origin(shapes=item.shapes)
+        self._installation.record(
+            "session", self._name(item), result, original=graph, origin=origin
+        )
         if result.failure is not None or not result.changed:
             return None
         return result.proto.SerializeToString()

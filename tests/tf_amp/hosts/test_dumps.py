@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import logging
 import os
@@ -14,8 +15,15 @@ import pytest
 from google.protobuf import text_format
 from tensorflow.core.framework import function_pb2, graph_pb2, types_pb2
 
-from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def, rewrite_graph_def
-from tf_amp.hosts.dumps import Dumps
+from graph_passes import (
+    FunctionRemarks,
+    PrecisionConfig,
+    RewriteResult,
+    rewrite_function_def,
+    rewrite_graph_def,
+)
+from tf_amp.hosts import dumps as dumps_module
+from tf_amp.hosts.dumps import STATUS, Dumps, Origin
 
 CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
 
@@ -63,12 +71,18 @@ def test_files_of_a_graph(tmp_path: Path, graph: graph_pb2.GraphDef, result: Rew
         f"graphdef_AutoMixedPrecision_{stem}.pb.txt",
         f"paintbuckets_AutoMixedPrecision_{stem}.txt",
         f"report_AutoMixedPrecision_{stem}.json",
+        f"remarks_{stem}.jsonl",
+        f"shapes_{stem}.json.gz",
     }
     assert _read(directory / f"graphdef_preop_{stem}.pb") == graph
     assert _read(directory / f"graphdef_AutoMixedPrecision_{stem}.pb") == result.proto
     report = json.loads((directory / f"report_AutoMixedPrecision_{stem}.json").read_text())
     assert (report["name"], report["failure"]) == ("train/step:0", None)
     assert report["converted_nodes"] == 1
+    remarks = FunctionRemarks.from_lines(
+        (directory / f"remarks_{stem}.jsonl").read_text().splitlines()
+    )
+    assert remarks == result.report.remarks("train/step:0")
     lists = (directory / f"paintbuckets_AutoMixedPrecision_{stem}.txt").read_text()
     assert [line for line in lists.splitlines() if line.endswith(":")] == [
         "allow:",
@@ -170,7 +184,7 @@ def test_long_names_and_threads(
     for thread in threads:
         thread.join()
     (directory,) = tmp_path.iterdir()
-    assert len(list(directory.iterdir())) == 8 * 6
+    assert len(list(directory.iterdir())) == 8 * 8
 
 
 def test_no_process_overwrites_what_another_wrote(
@@ -187,3 +201,71 @@ def test_no_process_overwrites_what_another_wrote(
     assert Dumps(str(tmp_path), CONFIG).write("step", result, graph) != first
     assert len(list(tmp_path.iterdir())) == 3
     assert len(list(tmp_path.rglob("*.pb"))) == 8
+
+
+def test_functions_stand_behind_the_one_that_calls_them(
+    tmp_path: Path, result: RewriteResult
+) -> None:
+    caller, callee, inner = (function_pb2.FunctionDef() for _ in range(3))
+    library = {"callee": callee, "inner": inner}
+    for function, name, called in ((caller, "caller", "callee"), (callee, "callee", "inner")):
+        function.signature.name = name
+        call = function.node_def.add(name="call", op="PartitionedCall")
+        call.attr["f"].func.name = called
+    inner.signature.name = "inner"
+    known = {"call": [(2, None)]}
+    origin = Origin(library.get, lambda node: known.get(node, ()), lambda _: None)
+    inner.node_def.add(name="again", op="callee")  # recursion ends
+    directory = Dumps(str(tmp_path), CONFIG).write("f", result, caller, origin=origin)
+    assert directory is not None
+    written = graph_pb2.GraphDef.FromString(
+        (directory / "graphdef_preop_f_0000.pb").read_bytes()
+    ).library.function
+    assert [function.signature.name for function in written] == ["caller", "callee", "inner"]
+    with gzip.open(directory / "shapes_f_0000.json.gz", "rt") as shapes:
+        assert json.load(shapes) == {"": {"call": [[2, None]]}}
+
+
+def test_many_remarks_are_compressed(
+    tmp_path: Path,
+    graph: graph_pb2.GraphDef,
+    result: RewriteResult,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dumps_module, "GZIP_FROM", 10)
+    directory = Dumps(str(tmp_path), CONFIG).write("step", result, graph)
+    assert directory is not None
+    with gzip.open(directory / "remarks_step_0000.jsonl.gz", "rt") as lines:
+        assert FunctionRemarks.from_lines(lines) == result.report.remarks("step")
+
+
+def test_a_trace_is_bounded(
+    tmp_path: Path,
+    graph: graph_pb2.GraphDef,
+    result: RewriteResult,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dumps = Dumps(str(tmp_path), CONFIG, max_bytes=20_000)
+    with caplog.at_level(logging.WARNING, "tf_amp"):
+        written = [dumps.write("step", result, graph) is not None for _ in range(9)]
+    assert written[0]
+    assert not written[-1]
+    assert written == sorted(written, reverse=True)
+    assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= 20_000
+    assert len(list(tmp_path.glob("*/*"))) == 8 * sum(written)
+    assert len(caplog.records) == 1
+
+
+def test_the_process_describes_itself_once_and_leaves_its_state(
+    tmp_path: Path, graph: graph_pb2.GraphDef, result: RewriteResult
+) -> None:
+    asked = iter(["first"])
+    dumps = Dumps(str(tmp_path), CONFIG, lambda: {"process.json": next(asked)})
+    dumps.finish(dict)  # there is no folder yet
+    assert not list(tmp_path.iterdir())
+    directory = dumps.write("step", result, graph)
+    assert dumps.write("step", result, graph) == directory
+    assert directory is not None
+    assert (directory / "process.json").read_text() == "first"
+    dumps.finish(lambda: {"casts": 2})
+    assert json.loads((directory / STATUS).read_text()) == {"casts": 2}

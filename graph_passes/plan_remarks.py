@@ -1,0 +1,112 @@
+"""Remarks on a plan: one for each float32 type attribute and for each Cast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from graph_passes.coloring.plan import Plan
+from graph_passes.functions.inlining import split_prefix
+from graph_passes.ir.view import ARGUMENT, FLOAT, INLINED_ARGUMENT, RESULT
+from graph_passes.ops.reasons import Reason
+from graph_passes.placement.byte_cost import CAST_BYTES
+from graph_passes.placement.work_sizes import WorkSizes
+from graph_passes.policy.op_lists import LIST_NAMES
+from graph_passes.remarks import Remark
+
+Lines = Callable[[str, str], tuple[str, ...]]
+"""Gives for a function ("" for the graph that was rewritten) and a node the Python lines that made
+it, as `Remark.lines`."""
+
+
+_ENDS = frozenset((ARGUMENT, RESULT, INLINED_ARGUMENT))
+
+
+def no_lines(_function: str, _node: str) -> tuple[str, ...]:
+    """The lines of a graph that no Python code of this process made."""
+    return ()
+
+
+def remarks_of_plan(plan: Plan, lines: Lines = no_lines) -> Iterator[Remark]:
+    """Yields a remark for each float32 type attribute of the graph, in node order."""
+    view, costs = plan.coloring.view, _Estimates(plan)
+    for vertex, dtype in enumerate(view.dtypes):
+        number = view.vertex_nodes[vertex]
+        if dtype != FLOAT or number < 0 or (op := view.op_of(vertex)) in _ENDS:
+            continue
+        reason = plan.reason(vertex)
+        path = plan.path(vertex) if reason is Reason.BEHIND_DENY else ()
+        code = plan.coloring.list_codes[vertex]
+        function, node = split_prefix(view.names[number])
+        yield Remark(
+            kind="converted" if reason.converts else "kept",
+            rule=reason.name.lower(),
+            function=function,
+            node=node,
+            op=op,
+            op_list=LIST_NAMES[code - 1] if code else "",
+            attr=str(view.slot_of(vertex)),
+            reason=reason.text,
+            path=tuple("/".join(filter(None, split_prefix(name))) for name in path),
+            blocked_by=view.op_of(view.base[view.index[path[0]]]) if path else "",
+            shapes=tuple(view.output_shapes(number)),
+            flops=costs.sizes.flops(number),
+            seconds=costs.seconds(number, low=reason.converts),
+            lines=lines(function, node),
+        )
+
+
+def remarks_of_casts(
+    plan: Plan, casts: Mapping[str, int], lines: Lines = no_lines
+) -> Iterator[Remark]:
+    """Yields a remark for each Cast.
+
+    Args:
+        plan: the plan that they come from.
+        casts: name of a Cast -> the vertex that it casts, as `Applied.casts`.
+        lines: gives the Python lines of what is cast.
+    """
+    view, costs = plan.coloring.view, _Estimates(plan)
+    for name, vertex in casts.items():
+        number, to_low = view.vertex_nodes[vertex], not plan.coloring.low[vertex]
+        # "node-port-CastToBf16-0-AutoMixedPrecision"
+        port = int(name.rsplit("-", 4)[1])
+        shapes = tuple(view.output_shapes(number))[port : port + 1]
+        elements = costs.sizes.elements(port * len(view.nodes) + number)
+        function, node = split_prefix(name)
+        of = split_prefix(view.names[number])
+        yield Remark(
+            kind="cast",
+            rule="to_target" if to_low else "to_float32",
+            function=function,
+            node=node,
+            op="Cast",
+            reason=f"casts what {view.op_of(vertex)} {of[1]!r} makes",
+            shapes=shapes,
+            bytes=None if elements is None else CAST_BYTES * elements,
+            seconds=costs.cast_seconds(elements, to_low=to_low),
+            lines=lines(*of),
+        )
+
+
+class _Estimates:
+    """What is known of work and time in one graph."""
+
+    def __init__(self, plan: Plan) -> None:
+        config = plan.coloring.config
+        self._view, self._table = plan.coloring.view, config.cost_table
+        self.sizes = WorkSizes(self._view, config.unknown_dimension)
+
+    def seconds(self, number: int, *, low: bool) -> float | None:
+        """The time of a node by the cost table, None where it does not tell."""
+        op = self._view.node_type(number).op
+        if self._table is None or not self._table.variants_of(op):
+            return None
+        cost = self._table.cost_of(op, self.sizes.variant(number))
+        size = None if cost is None else self.sizes.size(number, cost)
+        return None if cost is None or not size else (cost.low if low else cost.float32).at(size)
+
+    def cast_seconds(self, elements: int | None, *, to_low: bool) -> float | None:
+        """The time of a Cast by the cost table."""
+        if self._table is None or not elements:
+            return None
+        return (self._table.to_low if to_low else self._table.to_float32).at(elements)

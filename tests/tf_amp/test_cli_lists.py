@@ -1,0 +1,52 @@
+"""The command line: `tf-amp lists`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+from graph_passes import ListEdit, PrecisionConfig, load_op_lists
+from tf_amp.cli.lists import list_rows
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
+
+
+def _edit(list_name: str, action: str, op: str) -> ListEdit:
+    return ListEdit(list_name=list_name, action=action, op=op, source="the test")  # type: ignore[arg-type]
+
+
+def test_each_row_says_who_put_the_op_there() -> None:
+    edits = (
+        _edit("infer", "add", "Exp"),
+        _edit("deny", "remove", "Log"),
+        _edit("clear", "add", "My"),
+    )
+    shipped = load_op_lists(PrecisionConfig())
+    lists = load_op_lists(PrecisionConfig(list_edits=edits, level="TREAT_INFER_AS_DENY"))
+    sources = {edit.op: edit.source for edit in edits}
+    rows = {row.op: row for row in list_rows(lists, shipped, sources, "the level")}
+    places = {op: rows[op][1:4] for op in ("Exp", "Log", "My", "Tanh", "MatMul")}
+    assert places == {
+        "Exp": ("deny", "deny", "shipped"),  # moved to the infer list, which the level denies
+        "Log": ("", "deny", "the test"),
+        "My": ("clear", "", "the test"),
+        "Tanh": ("deny", "infer", "the level"),
+        "MatMul": ("allow", "allow", "shipped"),
+    }
+    assert rows["Log"].reason == shipped.entries["Log"].reason
+
+
+def test_lists(run_python: RunPython) -> None:
+    env = {f"{REWRITE}_INFERLIST_ADD": "Exp"}
+    target = ("--device", "GPU", "--dtype", "float16")
+    printed = run_python(MAIN, env, args=("lists", "--diff", "--json", *target)).stdout
+    (row,) = json.loads(printed)
+    assert (row["op"], row["list_name"], row["shipped"]) == ("Exp", "infer", "deny")
+    assert row["origin"] == f"{REWRITE}_INFERLIST_ADD"
+    done = run_python(MAIN, args=("lists", "MatMul", "Exq", *target), check=False)
+    assert done.returncode == 1
+    assert "MatMul  allow" in done.stdout
+    assert "Exq" in done.stderr

@@ -1,0 +1,75 @@
+"""Models in files: `tf-amp plan`."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import pytest
+import tensorflow as tf
+from google.protobuf import text_format
+
+from graph_passes import PrecisionConfig
+from tf_amp.tracing.figures import figures_of
+from tf_amp.tracing.models import ModelError, plan_model
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+CONFIG = PrecisionConfig(target_dtype="float16", device="GPU")
+MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    model = keras.Sequential(
+        [keras.Input([16]), keras.layers.Dense(32, "relu"), keras.layers.Dense(8, "softmax")]
+    )
+    model.save(folder / "dense.keras")
+    model.export(folder / "saved", verbose=False)
+    with tf.Graph().as_default() as graph:
+        given = tf.compat.v1.placeholder(tf.float32, [None, 16], name="given")
+        tf.matmul(tf.matmul(given, tf.ones([16, 32])), tf.ones([32, 8]), name="made")
+        tf.compat.v1.train.export_meta_graph(str(folder / "graph.meta"))
+    (folder / "graph.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    (folder / "graph.pbtxt").write_text(text_format.MessageToString(graph.as_graph_def()))
+    (folder / "text.pb").write_text("no graph")
+    (folder / "broken.keras").write_text("no model")
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["dense.keras", "saved", "graph.meta", "graph.pb", "graph.pbtxt"])
+def test_both_products_of_a_model_are_planned(models: Path, name: str) -> None:
+    trace = plan_model(models / name, CONFIG)
+    figures = figures_of(graph.remarks for graph in trace.graphs)
+    # A product that is fetched keeps its dtype.
+    fetched = name.startswith("graph")
+    assert (figures.products_low, figures.products) == (1 if fetched else 2, 2)
+    assert figures.flops == 2 * 32 * (16 * 32 + 32 * 8)
+    assert figures.casts > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none.pb", "no file"),
+        ("text.pb", "neither a GraphDef"),
+        ("broken.keras", "Keras cannot load"),
+        ("empty", "no SavedModel"),
+    ],
+)
+def test_what_is_no_model_is_an_error(models: Path, name: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        plan_model(models / name, CONFIG)
+
+
+def test_plan(run_python: RunPython, models: Path) -> None:
+    arguments = ("plan", str(models / "saved"), "--device", "GPU", "--dtype", "bfloat16")
+    printed = run_python(MAIN, args=arguments).stdout
+    assert "planned for bfloat16 on GPU, not run" in printed
+    assert "2 of 2" in printed
+    done = run_python(MAIN, args=("plan", str(models / "empty")), check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no SavedModel" in done.stderr

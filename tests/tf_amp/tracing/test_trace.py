@@ -1,0 +1,162 @@
+"""A traced run, from the program to what `tf-amp explain` says of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tf_amp.tracing.blockers import find_blockers
+from tf_amp.tracing.figures import figures_of
+from tf_amp.tracing.trace import Trace, TraceError, read_traces
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+PROGRAM = """
+import tensorflow as tf
+
+class Net(tf.Module):
+    def __init__(self):
+        self.w = tf.Variable(tf.ones([64, 64]))
+
+    def __call__(self, x):
+        y = x @ self.w
+        y = tf.exp(y)
+        y = tf.nn.elu(y)
+        return y @ self.w
+
+net = Net()
+
+@tf.function(input_signature=[tf.TensorSpec([None, 64])])
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(net(x))
+    return tape.gradient(loss, net.w)
+
+@tf.function
+def looped(x):
+    for _ in tf.range(3):
+        x = net(x)
+    return x
+
+step(tf.ones([4, 64]))
+looped(tf.ones([4, 64]))
+"""
+MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
+
+
+@pytest.fixture(scope="module")
+def directory(run_python: RunPython, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("trace")
+    env = {
+        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+        f"{REWRITE}_DTYPE": "bfloat16",
+        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+        f"{REWRITE}_COST_TABLE": "off",
+        f"{REWRITE}_INFERLIST_ADD": "Softplus",
+        f"{REWRITE}_LOG_PATH": str(made),
+    }
+    run_python(f"from tf_amp import autoload\nautoload.activate()\n{PROGRAM}", env)
+    return made
+
+
+@pytest.fixture(scope="module")
+def trace(directory: Path) -> Trace:
+    (found,) = read_traces(directory)
+    return found
+
+
+def test_lines_of_the_program_made_the_nodes(trace: Trace) -> None:
+    (step,) = [g.remarks for g in trace.graphs if g.remarks.name == "step"]
+    at = {r.node: Path(r.lines[0]).name for r in step.remarks if r.lines}
+    assert (at["Exp"], at["Elu"]) == ("script.py:12", "script.py:13")
+    # A gradient is at the line of what it is the gradient of.
+    assert at["gradient_tape/matmul_1/MatMul"] == "script.py:14"
+
+
+def test_bodies_of_loops_are_in_the_remarks_of_their_callers(trace: Trace) -> None:
+    (looped,) = [g.remarks for g in trace.graphs if "looped" in g.remarks.name]
+    inner = [r for r in looped.remarks if r.function and r.op == "MatMul"]
+    assert len(inner) == 2
+    assert {r.lines[0].rpartition(":")[2] for r in inner} == {"11", "14"}
+    assert [g.remarks.name for g in trace.graphs if "while" in g.remarks.name] == []
+
+
+def test_planning_again_gives_what_was_planned(trace: Trace) -> None:
+    for graph in trace.graphs:
+        again = figures_of([graph.plan(graph.config)])
+        assert again == figures_of([graph.remarks])
+
+
+def test_a_blocker_gives_what_it_promises(trace: Trace) -> None:
+    (graph,) = [g for g in trace.graphs if g.remarks.name == "step"]
+    (blocker,) = [b for b in find_blockers([graph]) if b.change.op == "Exp"]
+    assert blocker.cast_bytes < 0
+    assert blocker.change.line(trace.process["variables"]) == (
+        f"export {REWRITE}_INFERLIST_ADD=Softplus,Exp"
+    )
+    moved = figures_of([graph.plan(blocker.change.applied(graph.config))])
+    assert moved.casts == figures_of([graph.remarks]).casts + blocker.casts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), ["step", "2 of 2", "What blocks most", "INFERLIST_ADD=Softplus,Exp", "risk: "]),
+        (
+            ("--op", "Elu"),
+            [
+                "float32: Elu Elu",
+                "Exp -> Elu",
+                "script.py:12: Exp -> Elu",
+                "Exp is on the deny list",
+                "script.py:13",
+            ],
+        ),
+        (("--line", "script.py:13", "--missed"), ["Elu"]),
+        (("--node", "^Exp$", "--function", "step"), ["on the deny list", "script.py:12"]),
+    ],
+)
+def test_explain(
+    run_python: RunPython, directory: Path, arguments: tuple[str, ...], said: list[str]
+) -> None:
+    printed = run_python(MAIN, args=("explain", str(directory), *arguments)).stdout
+    for text in said:
+        assert text in printed
+
+
+def test_explain_as_json(run_python: RunPython, directory: Path) -> None:
+    printed = run_python(MAIN, args=("explain", str(directory), "--json")).stdout
+    (process,) = json.loads(printed)
+    step = next(f for f in process["functions"] if f["name"] == "step")
+    assert (step["products_low"], step["products"]) == (5, 5)
+    lines = run_python(MAIN, args=("explain", str(directory), "--op", "Exp", "--json")).stdout
+    assert {json.loads(line)["rule"] for line in lines.splitlines()} == {"deny_list"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("--op", "Exq"), 1, "No remark fits"),
+        (("--node", "("), 2, "no regular expression"),
+    ],
+)
+def test_explain_without_an_answer(
+    run_python: RunPython, directory: Path, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    done = run_python(MAIN, args=("explain", str(directory), *arguments), check=False)
+    assert done.returncode == status
+    assert said in done.stderr
+
+
+def test_what_is_no_trace_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no directory"):
+        read_traces(tmp_path / "none")
+    with pytest.raises(TraceError, match="LOG_PATH"):
+        read_traces(tmp_path)
+    (tmp_path / "process.json").write_text("{")
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_traces(tmp_path)

@@ -1,0 +1,193 @@
+"""``tf-amp explain``: says what a traced run did, and why, down to the Python line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tf_amp import autoload
+from tf_amp.env_variables import LOG_PATH
+
+if TYPE_CHECKING:
+    from graph_passes import Remark
+    from tf_amp.tracing.trace import Trace, TracedGraph
+
+_SHOWN = 20
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the sub-parsers of ``tf-amp``."""
+    parser = commands.add_parser(
+        "explain",
+        help="say what a traced run did, and why not more",
+        description="Says what a run did that was traced with "
+        f"{LOG_PATH}=DIR: how much of it is in the target dtype, and what blocks the rest. With "
+        "a filter: the remarks on single nodes, each with its reason and its Python line.",
+        epilog=EXIT_CODES,
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the trace directory")
+    add_filters(parser)
+    parser.set_defaults(run=run, needs_tensorflow=True)
+
+
+EXIT_CODES = (
+    "Exit status: 0; 1 if there is nothing to tell of, or no remark fits the filters; 2 for a "
+    "wrong call."
+)
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose remarks; without any of them the overview is printed."""
+    parser.add_argument("--op", metavar="TYPE", help="remarks on this op type, such as MatMul")
+    parser.add_argument(
+        "--node", metavar="REGEX", type=_regex, help="on nodes in whose name this is found"
+    )
+    parser.add_argument(
+        "--function", metavar="NAME", help='on functions in whose name this is, such as "predict"'
+    )
+    parser.add_argument(
+        "--line", metavar="FILE:LINE", help="on what this Python line made; a file alone will do"
+    )
+    parser.add_argument("--missed", action="store_true", help="only what stays float32")
+    parser.add_argument(
+        "--limit", type=int, default=_SHOWN, help=f"how many remarks to print (default: {_SHOWN})"
+    )
+    parser.add_argument("--quick", action="store_true", help="an overview without what blocks most")
+    parser.add_argument("--json", action="store_true", help="as JSON: the overview, or a line each")
+
+
+def _regex(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints what a trace directory tells.
+
+    Args:
+        arguments: Parsed arguments.
+
+    Returns:
+        The exit status, see `EXIT_CODES`.
+    """
+    # What is planned again here must not put this process into mixed precision.
+    autoload.deactivate()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tf_amp.tracing.trace import TraceError, read_traces
+
+    try:
+        return show(read_traces(arguments.directory), arguments)
+    except TraceError as error:
+        print(f"tf-amp explain: {error}", file=sys.stderr)
+        return 1
+
+
+def show(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+    """Prints the overview of traces, or the remarks that the filters choose.
+
+    Args:
+        traces: what to tell of.
+        arguments: parsed by a parser with `add_filters`.
+
+    Returns:
+        The exit status.
+    """
+    chosen = (arguments.op, arguments.node, arguments.function, arguments.line, arguments.missed)
+    return _show_remarks(traces, arguments) if any(chosen) else _show_overview(traces, arguments)
+
+
+def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+    from tf_amp.tracing.blockers import find_blockers
+    from tf_amp.tracing.figures import figures_of
+    from tf_amp.tracing.text import blockers_text, overview
+
+    told = []
+    for trace in traces:
+        blockers = None if arguments.quick else find_blockers(trace.graphs)
+        variables = dict(trace.process.get("variables", {}))
+        if arguments.json:
+            functions = [
+                {"name": g.remarks.name, **_plain(figures_of([g.remarks]))} for g in trace.graphs
+            ]
+            found = [
+                {**dataclasses.asdict(b), "line": b.change.line(variables)} for b in blockers or ()
+            ]
+            process = {"name": trace.name, "process": trace.process, "status": trace.status}
+            told.append({**process, "functions": functions, "blockers": found})
+            continue
+        paragraphs = [*overview(trace)]
+        if blockers is not None:
+            paragraphs.append(blockers_text(blockers, variables))
+        print("\n\n".join(paragraphs), end="\n\n")
+    if arguments.json:
+        print(json.dumps(told, indent=1, default=str))
+    else:
+        print(
+            "To go on: --op MatMul --missed (why not this op?), --op Cast (the largest casts), "
+            "--node REGEX, --function NAME, --line model.py:42."
+        )
+    return 0
+
+
+def _plain(figures: Any) -> dict[str, Any]:
+    fields = dataclasses.asdict(figures)
+    kept = [{"op": op, "why": why, "count": n} for (op, why), n in figures.kept.most_common()]
+    return {**fields, "kept": kept}
+
+
+def _show_remarks(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+    from tf_amp.tracing.text import remark_text
+
+    number = 0
+    for trace in traces:
+        for graph in trace.graphs:
+            found = list(_chosen(graph, arguments))
+            remarks = graph.remarks.remarks if found else ()
+            lines_of = {"/".join(filter(None, (r.function, r.node))): r.lines for r in remarks}
+            if found and not arguments.json and number < arguments.limit:
+                print(f"{trace.name}: {graph.remarks.name}")
+            # Of Casts the large ones matter.
+            for remark in sorted(found, key=lambda remark: -(remark.bytes or 0)):
+                number += 1
+                if arguments.json:
+                    where = {"process": trace.name, "graph": graph.remarks.name}
+                    print(json.dumps({**where, **remark.to_dict()}))
+                elif number <= arguments.limit:
+                    print(f"  {remark_text(remark, graph.config, lines_of)}")
+    if not number:
+        print("No remark fits these filters.", file=sys.stderr)
+        return 1
+    if not arguments.json and number > arguments.limit:
+        print(f"{number - arguments.limit} more remarks; --limit {number} prints them all.")
+    return 0
+
+
+def _chosen(graph: TracedGraph, arguments: argparse.Namespace) -> Iterator[Remark]:
+    if arguments.function and arguments.function not in graph.remarks.name:
+        inner = arguments.function
+    else:
+        inner = ""
+    for remark in graph.remarks.remarks:
+        if (
+            inner in remark.function
+            and (not arguments.op or remark.op == arguments.op)
+            and (not arguments.node or arguments.node.search(remark.node))
+            and (not arguments.missed or remark.kind in ("kept", "near_miss"))
+            and (not arguments.line or any(_is_at(line, arguments.line) for line in remark.lines))
+        ):
+            yield remark
+
+
+def _is_at(line: str, asked: str) -> bool:
+    """Whether "a/model.py:42" is at "model.py:42" or in "model.py"."""
+    here = line if asked.rpartition(":")[2].isdigit() else line.rpartition(":")[0]
+    return here == asked or here.endswith("/" + asked)

@@ -1,0 +1,62 @@
+"""``tf-amp plan``: what would become of a model, without running it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tf_amp import autoload
+from tf_amp.cli.explain import EXIT_CODES, add_filters, show
+from tf_amp.cli.options import add_target, config_for
+from tf_amp.env_config import read_settings
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the sub-parsers of ``tf-amp``."""
+    parser = commands.add_parser(
+        "plan",
+        help="say what would become of a model, without running it",
+        description="Plans a model for a device, which need not be in this machine, and prints "
+        "what `tf-amp explain` prints of a run. Nothing is executed. Settings come from the "
+        "environment.",
+        epilog=EXIT_CODES,
+    )
+    parser.add_argument(
+        "model",
+        type=Path,
+        metavar="MODEL",
+        help="a SavedModel's directory, a GraphDef or MetaGraphDef (.pb, .pbtxt, .meta), or a "
+        "Keras model (.keras)",
+    )
+    add_target(parser)
+    add_filters(parser)
+    parser.set_defaults(run=run, needs_tensorflow=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plans the model and prints the outcome.
+
+    Args:
+        arguments: Parsed arguments.
+
+    Returns:
+        The exit status, see `explain.EXIT_CODES`.
+
+    Raises:
+        EnvConfigError: A variable holds an illegal value.
+    """
+    settings = read_settings()
+    # The model is planned here; reading it must not rewrite it.
+    autoload.deactivate()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tf_amp.tracing.models import ModelError, plan_model
+
+    try:
+        trace = plan_model(arguments.model, config_for(settings, arguments))
+    except ModelError as error:
+        print(f"tf-amp plan: {error}", file=sys.stderr)
+        return 1
+    return show([trace], arguments)

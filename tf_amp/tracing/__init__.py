@@ -1,0 +1,6 @@
+"""Reading what the pass decided: traces of processes, their figures, and what blocks the rest.
+
+`trace` reads the directories that `tf_amp.hosts.dumps` writes, `figures` counts, `blockers` plans
+again with one thing changed, `text` is what people read. Nothing here is loaded while a program
+runs in mixed precision.
+"""

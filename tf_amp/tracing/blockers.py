@@ -1,0 +1,164 @@
+"""What blocks most: graphs are planned again with one thing changed, and the plans compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from tensorflow.python.framework import op_def_registry
+
+from graph_passes import RULES, ListEdit, PrecisionConfig, Remark, load_op_lists
+from graph_passes.ops.reasons import Reason
+from tf_amp.env_variables import COST_TABLE, REWRITE, RULES_DISABLE
+from tf_amp.tracing.figures import Figures, figures_of
+from tf_amp.tracing.trace import TracedGraph
+
+TRIED = 20
+"""How many changes are planned; those that touch the most nodes."""
+_LEAST = 0.01  # of all cast bytes: what saves less is not worth a setting
+_INFER_ADD = f"{REWRITE}_INFERLIST_ADD"
+_RULE_OF = {
+    Reason.CONSTANT_RANGE.name.lower(): "constant-range",
+    Reason.VARIABLE_UPDATE.name.lower(): "variable-update",
+    Reason.MOVES_MORE.name.lower(): "cast-cut",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One thing that a user may change.
+
+    Attributes:
+        what: the op or rule, for people.
+        variable: the environment variable that does it.
+        value: what that gets.
+        risk: what speaks against it.
+        op: the op type that goes to the infer list, if it is that.
+        rule: the rule that is switched off, if it is that.
+    """
+
+    what: str
+    variable: str
+    value: str
+    risk: str
+    op: str = ""
+    rule: str = ""
+
+    def applied(self, config: PrecisionConfig) -> PrecisionConfig:
+        """The configuration with the change."""
+        if self.op:
+            edit = ListEdit(list_name="infer", action="add", op=self.op, source=self.variable)
+            return dataclasses.replace(config, list_edits=(*config.list_edits, edit))
+        if self.rule:
+            rules = config.disabled_rules | {self.rule}
+            return dataclasses.replace(config, disabled_rules=rules)
+        return dataclasses.replace(config, cost_table=None)
+
+    def line(self, variables: Mapping[str, str]) -> str:
+        """What to paste; it keeps what the variables say already.
+
+        Args:
+            variables: the variables that are set: name -> value.
+        """
+        before = variables.get(self.variable, "").strip() if self.variable != COST_TABLE else ""
+        return f"export {self.variable}={','.join(filter(None, (before, self.value)))}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocker:
+    """What a change gives, by new plans of all graphs.
+
+    Attributes:
+        change: the change.
+        products: how many products fewer stay float32.
+        flops: how much more of the arithmetic is.
+        casts: how many Casts more there are; negative where some vanish.
+        cast_bytes: how many bytes more they move.
+    """
+
+    change: Change
+    products: int
+    flops: int
+    casts: int
+    cast_bytes: int
+
+
+def find_blockers(graphs: Sequence[TracedGraph], tried: int = TRIED) -> list[Blocker]:
+    """Finds the changes that put the most into the target dtype.
+
+    Each op type that is on the deny list or on none, and each rule that keeps a node in float32, is
+    one change: the op goes to the infer list, the rule off. The graphs are planned as they are and
+    with each change, from what the graphs themselves tell of shapes.
+
+    Args:
+        graphs: those to plan. A graph without products is left out: nothing in it goes low.
+        tried: how many changes are planned.
+
+    Returns:
+        Those that help, the one with the most arithmetic first, then with the fewest cast bytes.
+    """
+    relevant = [g for g in graphs if any(r.is_product for r in g.remarks.remarks)]
+    changes = list(_changes(relevant))[:tried]
+    if not changes:
+        return []
+    now = _planned(relevant, None)
+    found = []
+    for change in changes:
+        then = _planned(relevant, change)
+        found.append(
+            Blocker(
+                change,
+                products=now.products_kept - then.products_kept,
+                flops=then.flops_low - now.flops_low,
+                casts=then.casts - now.casts,
+                cast_bytes=then.cast_bytes - now.cast_bytes,
+            )
+        )
+    least = _LEAST * now.cast_bytes
+    helpful = (b for b in found if b.products > 0 or (b.products == 0 and b.cast_bytes < -least))
+    return sorted(helpful, key=lambda b: (-b.products, -b.flops, b.cast_bytes))
+
+
+def _planned(graphs: Sequence[TracedGraph], change: Change | None) -> Figures:
+    configs = (change.applied(g.config) if change else g.config for g in graphs)
+    return figures_of([g.plan(c) for g, c in zip(graphs, configs, strict=True)])
+
+
+def _changes(graphs: Sequence[TracedGraph]) -> Iterator[Change]:
+    """What may be changed, that which touches the most nodes first."""
+    touched: Counter[Change] = Counter()
+    for graph in graphs:
+        for remark in graph.remarks.remarks:
+            change = _change_for(remark, graph.config)
+            if change is not None:
+                touched[change] += 1
+    return (change for change, _ in touched.most_common())
+
+
+def _has_state(op: str) -> bool:
+    """Whether an op reads or changes something that has a dtype of its own."""
+    definition = op_def_registry.get(op)
+    return definition is not None and definition.is_stateful
+
+
+def _change_for(remark: Remark, config: PrecisionConfig) -> Change | None:
+    if remark.kind != "kept":
+        return None
+    lists = load_op_lists(config)
+    if remark.rule == "slower_here":
+        risk = "By the cost table, float32 is faster for these."
+        return Change("the cost table", COST_TABLE, "off", risk)
+    if remark.rule in _RULE_OF:
+        rule = _RULE_OF[remark.rule]
+        risk = f"Without it, this no longer holds: {RULES[rule]}."
+        return Change(f"the rule {rule}", RULES_DISABLE, rule, risk, rule=rule)
+    denied = remark.blocked_by or (remark.op if remark.rule == "deny_list" else "")
+    if denied and denied in lists.entries:
+        return Change(
+            f"{denied}, denied", _INFER_ADD, denied, lists.entries[denied].reason, op=denied
+        )
+    if remark.rule == "unlisted" and not _has_state(remark.op):
+        risk = lists.unlisted.get(remark.op, "Nothing is known of this op: it is on no list.")
+        return Change(f"{remark.op}, on no list", _INFER_ADD, remark.op, risk, op=remark.op)
+    return None

@@ -1,0 +1,137 @@
+"""Models in files, planned without being run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError, Message
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+from graph_passes import FunctionRemarks, PrecisionConfig
+from tf_amp.hosts.dumps import Origin, known_shapes
+from tf_amp.hosts.function_shapes import called_shapes, static_shapes
+from tf_amp.hosts.process_record import variables_set
+from tf_amp.tracing.trace import ReadShapes, Trace, TracedGraph
+
+_SAVED_MODEL = "saved_model.pb"
+
+
+class ModelError(ValueError):
+    """A model cannot be read or planned."""
+
+
+def plan_model(path: Path, config: PrecisionConfig) -> Trace:
+    """Plans the graphs of a model.
+
+    Of a SavedModel every signature is planned, of a Keras model the call for inference. Nothing is
+    run. What is fed or fetched is known of signatures; of a bare GraphDef, every node that none
+    reads counts as fetched.
+
+    Args:
+        path: a SavedModel's directory, a GraphDef or MetaGraphDef, or a `.keras` file.
+        config: what to plan with.
+
+    Raises:
+        ModelError: it cannot be read, or there is nothing in it to plan.
+    """
+    if not path.exists():
+        raise ModelError(f"There is no file or directory {str(path)!r}.")
+    graphs = [_planned(name, config, *graph) for name, *graph in _graphs(path)]
+    process = {
+        "variables": variables_set(),
+        "settings": {
+            "reason": f"planned for {config.target_dtype} on {config.device}, not run",
+            "cost_table": config.cost_table.device_class if config.cost_table else "none",
+            "why": f"sizes that are not known count as {config.unknown_dimension}",
+            "list_edits": [f"{e.list_name} {e.action} {e.op}" for e in config.list_edits],
+            "loss_scaling_reason": "nothing is trained",
+        },
+    }
+    return Trace(path.name, process, {}, tuple(graphs))
+
+
+def _planned(
+    name: str, config: PrecisionConfig, graph: GraphDef, shapes: ReadShapes | None = None
+) -> TracedGraph:
+    empty = FunctionRemarks(
+        name=name,
+        target_dtype=config.target_dtype,
+        device=config.device,
+        total_nodes=len(graph.node),
+    )
+    traced = TracedGraph(empty, config, lambda: graph, shapes, _ends(graph))
+    return dataclasses.replace(traced, remarks=traced.plan(config))
+
+
+def _ends(graph: GraphDef) -> tuple[str, ...]:
+    """The nodes that are fed, and those that no other reads."""
+    read = {name.lstrip("^").partition(":")[0] for node in graph.node for name in node.input}
+    return tuple(n.name for n in graph.node if n.op == "Placeholder" or n.name not in read)
+
+
+def _graphs(path: Path) -> Sequence[tuple[Any, ...]]:
+    """The graphs of a model: a name, the graph, and how to get shapes if they are known."""
+    if path.is_dir():
+        if not (path / _SAVED_MODEL).exists():
+            raise ModelError(
+                f"The directory {str(path)!r} is no SavedModel: it has no {_SAVED_MODEL}."
+            )
+        saved = _parse(path / _SAVED_MODEL, SavedModel)
+        return [(" ".join(m.meta_info_def.tags), m.graph_def) for m in saved.meta_graphs]
+    if path.suffix == ".keras":
+        return [(path.stem, *_keras_graph(path))]
+    if path.suffix == ".meta":
+        return [(path.stem, _parse(path, MetaGraphDef).graph_def)]
+    # A serialized message of one type can often be parsed as another: the one with nodes is right.
+    readers: tuple[Callable[[], GraphDef], ...] = (
+        lambda: _parse(path, GraphDef),
+        lambda: _parse(path, MetaGraphDef).graph_def,
+        lambda: _parse(path, SavedModel).meta_graphs[0].graph_def,
+    )
+    for read in readers:
+        try:
+            graph = read()
+        except (ModelError, IndexError):
+            continue
+        if (graph.node or graph.library.function) and all(node.op for node in graph.node):
+            return [(path.stem, graph)]
+    raise ModelError(
+        f"{str(path)!r} is neither a GraphDef nor a MetaGraphDef with nodes. Legal: a SavedModel's "
+        "directory, .pb, .pbtxt, .meta, .keras."
+    )
+
+
+def _parse(path: Path, kind: type[Any]) -> Any:
+    message: Message = kind()
+    try:
+        if path.suffix in (".pbtxt", ".txt"):
+            text_format.Parse(path.read_text(encoding="utf-8"), message)
+        else:
+            message.ParseFromString(path.read_bytes())
+    except (OSError, UnicodeDecodeError, DecodeError, text_format.ParseError) as error:
+        raise ModelError(f"{str(path)!r} is no {kind.__name__}: {error}.") from error
+    return message
+
+
+def _keras_graph(path: Path) -> tuple[GraphDef, ReadShapes]:
+    """The graph of a Keras model's call, as it is traced for inference."""
+    import keras
+    import tensorflow as tf
+
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    except Exception as error:  # whatever the layers of a model raise
+        raise ModelError(f"Keras cannot load {str(path)!r}: {error}") from error
+    specs = [tf.TensorSpec(x.shape, x.dtype, name=x.name) for x in model.inputs]
+    call = tf.function(lambda *inputs: model([*inputs] if len(inputs) > 1 else inputs[0]))
+    traced = call.get_concrete_function(*specs).graph
+    graph = traced.as_graph_def()
+    # The graph alone does not tell the shapes of variables.
+    origin = Origin(shapes=static_shapes(traced), function_shapes=called_shapes(traced._functions))
+    return graph, lambda: known_shapes(graph, origin)

@@ -1,0 +1,158 @@
+"""What people read: plain text, the same on a terminal and in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from graph_passes import PrecisionConfig, Remark, load_op_lists
+from tf_amp.env_variables import COST_TABLE
+from tf_amp.tracing.blockers import Blocker
+from tf_amp.tracing.figures import Figures, figures_of
+from tf_amp.tracing.trace import Trace, TracedGraph
+
+_BLOCKERS_SHOWN = 5
+_REASONS_SHOWN = 3
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of left-aligned columns, two blanks between them."""
+    lines = [tuple(head), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ("  ".join(map(str.ljust, line, widths)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def overview(trace: Trace) -> Iterator[str]:
+    """The paragraphs that say what one process did."""
+    yield "\n".join(_head(trace))
+    counted = [(graph, figures_of([graph.remarks])) for graph in trace.graphs]
+    shown = [(g, f) for g, f in counted if f.products or f.casts or g.remarks.failure]
+    if shown:
+        head = ("function", "products low", "FLOPs low", "casts", "cast bytes", "stays float32")
+        yield table(head, [_row(graph, figures) for graph, figures in shown])
+    left = len(counted) - len(shown)
+    if left:
+        yield f"{left} of {len(counted)} functions have no matrix product or convolution."
+    scales = trace.status.get("loss_scale", {}).get("loss_scales", ())
+    for scale in scales:
+        state = scale["state"] or {}
+        told = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in state.items())
+        yield f"loss scale of {scale['name']}: {told or 'not known'}"
+
+
+def _head(trace: Trace) -> Iterator[str]:
+    settings, versions = trace.process.get("settings", {}), trace.process.get("versions", {})
+    yield trace.name + "".join(f", {name} {value}" for name, value in versions.items())
+    if settings:
+        edits = ", ".join(settings["list_edits"])
+        yield f"{settings['reason']}; cost table: {settings['cost_table']}; {settings['why']}"
+        yield f"list edits: {edits or 'none'}; loss scaling: {settings['loss_scaling_reason']}"
+    yield from (f"note: {note}" for note in trace.process.get("notes", ()))
+
+
+def _row(graph: TracedGraph, figures: Figures) -> tuple[str, ...]:
+    kept = [f"{count} {op}: {why}" for (op, why), count in figures.kept.most_common()]
+    more = [f"{len(kept) - _REASONS_SHOWN} more reasons"] if len(kept) > _REASONS_SHOWN else []
+    failure = graph.remarks.failure
+    return (
+        graph.remarks.name,
+        f"{figures.products_low} of {figures.products}",
+        _percent(figures.flops_share),
+        str(figures.casts),
+        in_bytes(figures.cast_bytes),
+        f"given up: {failure}" if failure else "; ".join([*kept[:_REASONS_SHOWN], *more]) or "-",
+    )
+
+
+def _percent(share: float | None) -> str:
+    if share in (None, 1):
+        return "-" if share is None else "100%"
+    return f"{min(share or 0, 0.999):.1%}"  # a rest must not be rounded away
+
+
+def blockers_text(blockers: Sequence[Blocker], variables: dict[str, str]) -> str:
+    """What blocks most, with the line to paste and the risk of each."""
+    if not blockers:
+        return "No single op or rule, if moved, would put more products into the target dtype."
+    lines = ["What blocks most (planned again with each of these changed):"]
+    for number, blocker in enumerate(blockers[:_BLOCKERS_SHOWN], 1):
+        lines += [
+            f"{number}. {blocker.change.what}: {_gain(blocker)}",
+            f"   {blocker.change.line(variables)}",
+            f"   risk: {blocker.change.risk}",
+        ]
+    return "\n".join(lines)
+
+
+def _gain(blocker: Blocker) -> str:
+    parts = []
+    if blocker.products:
+        what = "product" if blocker.products == 1 else "products"
+        parts.append(f"{blocker.products} {what} more go low ({_in_flops(blocker.flops)} a call)")
+    parts.append(f"{blocker.casts:+} casts")
+    sign = "-" if blocker.cast_bytes < 0 else "+"
+    parts.append(f"{sign}{in_bytes(abs(blocker.cast_bytes))} cast")
+    return ", ".join(parts)
+
+
+def remark_text(
+    remark: Remark, config: PrecisionConfig, lines_of: Mapping[str, tuple[str, ...]]
+) -> str:
+    """One remark, with the Python lines and what the lists say of the op that decided it.
+
+    Args:
+        remark: the remark.
+        config: what its graph was planned with.
+        lines_of: node -> its Python lines, for the start of the remark's path.
+    """
+    what = {
+        "converted": config.target_dtype,
+        "kept": "float32",
+        "near_miss": "near miss",
+    }.get(remark.kind, remark.kind)
+    where = "/".join(filter(None, (remark.function, remark.node)))
+    attr = f" ({remark.attr})" if remark.attr not in ("", "T") else ""
+    reason = remark.reason or remark.rule
+    head = " ".join(filter(None, (f"{what}:", remark.op, where + attr)))
+    lines = [f"{head}: {reason}" if where else f"{head} {reason}"]
+    if remark.path:
+        at = "".join(f", at {line}" for line in lines_of.get(remark.path[0], ())[:1])
+        lines.append(f"blocked by {remark.blocked_by}{at}: {' -> '.join(remark.path)}")
+    lines += _advice(remark, config)
+    facts = [str(shape).replace("None", "?") for shape in remark.shapes if shape is not None]
+    facts += [_in_flops(remark.flops)] if remark.flops is not None else []
+    facts += [in_bytes(remark.bytes)] if remark.bytes is not None else []
+    if remark.seconds is not None:
+        facts.append(f"{remark.seconds * 1e6:.3g} us by the cost table")
+    if facts:
+        lines.append(", ".join(facts))
+    if remark.lines:
+        lines.append(f"at {', in '.join(remark.lines)}")
+    return "\n    ".join(lines)
+
+
+def _advice(remark: Remark, config: PrecisionConfig) -> Iterator[str]:
+    lists = load_op_lists(config)
+    denied = remark.blocked_by or (remark.op if remark.rule == "deny_list" else "")
+    if denied in lists.entries:
+        yield f"{denied} is on the {lists.list_of(denied)} list: {lists.entries[denied].reason}"
+    elif remark.rule == "unlisted" and remark.op in lists.unlisted:
+        yield f"{remark.op} is on no list: {lists.unlisted[remark.op]}"
+    elif remark.rule == "slower_here":
+        yield f"{COST_TABLE}=off converts it all the same; `tf-amp tune` measures your machine"
+
+
+def in_bytes(number: int) -> str:
+    """A number of bytes, for people."""
+    return _scaled(number, 1024, ("B", "KiB", "MiB", "GiB"))
+
+
+def _in_flops(number: int) -> str:
+    return _scaled(number, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"))
+
+
+def _scaled(number: float, step: int, units: Sequence[str]) -> str:
+    place = 0
+    while abs(number) >= step and place < len(units) - 1:
+        number, place = number / step, place + 1
+    return f"{number:.3g} {units[place]}" if abs(number) < 100 else f"{number:.0f} {units[place]}"

@@ -1,0 +1,199 @@
+"""Traces: graphs with their remarks, from the directory of LOG_PATH or planned here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tensorflow.core.framework.function_pb2 import FunctionDef
+from tensorflow.core.framework.graph_pb2 import GraphDef
+
+from graph_passes import (
+    FunctionRemarks,
+    PrecisionConfig,
+    RewriteResult,
+    rewrite_function_def,
+    rewrite_graph_def,
+)
+from graph_passes.ir.view import FunctionShapes, Shapes
+from graph_passes.remarks import RemarksError
+from tf_amp.hosts.dumps import STATUS
+from tf_amp.hosts.offline import InferredShapes
+from tf_amp.hosts.process_record import PROCESS, config_of
+
+_REMARKS = re.compile(r"remarks_(.*)\.jsonl(\.gz)?")
+
+
+ReadShapes: TypeAlias = Callable[[], Mapping[str, Mapping[str, Any]]]
+
+
+class TraceError(ValueError):
+    """There is no trace, or none that this release can read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedGraph:
+    """One graph that was planned.
+
+    Attributes:
+        remarks: what was decided.
+        config: what it was planned with.
+        read: gives the graph as it was before; a function is the first one of its library.
+        read_shapes: gives the shapes that were known: function, "" for the graph itself -> node ->
+            those of its outputs. None: they are inferred from the graph.
+        preserve: names of its nodes that are fed, fetched or otherwise to be left alone.
+    """
+
+    remarks: FunctionRemarks
+    config: PrecisionConfig
+    read: Callable[[], GraphDef]
+    read_shapes: ReadShapes | None = None
+    preserve: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def _graph(self) -> GraphDef:
+        return self.read()
+
+    @functools.cached_property
+    def _library(self) -> dict[str, FunctionDef]:
+        return {function.signature.name: function for function in self._graph.library.function}
+
+    @functools.cached_property
+    def _shapes(self) -> tuple[Shapes, FunctionShapes]:
+        """The shapes of the graph itself, and those of the functions that it calls."""
+        if self.read_shapes is not None:
+            known = {name: _lookup(of_node) for name, of_node in self.read_shapes().items()}
+            return known.get("", lambda _: ()), known.get
+        inferred = InferredShapes(self._graph)
+        of_function = functools.cache(inferred.of_function)
+        return inferred.of_graph, lambda name: of_function(name) if name in self._library else None
+
+    def plan(self, config: PrecisionConfig) -> FunctionRemarks:
+        """Plans the graph again."""
+        return self._rewrite(config).remarks(self.remarks.name)
+
+    def _rewrite(self, config: PrecisionConfig) -> RewriteResult:
+        shapes, function_shapes = self._shapes
+        if self._graph.node:
+            return rewrite_graph_def(
+                self._graph,
+                config,
+                preserve=self.preserve,
+                shapes=shapes,
+                function_shapes=function_shapes,
+            )
+        return rewrite_function_def(
+            self._graph.library.function[0],
+            config,
+            library=self._library.get,
+            shapes=shapes,
+            function_shapes=function_shapes,
+        )
+
+
+def _lookup(of_node: Mapping[str, Any]) -> Shapes:
+    return lambda node: [None if s is None else tuple(s) for s in of_node.get(node, ())]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What one process did.
+
+    Attributes:
+        name: what to call it, for people.
+        process: the process, as `process_record.describe` has it; {} for what was planned here.
+        status: its counters at the end, {} where it has none (it was killed, or runs still).
+        graphs: in the order in which they were planned.
+    """
+
+    name: str
+    process: Mapping[str, Any]
+    status: Mapping[str, Any]
+    graphs: tuple[TracedGraph, ...]
+
+
+def read_traces(directory: Path) -> list[Trace]:
+    """Reads a trace directory, or the folder of one process in it.
+
+    Args:
+        directory: what `TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH` named.
+
+    Returns:
+        A trace for each process, the oldest first.
+
+    Raises:
+        TraceError: it holds no trace, or one that this release cannot read.
+    """
+    if not directory.is_dir():
+        raise TraceError(f"There is no directory {str(directory)!r}.")
+    folders = [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]
+    traces = [_read_folder(folder) for folder in folders if (folder / PROCESS).exists()]
+    if not traces:
+        raise TraceError(
+            f"{str(directory)!r} holds no trace. Run the program with "
+            f"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH={directory} to make one."
+        )
+    return traces
+
+
+def _read_folder(folder: Path) -> Trace:
+    process = _read_json(folder / PROCESS)
+    status = _read_json(folder / STATUS) if (folder / STATUS).exists() else {}
+    found = [(path, name) for path in folder.iterdir() if (name := _REMARKS.fullmatch(path.name))]
+    found.sort(key=lambda pair: pair[1][1].rpartition("_")[2])  # by number
+    configs = functools.cache(
+        lambda compiled: config_of(folder, process["config"], compiled=compiled)
+    )
+    graphs = []
+    for path, name in found:
+        remarks = _read_remarks(path)
+        config = configs(remarks.compiled)
+        if remarks.unknown_dimension is not None:
+            config = dataclasses.replace(config, unknown_dimension=remarks.unknown_dimension)
+        before = folder / f"graphdef_preop_{name[1]}.pb"
+        shapes = folder / f"shapes_{name[1]}.json.gz"
+        if before.exists() and shapes.exists():
+            read = functools.partial(_read_graph, before)
+            read_shapes = functools.partial(_read_json, shapes)
+            preserved = (r for r in remarks.remarks if r.rule == "preserved" and not r.function)
+            kept = tuple(remark.node for remark in preserved)
+            graphs.append(TracedGraph(remarks, config, read, read_shapes, kept))
+    title = f"{process.get('script') or folder.name}, process {process.get('process')}"
+    return Trace(title, process, status, tuple(_without_parts(graphs)))
+
+
+def _without_parts(graphs: list[TracedGraph]) -> Iterable[TracedGraph]:
+    """Leaves out bodies that were planned with their callers too, in whose remarks they are."""
+    parts = {remark.function for graph in graphs for remark in graph.remarks.remarks}
+    readable = {re.sub(r"_\d+$", "", name) for name in parts} - {""}
+    return (g for g in graphs if g.remarks.name.partition(" (")[0] not in readable)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_content(path))
+    except (OSError, EOFError, ValueError) as error:
+        raise TraceError(f"{str(path)!r} cannot be read: {error}.") from error
+    return dict(found)
+
+
+def _read_remarks(path: Path) -> FunctionRemarks:
+    try:
+        return FunctionRemarks.from_lines(_content(path).split("\n"))
+    except (OSError, EOFError, UnicodeDecodeError, RemarksError) as error:
+        raise TraceError(f"{str(path)!r} cannot be read: {error}") from error
+
+
+def _content(path: Path) -> str:
+    raw = path.read_bytes()
+    return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+
+
+def _read_graph(path: Path) -> GraphDef:
+    return GraphDef.FromString(path.read_bytes())
