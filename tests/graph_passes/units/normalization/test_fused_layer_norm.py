@@ -14,8 +14,8 @@ from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.ir.view import view_graph
 from graph_passes.units.fusion import Fusion, find_units
 
-# Graphs as small as these are not worth their Casts.
-PAINTED = frozenset(("cast-cut",))
+# Graphs as small as these are not worth their Casts, and their updates are others' business.
+PAINTED = frozenset(("cast-cut", "fused-update"))
 GPU = PrecisionConfig(target_dtype="float16", device="GPU", disabled_rules=PAINTED)
 FUSABLE = [name for name in NORMS if name.startswith("layer") and name != "layer, centred"]
 
