@@ -128,7 +128,8 @@ class Installation:
         Returns:
             The counts of this graph and its parts.
         """
-        counts = sum(parts, NodeCounts.of(result.report))
+        own = NodeCounts() if result.failure else NodeCounts.of(result.report)
+        counts = sum(parts, own)
         self._tally.add(name, result, counts, (*covered, counts) if is_part else covered)
         write = self._dumps.write if self._dumps else None
         directory = write(name, result, original, origin=origin) if write else None
