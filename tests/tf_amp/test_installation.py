@@ -295,13 +295,13 @@ def test_failed_rewrites_are_said_with_the_place_of_both_graphs(
     run_python: RunPython, tmp_path: Path
 ) -> None:
     script = f"""
-        from tf_amp.hosts import function
-        real = function.rewrite_function_def
+        from tf_amp.hosts import function_calls
+        real = function_calls.rewrite_function_def
         def failing(definition, *args, **kwargs):
             result = real(definition, *args, **kwargs)
             return dataclasses.replace(result, proto=definition, changed=False,
                                        failure="a planted failure", rejected=result.proto)
-        function.rewrite_function_def = failing
+        function_calls.rewrite_function_def = failing
         installed = on(log_path={str(tmp_path / "made")!r})
         for _ in range(5):
             assert product().dtype == tf.float32

@@ -10,7 +10,6 @@ the low-precision graph. What is traced inside another function is rewritten wit
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import re
@@ -26,33 +25,24 @@ from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import ops
 from tensorflow.python.saved_model import function_deserialization
 
-from graph_passes import rewrite_function_def
 from graph_passes.collector import collector_paused
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.dumps import Origin
+from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_deferred import DeferredFunctions
-from tf_amp.hosts.function_redirects import Find, called_names
-from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
-from tf_amp.hosts.function_sizes import (
-    FunctionSizes,
-    add_variant,
-    draws_by_seed,
-    find_source,
-    plan_anew,
-)
+from tf_amp.hosts.function_redirects import called_names
+from tf_amp.hosts.function_shapes import called_shapes
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
-from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
 from tf_amp.patches import Patches
 from tf_amp.tally import NodeCounts
 
 if TYPE_CHECKING:
-    from graph_passes import PrecisionConfig, RewriteResult
-    from graph_passes.ir.view import Shapes
+    from graph_passes import RewriteResult
     from tf_amp.installation import Installation
 
 _log = logging.getLogger("tf_amp")
@@ -66,43 +56,6 @@ _EXPORTED = re.compile("signature_wrapper|_wrapped_model|_layer_call_(fn|and_ret
 _KERAS_STEPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Traced:
-    """A function as it was traced, with what it takes to rewrite it.
-
-    Attributes:
-        definition: the FunctionDef.
-        graph: the FuncGraph.
-        context: the eager context that holds it.
-        find: gives the definition of a function that it calls, None for what is planned apart.
-        title: its name, for people.
-    """
-
-    definition: function_pb2.FunctionDef
-    graph: Any
-    context: context_lib.Context
-    find: Find
-    title: str
-
-    @functools.cached_property
-    def shapes(self) -> Shapes:
-        """Static shapes of its tensors."""
-        return traced_shapes(self.graph, self.definition)
-
-    def rewrite(
-        self, config: PrecisionConfig, callee: function_pb2.FunctionDef | None = None
-    ) -> RewriteResult:
-        """Rewrites it, or a function that it calls."""
-        shapes_of = called_shapes(self.graph._functions)
-        return rewrite_function_def(
-            callee or self.definition,
-            config,
-            library=self.find,
-            shapes=shapes_of(callee.signature.name) if callee else self.shapes,
-            function_shapes=shapes_of,
-        )
-
-
 class FunctionHost:
     """The hook of one installation."""
 
@@ -111,8 +64,7 @@ class FunctionHost:
         self._patches = Patches()
         self._originals = function_originals.installed()
         self._pipelines = PipelineMark()
-        self._sizes = FunctionSizes(functools.partial(installation.record_fault, "function"))
-        self._trials = FunctionTrials(installation.settings.trial_steps, trials_directory())
+        self._calls = FunctionCalls(installation, self._originals)
         self._deferred = DeferredFunctions(self._rewrite_deferred)
         self._counts: weakref.WeakKeyDictionary[Any, NodeCounts] = weakref.WeakKeyDictionary()
         # Those whose counts are in no other function's, and those not rewritten whose are.
@@ -159,11 +111,8 @@ class FunctionHost:
             context: context_lib.Context, name: bytes, tensor_inputs: list[Any], num_outputs: int
         ) -> Any:
             self._deferred.rewrite(context, name)
-            # In other processes, where functions may run, there are no variants.
-            if getattr(context, "_server_def", None) is not None:
-                return original(context, name, tensor_inputs, num_outputs)
-            run = functools.partial(self._trials.call, functools.partial(original, context))
-            return self._sizes.call(run, name, tensor_inputs, num_outputs)
+            run = functools.partial(original, context)
+            return self._calls.call(run, context, name, tensor_inputs, num_outputs)
 
         return call_function
 
@@ -216,7 +165,7 @@ class FunctionHost:
         name = readable_name(definition.signature.name)
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
         title = f"{name} ({step})" if (step := _keras_step()) else name
-        traced = _Traced(definition, graph, context, library, title)
+        traced = TracedFunction(definition, graph, context, library, title)
         result = traced.rewrite(config)
         self._rewrite_called((result.proto, *result.extra_functions), graph, context)
         callees: list[RewriteResult] = []
@@ -259,62 +208,16 @@ class FunctionHost:
             )
             if function not in self._covered:
                 self._uncovered.add(function)
-        if counts.products and not draws_by_seed(definition, library):
-            self._watch_calls(function, traced, config, result, counts, record)
 
-    def _watch_calls(
-        self,
-        function: Any,
-        traced: _Traced,
-        config: PrecisionConfig,
-        result: RewriteResult,
-        counts: NodeCounts,
-        record: Callable[..., NodeCounts],
-    ) -> None:
-        """Lets the calls of a function decide what was not known when it was traced."""
-        attach = functools.partial(self._originals.attach, traced.context, function.name)
-        source = None
-        if config.cost_table is not None and not is_compiled(traced.definition):
-            source = find_source(traced.definition, traced.shapes)
-
-        def plan(size: int) -> RewriteResult:
+        def record_again(planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:
             nonlocal counts
-            again = dataclasses.replace(config, unknown_dimension=size)
-            planned, callees = plan_anew(
-                traced.rewrite(again),
-                functools.partial(traced.rewrite, again),
-                size,
-                traced.context,
-                self._originals,
-            )
-            parts = self._counts_of_callees(traced.graph, traced.definition, planned, callees)
-            title = f"{traced.title}, sizes near {size}"
-            counts = record(title, planned, parts=parts, covered=[counts])
-            return planned
+            parts = self._counts_of_callees(graph, definition, planned, callees)
+            again = f"{title}, sizes near {size}"
+            counts = record(again, planned, parts=parts, covered=[counts])
 
-        def try_out(name: bytes, size: int = 0) -> None:
-            """Has the variant of a name, planned for a size, tried against float32."""
-
-            def add_float32() -> bytes:
-                alone = call_originals(traced.definition, traced.context, self._originals)
-                definition, called = alone or (traced.definition, ())
-                if source is not None:
-                    definition = source.shown_by(definition)
-                return add_variant(definition, f"{name.decode()}__float32", attach, called)
-
-            contest = Contest(
-                traced.title,
-                config.target_dtype,
-                add_float32,
-                functools.partial(digest_of, traced.definition, traced.find, config, size),
-            )
-            self._trials.watch(function, name, contest)
-
-        if source is not None:
-            try_size = try_out if self._trials.steps else None
-            self._sizes.watch(function, source, result.proto, plan, attach, try_size)
-        elif counts.converted:
-            try_out(function.name)
+        if counts.products:
+            tried = bool(counts.converted)
+            self._calls.watch(function, traced, config, result, record_again, tried=tried)
 
     def _rewrite_called(
         self, functions: Iterable[Any], graph: Any, context: context_lib.Context

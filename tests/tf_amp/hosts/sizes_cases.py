@@ -14,7 +14,7 @@ from tensorflow.python.eager import context, execute
 from tensorflow.python.saved_model import loader_impl
 
 from tf_amp import installation
-from tf_amp.hosts import function
+from tf_amp.hosts import function_calls
 from tf_amp.hosts.function_redirects import called_names
 
 WIDTH = 64
@@ -138,7 +138,7 @@ def faults() -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError("planted")
 
-    function.plan_anew = fail
+    function_calls.plan_anew = fail
     error = float(tf.reduce_max(tf.abs(layer(many) - tf.matmul(many, layer.weights))))
     status = installation.current().status()
     report("fault", error=error, failed=status["graphs_failed"])

@@ -1,0 +1,171 @@
+"""What calls of functions decide: the plan for their sizes, and whether a rewrite is faster."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tensorflow.core.framework import function_pb2
+from tensorflow.python.eager import context as context_lib
+
+from graph_passes import rewrite_function_def
+from tf_amp.compiled import is_compiled
+from tf_amp.hosts.function_redirects import Find
+from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
+from tf_amp.hosts.function_sizes import (
+    FunctionSizes,
+    Source,
+    add_variant,
+    draws_by_seed,
+    find_source,
+    plan_anew,
+)
+from tf_amp.hosts.function_tf_data import call_originals
+from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
+
+if TYPE_CHECKING:
+    from graph_passes import PrecisionConfig, RewriteResult
+    from graph_passes.ir.view import Shapes
+    from tf_amp.hosts.function_originals import Originals
+    from tf_amp.installation import Installation
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedFunction:
+    """A function as it was traced, with what it takes to rewrite it.
+
+    Attributes:
+        definition: the FunctionDef.
+        graph: the FuncGraph.
+        context: the eager context that holds it.
+        find: gives the definition of a function that it calls, None for what is planned apart.
+        title: its name, for people.
+    """
+
+    definition: function_pb2.FunctionDef
+    graph: Any
+    context: context_lib.Context
+    find: Find
+    title: str
+
+    @functools.cached_property
+    def shapes(self) -> Shapes:
+        """Static shapes of its tensors."""
+        return traced_shapes(self.graph, self.definition)
+
+    def rewrite(
+        self, config: PrecisionConfig, callee: function_pb2.FunctionDef | None = None
+    ) -> RewriteResult:
+        """Rewrites it, or a function that it calls."""
+        shapes_of = called_shapes(self.graph._functions)
+        return rewrite_function_def(
+            callee or self.definition,
+            config,
+            library=self.find,
+            shapes=shapes_of(callee.signature.name) if callee else self.shapes,
+            function_shapes=shapes_of,
+        )
+
+
+class FunctionCalls:
+    """Chooses what runs at the calls of functions from Python.
+
+    Args:
+        installation: says how often to try, and is told of faults.
+        originals: what was rewritten.
+    """
+
+    def __init__(self, installation: Installation, originals: Originals) -> None:
+        self._originals = originals
+        self._sizes = FunctionSizes(functools.partial(installation.record_fault, "function"))
+        self._trials = FunctionTrials(installation.settings.trial_steps, trials_directory())
+
+    def call(
+        self,
+        run: Callable[[bytes, Sequence[Any], int], Any],
+        context: context_lib.Context,
+        name: bytes,
+        inputs: Sequence[Any],
+        outputs: int,
+    ) -> Any:
+        """Calls a function, or what is to run in its place; `FunctionSizes.call` tells the rest."""
+        # In other processes, where functions may run, there are no variants.
+        if getattr(context, "_server_def", None) is not None:
+            return run(name, inputs, outputs)
+        return self._sizes.call(functools.partial(self._trials.call, run), name, inputs, outputs)
+
+    def watch(
+        self,
+        function: Any,
+        traced: TracedFunction,
+        config: PrecisionConfig,
+        result: RewriteResult,
+        record: Callable[[RewriteResult, list[RewriteResult], int], None],
+        *,
+        tried: bool,
+    ) -> None:
+        """Lets the calls of a function decide what was not known when it was traced.
+
+        Args:
+            function: the AtomicFunction.
+            traced: what it takes to rewrite it.
+            config: with which it was rewritten.
+            result: what became of it.
+            record: is told what was planned for a size, of it and of the functions that it calls.
+            tried: whether anything was converted that can be tried against float32.
+        """
+        if draws_by_seed(traced.definition, traced.find):
+            return
+        attach = functools.partial(self._originals.attach, traced.context, function.name)
+        source = None
+        if config.cost_table is not None and not is_compiled(traced.definition):
+            source = find_source(traced.definition, traced.shapes)
+
+        def plan(size: int) -> RewriteResult:
+            again = dataclasses.replace(config, unknown_dimension=size)
+            planned, callees = plan_anew(
+                traced.rewrite(again),
+                functools.partial(traced.rewrite, again),
+                size,
+                traced.context,
+                self._originals,
+            )
+            record(planned, callees, size)
+            return planned
+
+        try_out = functools.partial(
+            self._try_out, weakref.ref(function), traced, config, source, attach
+        )
+        if source is not None:
+            try_size = try_out if self._trials.steps else None
+            self._sizes.watch(function, source, result.proto, plan, attach, try_size)
+        elif tried:
+            try_out(function.name, 0)
+
+    def _try_out(
+        self,
+        of: weakref.ref[Any],
+        traced: TracedFunction,
+        config: PrecisionConfig,
+        source: Source | None,
+        attach: Callable[[tuple[function_pb2.FunctionDef, ...]], None],
+        name: bytes,
+        size: int,
+    ) -> None:
+        """Has the variant of a name, planned for a size, tried against float32."""
+
+        def add_float32() -> bytes:
+            alone = call_originals(traced.definition, traced.context, self._originals)
+            definition, called = alone or (traced.definition, ())
+            if source is not None:
+                definition = source.shown_by(definition)
+            return add_variant(definition, f"{name.decode()}__float32", attach, called)
+
+        function = of()
+        if function is not None:
+            digest = functools.partial(digest_of, traced.definition, traced.find, config, size)
+            contest = Contest(traced.title, config.target_dtype, add_float32, digest)
+            self._trials.watch(function, name, contest)
