@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpu_units import HAS_BFLOAT16_UNITS, NO_BFLOAT16_UNITS
 from random_program_runs import Reference, check
 from random_programs import RandomProgram
 from random_steps import Step
@@ -42,6 +43,7 @@ def sweep(run_python: Any, *args: str) -> CompletedProcess[str]:
     return run_python(code, args=args, timeout=1500)
 
 
+@pytest.mark.skipif(not HAS_BFLOAT16_UNITS, reason=NO_BFLOAT16_UNITS)
 def test_small_programs(run_python: Any) -> None:
     """Through every host, offline and saved."""
     done = sweep(run_python, "--cases", "40", "--seed", "7", "--steps", "2", "--depth", "1")
@@ -50,6 +52,7 @@ def test_small_programs(run_python: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
+@pytest.mark.skipif(not HAS_BFLOAT16_UNITS, reason=NO_BFLOAT16_UNITS)
 def test_five_hundred_programs(run_python: Any) -> None:
     done = sweep(run_python, "--cases", "500", "--seed", "100", "--steps", "3", "--jobs", "2")
     assert "0 findings" in done.stdout
