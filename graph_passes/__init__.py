@@ -10,12 +10,13 @@ no op and starts no session, so it may be called from TensorFlow's own threads w
 being built.
 """
 
-from graph_passes.driver import RewriteResult, rewrite_function_def, rewrite_graph_def
+from graph_passes.driver import rewrite_function_def, rewrite_graph_def
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import RULES, ListEdit, PrecisionConfig
 from graph_passes.policy.op_lists import OpLists, list_notes, load_op_lists
 from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.report import Decision, Report
+from graph_passes.result import RewriteResult
 
 __all__ = [
     "PrecisionConfig",

@@ -6,9 +6,9 @@ import copy
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.collector import collector_paused
 from graph_passes.coloring.plan import Plan, make_plan
@@ -17,7 +17,7 @@ from graph_passes.functions.loop_invariants import hoist_casts
 from graph_passes.functions.loop_sum_moves import prepare_tree
 from graph_passes.functions.specialization import ConvertedTree, convert_tree, name_functions
 from graph_passes.functions.verify_calls import verify_tree
-from graph_passes.ir.copying import Graph, nodes_of
+from graph_passes.ir.copying import Graph
 from graph_passes.ir.function_references import FunctionReferences
 from graph_passes.ir.view import (
     FunctionShapes,
@@ -30,11 +30,10 @@ from graph_passes.ir.view import (
 )
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.pipeline import Observer, convert, is_idle, paint, prepare
-from graph_passes.plan_remarks import Lines, no_lines
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
-from graph_passes.remarks import FunctionRemarks
 from graph_passes.report import Report
+from graph_passes.result import RewriteResult
 from graph_passes.rewriter.editor import NearMiss
 from graph_passes.units.fusion import Fusion, may_gain_alone
 
@@ -43,63 +42,6 @@ _LOGGER = logging.getLogger(__name__)
 
 def no_library(_: str) -> None:
     """The library of a graph that calls no function."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RewriteResult:
-    """What a rewrite gives back.
-
-    Attributes:
-        proto: the rewritten graph, or the caller's own where nothing changed or something failed.
-        report: what was done and why.
-        changed: whether `proto` differs from the original.
-        failure: why the rewrite was given up, None where it was not.
-        rejected: the graph that failed a post-condition, for inspection.
-        extra_functions: functions that a rewritten function calls and that its library lacks; each
-            stands behind those it calls itself. A rewritten GraphDef has them in its library.
-        function_reports: the reports of functions of a GraphDef's library that were planned by
-            themselves, by name; those planned with their callers are in `report`.
-    """
-
-    proto: Graph
-    report: Report
-    changed: bool = False
-    failure: str | None = None
-    rejected: Graph | None = None
-    extra_functions: tuple[function_pb2.FunctionDef, ...] = ()
-    function_reports: Mapping[str, Report] = dataclasses.field(default_factory=dict)
-
-    @property
-    def graph_def(self) -> Graph:
-        """The same as `proto`."""
-        return self.proto
-
-    def nodes(self) -> Iterator[node_def_pb2.NodeDef]:
-        """The nodes of `proto`, but not of its library, and of `extra_functions`."""
-        for body in (self.proto, *self.extra_functions):
-            yield from nodes_of(body)
-
-    def remarks(self, name: str = "", *, lines: Lines = no_lines) -> FunctionRemarks:
-        """Everything that was decided, functions included, as `Report.remarks`."""
-        found = self.report.remarks(name, failure=self.failure, lines=lines)
-        remarks = list(found.remarks)
-        for function, report in self.function_reports.items():
-            inner = report.remarks(lines=functools.partial(_lines_within, lines, function))
-            remarks.extend(
-                dataclasses.replace(remark, function=remark.function or function)
-                for remark in inner.remarks
-                if remark.kind != "note"  # the main graph has them too
-            )
-        return dataclasses.replace(found, remarks=tuple(remarks))
-
-    def copy(self) -> Graph:
-        """A copy of `proto` for others to change."""
-        return copy.deepcopy(self.proto)
-
-
-def _lines_within(lines: Lines, function: str, inner: str, node: str) -> tuple[str, ...]:
-    """The lines of a node of a function, or of another one that was planned with it."""
-    return lines(inner or function, node)
 
 
 @collector_paused()

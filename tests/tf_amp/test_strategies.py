@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
@@ -20,16 +20,6 @@ AMP = {
     f"{PREFIX}IGNORE_PERFORMANCE": "1",
     f"{PREFIX}DTYPE": "float16",
 }
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def facts(stdout: str) -> list[Any]:

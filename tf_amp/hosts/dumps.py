@@ -24,7 +24,7 @@ from graph_passes.functions.call_tree import Library
 from graph_passes.ir.view import FunctionShapes, Shapes, no_shapes
 from graph_passes.plan_remarks import Lines, no_lines
 from graph_passes.policy.op_lists import LIST_NAMES, load_op_lists
-from tf_amp.hosts.function_redirects import called_names
+from tf_amp.hosts.function_redirects import with_callees
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -241,15 +241,9 @@ class Dumps:
 
 def _callees(proto: Proto | None, library: Library) -> list[function_pb2.FunctionDef]:
     """The functions that a function calls, directly or not."""
-    found: dict[str, function_pb2.FunctionDef] = {}
-    waiting = [proto] if isinstance(proto, function_pb2.FunctionDef) else []
-    while waiting:
-        for name in called_names(waiting.pop()):
-            callee = None if name in found else library(name)
-            if callee is not None:
-                found[name] = callee
-                waiting.append(callee)
-    return list(found.values())
+    if not isinstance(proto, function_pb2.FunctionDef):
+        return []
+    return list(with_callees((proto,), library))[1:]
 
 
 def known_shapes(

@@ -34,7 +34,6 @@ from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_redirects import called_names
-from tf_amp.hosts.function_shapes import called_shapes
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
@@ -187,9 +186,7 @@ class FunctionHost:
             self._installation.record,
             "function",
             original=definition,
-            origin=Origin(
-                library, traced.shapes, called_shapes(graph._functions), source_lines(graph)
-            ),
+            origin=Origin(library, traced.shapes, traced.function_shapes, source_lines(graph)),
             announce=top_level and not _EXPORTED.search(name),
         )
         counts = self._counts[function] = record(

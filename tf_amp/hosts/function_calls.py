@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,11 @@ from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, tri
 
 if TYPE_CHECKING:
     from graph_passes import PrecisionConfig, RewriteResult
-    from graph_passes.ir.view import Shapes
+    from graph_passes.ir.view import FunctionShapes, Shapes
     from tf_amp.hosts.function_originals import Originals
     from tf_amp.installation import Installation
+
+_log = logging.getLogger("tf_amp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,17 +59,21 @@ class TracedFunction:
         """Static shapes of its tensors."""
         return traced_shapes(self.graph, self.definition)
 
+    @functools.cached_property
+    def function_shapes(self) -> FunctionShapes:
+        """Those of the functions that it calls."""
+        return called_shapes(self.graph._functions)
+
     def rewrite(
         self, config: PrecisionConfig, callee: function_pb2.FunctionDef | None = None
     ) -> RewriteResult:
         """Rewrites it, or a function that it calls."""
-        shapes_of = called_shapes(self.graph._functions)
         return rewrite_function_def(
             callee or self.definition,
             config,
             library=self.find,
-            shapes=shapes_of(callee.signature.name) if callee else self.shapes,
-            function_shapes=shapes_of,
+            shapes=self.function_shapes(callee.signature.name) if callee else self.shapes,
+            function_shapes=self.function_shapes,
         )
 
 
@@ -117,12 +124,19 @@ class FunctionCalls:
             record: is told what was planned for a size, of it and of the functions that it calls.
             tried: whether anything was converted that can be tried against float32.
         """
-        if draws_by_seed(traced.definition, traced.find):
-            return
-        attach = functools.partial(self._originals.attach, traced.context, function.name)
         source = None
         if config.cost_table is not None and not is_compiled(traced.definition):
             source = find_source(traced.definition, traced.shapes)
+        if source is None and not self._trials.steps:
+            return
+        if draws_by_seed(traced.definition, traced.find):
+            _log.info(
+                "%s is neither planned again for its batch nor tried: it draws random numbers by a "
+                "seed, and a variant of it would draw others.",
+                traced.title,
+            )
+            return
+        attach = functools.partial(self._originals.attach, traced.context, function.name)
 
         def plan(size: int) -> RewriteResult:
             again = dataclasses.replace(config, unknown_dimension=size)

@@ -2,12 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import attr_value_pb2, function_pb2
+from tensorflow.python.eager import context as context_lib
+
+if TYPE_CHECKING:
+    from graph_passes import RewriteResult
+    from tf_amp.hosts.function_originals import Originals
 
 Find = Callable[[str], function_pb2.FunctionDef | None]
+
+
+def call_anew(
+    result: RewriteResult,
+    rewrite: Callable[[function_pb2.FunctionDef], RewriteResult],
+    wanted: Callable[[str, function_pb2.FunctionDef], bool],
+    context: context_lib.Context,
+    originals: Originals,
+    suffix: str,
+) -> tuple[RewriteResult, list[RewriteResult]]:
+    """Makes a function call others that are rewritten anew, where they have plans of their own.
+
+    Args:
+        result: the function after its rewrite.
+        rewrite: rewrites the float32 original of a function.
+        wanted: whether a function of some name and float32 original is to be rewritten anew.
+        context: the eager context that holds the functions that it calls.
+        originals: what was rewritten.
+        suffix: what is added to the names of functions that are called instead.
+
+    Returns:
+        The function with other calls where that is needed, and what became of the functions that
+        were rewritten anew.
+    """
+    rewritten: list[RewriteResult] = []
+    added = {function.signature.name: function for function in result.extra_functions}
+
+    def running(name: str) -> function_pb2.FunctionDef | None:
+        if name in added:
+            return added[name]
+        return context.get_function_def(name) if context.has_function(name) else None
+
+    def replacement(name: str) -> function_pb2.FunctionDef | None:
+        original = None if name in added else originals.find(context, name)
+        float32 = running(name) if original is None else original.definition()
+        if name in added or float32 is None or not wanted(name, float32):
+            return None
+        anew = rewrite(float32)
+        if original is None and not anew.changed:
+            return None
+        rewritten.append(anew)
+        added.update({function.signature.name: function for function in anew.extra_functions})
+        return anew.proto  # type: ignore[return-value]
+
+    redirected = redirect_calls(result.proto, running, replacement, suffix)  # type: ignore[arg-type]
+    if redirected is None:
+        return result, rewritten
+    definition, renamed = redirected
+    functions = (*added.values(), *renamed)
+    anew = dataclasses.replace(result, proto=definition, extra_functions=functions, changed=True)
+    return anew, rewritten
 
 
 def redirect_calls(
@@ -61,6 +118,26 @@ def redirect_calls(
 
     changed = redirect(definition)
     return None if changed is None else (changed, tuple(renamed))
+
+
+def with_callees(
+    functions: Iterable[function_pb2.FunctionDef], find: Find
+) -> Iterator[function_pb2.FunctionDef]:
+    """Yields functions and those that they call, directly or not, each once.
+
+    Args:
+        functions: where to begin.
+        find: gives the definition of a function by its name, None for what is not to be looked at.
+    """
+    pending = list(functions)
+    seen = {function.signature.name for function in pending}
+    for function in pending:  # which grows
+        yield function
+        for name in called_names(function):
+            callee = None if name in seen else find(name)
+            seen.add(name)
+            if callee is not None:
+                pending.append(callee)
 
 
 def called_names(definition: function_pb2.FunctionDef) -> Iterator[str]:

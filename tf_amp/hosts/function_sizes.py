@@ -21,7 +21,7 @@ from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import attributes
 
 from graph_passes.policy.config import UNKNOWN_DIMENSION
-from tf_amp.hosts.function_redirects import Find, called_names, redirect_calls
+from tf_amp.hosts.function_redirects import Find, call_anew, with_callees
 
 if TYPE_CHECKING:
     from graph_passes import RewriteResult
@@ -122,34 +122,11 @@ def plan_anew(
     Returns:
         The function with other calls where that is needed, and what became of the others.
     """
-    anew: list[RewriteResult] = []
-    added = {function.signature.name: function for function in result.extra_functions}
 
-    def running(name: str) -> function_pb2.FunctionDef | None:
-        if name in added:
-            return added[name]
-        return context.get_function_def(name) if context.has_function(name) else None
+    def wanted(_: str, float32: function_pb2.FunctionDef) -> bool:
+        return _KEPT.isdisjoint(float32.attr)
 
-    def replacement(name: str) -> function_pb2.FunctionDef | None:
-        original = originals.find(context, name)
-        float32 = running(name) if original is None else original.definition()
-        if name in added or float32 is None or not _KEPT.isdisjoint(float32.attr):
-            return None
-        planned = rewrite(float32)
-        if original is None and not planned.changed:
-            return None
-        anew.append(planned)
-        added.update({function.signature.name: function for function in planned.extra_functions})
-        return planned.proto  # type: ignore[return-value]
-
-    redirected = redirect_calls(result.proto, running, replacement, f"{_SUFFIX}{size}")  # type: ignore[arg-type]
-    if redirected is None:
-        return result, anew
-    definition, renamed = redirected
-    functions = (*added.values(), *renamed)
-    return dataclasses.replace(
-        result, proto=definition, extra_functions=functions, changed=True
-    ), anew
+    return call_anew(result, rewrite, wanted, context, originals, f"{_SUFFIX}{size}")
 
 
 def draws_by_seed(definition: function_pb2.FunctionDef, find: Find) -> bool:
@@ -162,18 +139,12 @@ def draws_by_seed(definition: function_pb2.FunctionDef, find: Find) -> bool:
         definition: the function.
         find: gives what it calls.
     """
-    pending, seen = [definition], {definition.signature.name}
-    for function in pending:  # which grows
-        for node in function.node_def:
-            # To read an attribute that is not there would add it.
-            if any(name in node.attr and node.attr[name].i for name in _SEEDS):
-                return True
-        for name in called_names(function):
-            callee = None if name in seen else find(name)
-            seen.add(name)
-            if callee is not None:
-                pending.append(callee)
-    return False
+    return any(
+        # To read an attribute that is not there would add it.
+        any(name in node.attr and node.attr[name].i for name in _SEEDS)
+        for function in with_callees((definition,), find)
+        for node in function.node_def
+    )
 
 
 class FunctionSizes:

@@ -10,9 +10,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import statistics
-import tempfile
 import threading
 import time
 import weakref
@@ -25,7 +23,8 @@ from tensorflow.core.framework import function_pb2
 
 from tf_amp.cost_tables import user_cache
 from tf_amp.hardware import processor_name
-from tf_amp.hosts.function_redirects import Find, called_names
+from tf_amp.hosts.function_redirects import Find, with_callees
+from tf_amp.whole_files import write_whole
 
 _log = logging.getLogger("tf_amp")
 
@@ -80,17 +79,7 @@ class FunctionTrials:
         inputs: Sequence[Any],
         outputs: int,
     ) -> Any:
-        """Calls a function, or the one of two that has its turn.
-
-        Args:
-            run: calls the function of a name.
-            name: the function's name.
-            inputs: its flat inputs.
-            outputs: how many outputs it has.
-
-        Returns:
-            What it returns.
-        """
+        """Calls a function, or the one of two that has its turn, as `FunctionSizes.call`."""
         trial = self._trials.get(name)
         if trial is None:
             return run(name, inputs, outputs)
@@ -172,9 +161,8 @@ class _Trial:
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as file:
-                json.dump({"low_s": low, "float32_s": float32}, file)
-            os.replace(file.name, self._file)
+            outcome = json.dumps({"low_s": low, "float32_s": float32})
+            write_whole(self._file, outcome.encode())
         except OSError as error:
             _log.debug("The outcome of a trial cannot be kept: %s", error)
 
@@ -199,8 +187,7 @@ def digest_of(definition: function_pb2.FunctionDef, find: Find, *more: object) -
     processor = processor_name("GPU" if tf.config.list_physical_devices("GPU") else "CPU")
     about = (*more, tf.__version__, processor)
     digest = hashlib.sha256(repr(about).encode())
-    pending, seen = [definition], {definition.signature.name}
-    for function in pending:  # which grows
+    for function in with_callees((definition,), find):
         for node in function.node_def:
             digest.update(f"{node.op} {len(node.input)}".encode())
             for name in sorted(node.attr):
@@ -208,11 +195,6 @@ def digest_of(definition: function_pb2.FunctionDef, find: Find, *more: object) -
                 value = node.attr[name]
                 if value.WhichOneof("value") in _SCALARS or _plain_list(value):
                     digest.update(value.SerializeToString(deterministic=True))
-        for name in called_names(function):
-            callee = None if name in seen else find(name)
-            seen.add(name)
-            if callee is not None:
-                pending.append(callee)
     return digest.hexdigest()[:24]
 
 

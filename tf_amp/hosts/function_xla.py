@@ -8,7 +8,6 @@ caller gets such functions rewritten anew, as for XLA.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
 
 from graph_passes.functions.loop_sum_edits import has_moved_sums
-from tf_amp.hosts.function_redirects import redirect_calls
+from tf_amp.hosts.function_redirects import call_anew
 
 if TYPE_CHECKING:
     from graph_passes import RewriteResult
@@ -49,32 +48,12 @@ def call_compilable(
         The function with other calls where that is needed, and what became of the functions that
         were rewritten anew.
     """
-    rewritten: list[RewriteResult] = []
-    added = {function.signature.name: function for function in result.extra_functions}
 
-    def running(name: str) -> function_pb2.FunctionDef | None:
-        if name in added:
-            return added[name]
-        return context.get_function_def(name) if context.has_function(name) else None
+    def wanted(name: str, _: function_pb2.FunctionDef) -> bool:
+        original = originals.find(context, name)
+        if original is None or all_anew:
+            return original is not None
+        parts = map(context.get_function_def, (name, *original.extra_functions))
+        return any(map(has_moved_sums, parts))
 
-    def replacement(name: str) -> function_pb2.FunctionDef | None:
-        original = None if name in added else originals.find(context, name)
-        if original is None:
-            return None
-        parts = (name, *original.extra_functions)
-        if not all_anew and not any(
-            has_moved_sums(context.get_function_def(part)) for part in parts
-        ):
-            return None
-        anew = rewrite(original.definition())
-        rewritten.append(anew)
-        added.update({function.signature.name: function for function in anew.extra_functions})
-        return anew.proto  # type: ignore[return-value]
-
-    redirected = redirect_calls(result.proto, running, replacement, _SUFFIX)  # type: ignore[arg-type]
-    if redirected is None:
-        return result, rewritten
-    definition, renamed = redirected
-    functions = (*added.values(), *renamed)
-    anew = dataclasses.replace(result, proto=definition, extra_functions=functions, changed=True)
-    return anew, rewritten
+    return call_anew(result, rewrite, wanted, context, originals, _SUFFIX)

@@ -3,7 +3,7 @@
 A session's ConfigProto decides whether TensorFlow calls graph plugins at all, and which of its
 own optimizers run. While the session host is installed, each new session gets a copy of its
 config in which TensorFlow's own mixed precision is off, and a config that keeps plugins from
-being called is said aloud. Sessions that are made after `restore` get what they were given.
+being called is said aloud. Sessions that are made after that get what they were given.
 """
 
 from __future__ import annotations

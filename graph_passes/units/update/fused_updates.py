@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from graph_passes.ops.kernels import has_float32_kernel
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.effects import WRITES, in_circles
+from graph_passes.rewriter.effects import in_circles
 from graph_passes.rewriter.gate import CONTROL_FLOW
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
@@ -18,7 +18,8 @@ from graph_passes.units.update.expression import Update, UpdateSearch, is_float3
 from graph_passes.units.update.formulas import Arguments, Scalars, op_of_update
 
 RULE = "fused-update"
-OPS = WRITES
+OPS = ("AssignAddVariableOp", "AssignSubVariableOp")
+"""What every update ends with."""
 
 _Found = tuple[str, Arguments, Update]
 
@@ -33,11 +34,7 @@ def fuse_updates(edits: GraphEdits, device: str) -> None:
     view, m = edits.view, edits.matcher
     if not view.ops.isdisjoint(CONTROL_FLOW):
         return  # parts of an update may be dead where others run
-    steps = [
-        number
-        for number in view.of_op("AssignAddVariableOp", "AssignSubVariableOp")
-        if is_float32_write(m, number)
-    ]
+    steps = [number for number in view.of_op(*OPS) if is_float32_write(m, number)]
     found: list[_Found] = []
     written: set[int] = set()
     for with_slots in (True, False):

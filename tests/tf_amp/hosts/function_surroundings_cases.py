@@ -15,8 +15,7 @@ from function_harness import (
 )
 
 from tf_amp import installation
-from tf_amp.hosts import function as host
-from tf_amp.hosts import function_originals
+from tf_amp.hosts import function_calls, function_originals
 
 
 def main() -> None:
@@ -165,15 +164,15 @@ def faults() -> None:
     def product() -> Any:
         return tf.function(lambda x: tf.matmul(x, variable))
 
-    real = host.rewrite_function_def
+    real = function_calls.rewrite_function_def
 
     def raising(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a planted fault")
 
-    host.rewrite_function_def = raising
+    function_calls.rewrite_function_def = raising
     raised = max_error(product()(x), exact)
 
-    host.rewrite_function_def = real
+    function_calls.rewrite_function_def = real
     originals = function_originals.installed()
     add = originals._add
     calls = []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cluster_ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -154,16 +154,6 @@ def test_fit_under_mirrored_strategy(run_python) -> None:
     plain, *scaled = (results(run_python(FIT_SCRIPT, args=(how,)).stdout) for how in ways)
     assert len(plain) == 3
     assert scaled == [plain, plain]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @pytest.mark.slow

@@ -1,0 +1,72 @@
+"""What a rewrite gives back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+
+from tensorflow.core.framework import function_pb2, node_def_pb2
+
+from graph_passes.ir.copying import Graph, nodes_of
+from graph_passes.plan_remarks import Lines, no_lines
+from graph_passes.remarks import FunctionRemarks
+from graph_passes.report import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteResult:
+    """The outcome of one rewrite.
+
+    Attributes:
+        proto: the rewritten graph, or the caller's own where nothing changed or something failed.
+        report: what was done and why.
+        changed: whether `proto` differs from the original.
+        failure: why the rewrite was given up, None where it was not.
+        rejected: the graph that failed a post-condition, for inspection.
+        extra_functions: functions that a rewritten function calls and that its library lacks; each
+            stands behind those it calls itself. A rewritten GraphDef has them in its library.
+        function_reports: the reports of functions of a GraphDef's library that were planned by
+            themselves, by name; those planned with their callers are in `report`.
+    """
+
+    proto: Graph
+    report: Report
+    changed: bool = False
+    failure: str | None = None
+    rejected: Graph | None = None
+    extra_functions: tuple[function_pb2.FunctionDef, ...] = ()
+    function_reports: Mapping[str, Report] = dataclasses.field(default_factory=dict)
+
+    @property
+    def graph_def(self) -> Graph:
+        """The same as `proto`."""
+        return self.proto
+
+    def nodes(self) -> Iterator[node_def_pb2.NodeDef]:
+        """The nodes of `proto`, but not of its library, and of `extra_functions`."""
+        for body in (self.proto, *self.extra_functions):
+            yield from nodes_of(body)
+
+    def remarks(self, name: str = "", *, lines: Lines = no_lines) -> FunctionRemarks:
+        """Everything that was decided, functions included, as `Report.remarks`."""
+        found = self.report.remarks(name, failure=self.failure, lines=lines)
+        remarks = list(found.remarks)
+        for function, report in self.function_reports.items():
+            inner = report.remarks(lines=functools.partial(_lines_within, lines, function))
+            remarks.extend(
+                dataclasses.replace(remark, function=remark.function or function)
+                for remark in inner.remarks
+                if remark.kind != "note"  # the main graph has them too
+            )
+        return dataclasses.replace(found, remarks=tuple(remarks))
+
+    def copy(self) -> Graph:
+        """A copy of `proto` for others to change."""
+        return copy.deepcopy(self.proto)
+
+
+def _lines_within(lines: Lines, function: str, inner: str, node: str) -> tuple[str, ...]:
+    """The lines of a node of a function, or of another one that was planned with it."""
+    return lines(inner or function, node)
