@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 
 from graph_passes.ir.view import FLOAT, Shape
@@ -155,6 +155,16 @@ class UpdateSearch:
         self._inside: set[int] = set()
         self._beside: set[int] = set()
         self._shapes: set[Shape | None] = set()
+
+    def require_free(self, preserved: Collection[int]) -> None:
+        """Asks that its reads and writes need not stay: the gate would, once all else is done.
+
+        Raises:
+            NoMatchError: one of some nodes is among them.
+        """
+        for number in (*self.writes.values(), *self._reads):
+            if number in preserved:
+                raise NoMatchError(f"{self._m.view.names[number]!r} is to be preserved")
 
     def read(self) -> Update:
         """The update.

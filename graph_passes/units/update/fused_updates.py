@@ -74,6 +74,7 @@ def _find(
     if with_slots and len(search.writes) == 1:
         return None
     try:
+        search.require_free(edits.gate.preserved)
         update = search.read()
         op, arguments = op_of_update(update.formula)
     except NoMatchError:
