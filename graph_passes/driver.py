@@ -29,13 +29,13 @@ from graph_passes.ir.view import (
     view_body,
 )
 from graph_passes.ops.kernels import kernel_support
-from graph_passes.pipeline import Observer, convert, is_idle, paint, prepare
+from graph_passes.pipeline import Observer, convert, paint, prepare
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.report import Report
 from graph_passes.result import RewriteResult
 from graph_passes.rewriter.editor import NearMiss
-from graph_passes.units.fusion import Fusion, may_gain_alone
+from graph_passes.units.fusion import Fusion, ops_at_work
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -165,8 +165,9 @@ class _Rewrite:
             Report, target_dtype=target, device=device, total_nodes=total, notes=lists.notes
         )
         one = _TreeRewrite(self, tree, preserve, shapes)
-        ops = {node.op for node in tree.nodes}
-        if not tree.calls and is_idle(ops, lists) and not may_gain_alone(ops, self.config):
+        wanted = ops_at_work(self.config)
+        works = lists.force_all or tree.calls or any(node.op in wanted for node in tree.nodes)
+        if not works:
             return RewriteResult(proto=tree.proto, report=report(plan=one.plan_in_vain))
         try:
             converted, fusion = one.convert()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 from tensorflow.core.framework import types_pb2
@@ -27,7 +27,6 @@ from graph_passes.ops.node_types import NodeTypeTable
 from graph_passes.placement.byte_cost import place_casts
 from graph_passes.placement.time_cost import keep_fast_ones
 from graph_passes.policy.config import RULES, PrecisionConfig
-from graph_passes.policy.op_lists import OpLists
 from graph_passes.units.fusion import Fusion, find_units
 from graph_passes.units.normalization import upgrade_batch_norm
 
@@ -139,11 +138,6 @@ def paint(
                 observe(stage.name, coloring)
     coloring.disconnect()
     return coloring
-
-
-def is_idle(ops: Iterable[str], lists: OpLists) -> bool:
-    """Whether a graph has no op that is converted for its own sake, nor one that is denied."""
-    return not lists.force_all and not any(lists.list_of(op) in ("allow", "deny") for op in ops)
 
 
 def prepare(

@@ -159,7 +159,6 @@ RULES: dict[str, str] = {
     "ones-product": "on a CPU the gradient of a bias becomes a bfloat16 matrix product with ones",
     "constant-folding": "a constant that only converted ops read is stored in the target dtype",
     "attention-mask": "a mask before a softmax becomes one that float16 can hold",
-    "softmax": "a softmax over several axes takes and gives the target dtype",
     "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",
     "unread-sum": "a sum that nothing reads denies nothing, nor does what it is made with",
     "gelu": "the powers and exponentials in a GELU and its gradient deny nothing",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
-from collections.abc import Set as AbstractSet
 
 from graph_passes.ir.copying import Proto, copy_graph
 from graph_passes.ir.eligibility import find_ineligible
@@ -14,7 +13,7 @@ from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.rewriter.editor import GraphEdits, NearMiss
-from graph_passes.units.activation import gelu, softmax
+from graph_passes.units.activation import gelu
 from graph_passes.units.attention import mask, softmax_gradient
 from graph_passes.units.float32_units import Float32Unit, keep_inside
 from graph_passes.units.normalization.fused_batch_norm import (
@@ -104,10 +103,12 @@ def passes_in_force(config: PrecisionConfig) -> list[UnitPass]:
     return [each for each in UNIT_PASSES if config.has_rule(each.rule)]
 
 
-def may_gain_alone(ops: AbstractSet[str], config: PrecisionConfig) -> bool:
-    """Whether there may be units of use in a graph with some ops, were nothing converted in it."""
-    passes = passes_in_force(config)
-    return any(each.alone and not ops.isdisjoint(each.ops) for each in passes)
+@functools.lru_cache(maxsize=64)
+def ops_at_work(config: PrecisionConfig) -> frozenset[str]:
+    """The ops without any of which no plan and no unit changes a graph."""
+    lists = load_op_lists(config)
+    alone = [op for each in passes_in_force(config) if each.alone for op in each.ops]
+    return frozenset((*lists.ops("allow"), *lists.ops("deny"), *alone))
 
 
 def _fuse_updates(search: UnitSearch) -> None:
@@ -127,16 +128,8 @@ def _fuse_batch_norms(search: UnitSearch) -> None:
         fold=search.is_bfloat16_cpu,
         products=search.lists.ops("allow"),
     )
-    _keep_exact(search, left)
-
-
-def _find_softmaxes(search: UnitSearch) -> None:
-    _keep_exact(search, softmax.find_softmaxes(search.edits))
-
-
-def _keep_exact(search: UnitSearch, units: list[Float32Unit]) -> None:
-    search.in_float32 += units
-    search.exact.update(number for unit in units for number in unit.inside)
+    search.in_float32 += left
+    search.exact.update(number for unit in left for number in unit.inside)
 
 
 def _fuse_layer_norms(search: UnitSearch) -> None:
@@ -197,7 +190,6 @@ def _run(write: Callable[[GraphEdits], None]) -> Callable[[UnitSearch], None]:
 UNIT_PASSES = (
     UnitPass(fused_updates.RULE, _fuse_updates, ops=fused_updates.OPS, alone=True),
     UnitPass(OF_BATCH, _fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
-    UnitPass(softmax.RULE, _find_softmaxes, ops=("Log",), ensures=("exact sums",)),
     UnitPass(FUSED_LAYER_NORM, _fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
     UnitPass(
         CENTRED,
