@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult
+    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult, Rule
     from tf_amp.api import (
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
@@ -40,6 +40,7 @@ __all__ = [
     "ListEdit",
     "Report",
     "RewriteResult",
+    "Rule",
     "DynamicLossScale",
     "StaticLossScale",
     "NoLossScale",
@@ -48,8 +49,8 @@ __all__ = [
 
 _MODULES = {
     "tf_amp.api": __all__[:4],
-    "graph_passes": __all__[4:8],
-    "tf_amp.loss_scale": __all__[8:],
+    "graph_passes": __all__[4:9],
+    "tf_amp.loss_scale": __all__[9:],
 }
 
 
