@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult
+    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult, Rule
     from tf_amp.api import (
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         NoLossScale,
         StaticLossScale,
     )
+    from tf_amp.scopes import allow, keep_float32
 
 __version__ = "0.1.0"
 
@@ -36,10 +37,13 @@ __all__ = [
     "disable_mixed_precision_graph_rewrite",
     "status",
     "rewrite_graph_def",
+    "keep_float32",
+    "allow",
     "PrecisionConfig",
     "ListEdit",
     "Report",
     "RewriteResult",
+    "Rule",
     "DynamicLossScale",
     "StaticLossScale",
     "NoLossScale",
@@ -48,8 +52,9 @@ __all__ = [
 
 _MODULES = {
     "tf_amp.api": __all__[:4],
-    "graph_passes": __all__[4:8],
-    "tf_amp.loss_scale": __all__[8:],
+    "tf_amp.scopes": __all__[4:6],
+    "graph_passes": __all__[6:11],
+    "tf_amp.loss_scale": __all__[11:],
 }
 
 
