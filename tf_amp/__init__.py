@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult
     from tf_amp.api import (
+        convert_saved_model,
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
         rewrite_graph_def,
@@ -36,6 +37,7 @@ __all__ = [
     "disable_mixed_precision_graph_rewrite",
     "status",
     "rewrite_graph_def",
+    "convert_saved_model",
     "PrecisionConfig",
     "ListEdit",
     "Report",
@@ -47,9 +49,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:4],
-    "graph_passes": __all__[4:8],
-    "tf_amp.loss_scale": __all__[8:],
+    "tf_amp.api": __all__[:5],
+    "graph_passes": __all__[5:9],
+    "tf_amp.loss_scale": __all__[9:],
 }
 
 
