@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult
     from tf_amp.api import (
+        compare_models,
         convert_saved_model,
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
@@ -38,6 +39,7 @@ __all__ = [
     "status",
     "rewrite_graph_def",
     "convert_saved_model",
+    "compare_models",
     "PrecisionConfig",
     "ListEdit",
     "Report",
@@ -49,9 +51,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:5],
-    "graph_passes": __all__[5:9],
-    "tf_amp.loss_scale": __all__[9:],
+    "tf_amp.api": __all__[:6],
+    "graph_passes": __all__[6:10],
+    "tf_amp.loss_scale": __all__[10:],
 }
 
 

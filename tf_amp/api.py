@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from graph_passes import PrecisionConfig, RewriteResult
     from graph_passes.policy.config import Device, TargetDtype
+    from tf_amp.comparison.compare import Comparison
     from tf_amp.conversion.convert import Conversion
     from tf_amp.installation import Installation
 
@@ -256,6 +257,40 @@ def convert_saved_model(
         allow_lambda=allow_lambda,
         force=force,
     )
+
+
+def compare_models(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    samples: Iterable[Mapping[str, Any]] | None = None,
+    *,
+    seed: int = 0,
+    batch: int = 8,
+    count: int = 4,
+) -> Comparison:
+    """Runs two models on the same inputs and says how far apart their outputs are.
+
+    Args:
+        first: the model that is right: a SavedModel's directory, a frozen GraphDef, or a `.keras`
+            file.
+        second: the model to judge.
+        samples: dicts from names of inputs to arrays; by default random ones by signature.
+        seed: of random samples.
+        batch: rows of random samples where a signature leaves that open, 8 by default.
+        count: how many random samples, 4 by default.
+
+    Returns:
+        For each output the largest absolute and relative difference, the cosine, the shares that
+        overflowed or became 0, and the top-1 and top-5 agreement; the median time of a call of
+        each, taken in turns; and the sizes. `Comparison.beyond(tolerance)` gives what is too far.
+
+    Raises:
+        ValueError: (`tf_amp.model_files.ModelError`) a model cannot be loaded or fed, or the
+            second lacks what the first gives.
+    """
+    from tf_amp.comparison.compare import compare
+
+    return compare(Path(first), Path(second), samples, seed=seed, batch=batch, count=count)
 
 
 def _switch_on(before: Installation | None) -> Installation | None:
