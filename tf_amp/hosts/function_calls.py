@@ -14,6 +14,7 @@ from tensorflow.python.eager import context as context_lib
 
 from graph_passes import rewrite_function_def
 from tf_amp.compiled import is_compiled
+from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.function_redirects import Find
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_sizes import (
@@ -46,6 +47,7 @@ class TracedFunction:
         context: the eager context that holds it.
         find: gives the definition of a function that it calls, None for what is planned apart.
         title: its name, for people.
+        numbers: rewrites up to the bisect limit.
     """
 
     definition: function_pb2.FunctionDef
@@ -53,6 +55,7 @@ class TracedFunction:
     context: context_lib.Context
     find: Find
     title: str
+    numbers: ConversionNumbers
 
     @functools.cached_property
     def shapes(self) -> Shapes:
@@ -68,13 +71,14 @@ class TracedFunction:
         self, config: PrecisionConfig, callee: function_pb2.FunctionDef | None = None
     ) -> RewriteResult:
         """Rewrites it, or a function that it calls."""
-        return rewrite_function_def(
+        rewrite = functools.partial(
+            rewrite_function_def,
             callee or self.definition,
-            config,
             library=self.find,
             shapes=self.function_shapes(callee.signature.name) if callee else self.shapes,
             function_shapes=self.function_shapes,
         )
+        return self.numbers.rewrite(lambda config: rewrite(config=config), config)
 
 
 class FunctionCalls:
