@@ -28,9 +28,9 @@ _FOLLOWING = (Reason.FOLDED_CONSTANT.name.lower(), Reason.EXISTING_CAST.name.low
 class ConversionNumbers:
     """Gives a number to each conversion and unit when it is planned first.
 
-    The numbers go on from graph to graph; within a graph they follow lists and names, units first,
-    not the order in which nodes happen to stand. What is planned again, for other sizes or in another
-    trace of a function, keeps its number: it is known by function, without the number that
+    The numbers go on from graph to graph. Within a graph they follow lists and names, units first,
+    not the order in which nodes happen to stand. What is planned again, for other sizes or in
+    another trace of a function, keeps its number: it is known by function, without the number that
     TensorFlow adds, and node.
 
     Args:
