@@ -57,6 +57,7 @@ def rewrite_graph_def(
     shapes: Shapes | None = None,
     function_shapes: FunctionShapes = no_shapes,
     lines: Lines = no_lines,
+    roots: Collection[str] = (),
     observe: Observer | None = None,
 ) -> RewriteResult:
     """Rewrites a graph and those functions of its library that it still calls then.
@@ -72,6 +73,8 @@ def rewrite_graph_def(
         shapes: static shapes of the main graph's tensors; some patterns need them as proof.
         function_shapes: gives those of a function's body by the function's name.
         lines: gives the Python lines that made a node, for rules that ask for them.
+        roots: names of functions of the library that others than the graph call, too. They keep
+            name and signature.
         observe: is told of every stage, see `pipeline.Observer`.
 
     Returns:
@@ -82,12 +85,12 @@ def rewrite_graph_def(
     library = references.library.get if references.library else no_library
     rewrite = _Rewrite(config, library, function_shapes, lines, observe)
     left_alone = references.of_pipelines()
-    tree_of = rewrite.trees(graph_def, references.reachable())
+    tree_of = rewrite.trees(graph_def, references.reachable(("", *roots)))
     main = rewrite.rewrite(tree_of(graph_def), preserve, shapes)
     if main.failure is not None:
         return main
     results: dict[str, RewriteResult] = {}
-    pending = references.called(main.nodes())
+    pending = references.called(main.nodes()).union(roots)
     while pending:
         name = pending.pop()
         function = references.library[name]

@@ -20,18 +20,30 @@ from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.v1_loops import match_loop_edges
 from graph_passes.coloring.variable_updates import protect_variable_updates
 from graph_passes.emit.apply import Applied, apply_plan
+from graph_passes.functions.inlining import split_prefix
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible
 from graph_passes.ir.rule_matching import NO_DECISIONS, Decisions
-from graph_passes.ir.view import GraphView, Shapes, view_body
+from graph_passes.ir.view import (
+    ARGUMENT,
+    FLOAT,
+    INLINED_ARGUMENT,
+    RESULT,
+    GraphView,
+    Shapes,
+    view_body,
+)
 from graph_passes.ops.node_types import NodeTypeTable
+from graph_passes.ops.reasons import Reason
 from graph_passes.placement.byte_cost import place_casts
 from graph_passes.placement.time_cost import keep_fast_ones
-from graph_passes.policy.config import RULES, PrecisionConfig
+from graph_passes.policy.config import RULES, PrecisionConfig, Selection
 from graph_passes.policy.rules import Rule
 from graph_passes.units.fusion import Fusion, find_units
 from graph_passes.units.normalization import upgrade_batch_norm
 
+# They carry what others make: alone they change nothing.
+_FOLLOWING = frozenset(("Const", "Cast", ARGUMENT, RESULT, INLINED_ARGUMENT))
 NO_NODE_LISTS: Mapping[str, str] = types.MappingProxyType({})
 NO_RULES: Mapping[str, Rule] = types.MappingProxyType({})
 
@@ -143,6 +155,8 @@ def paint(
     coloring = Coloring(view, config, find_ineligible(view, preserve, config))
     coloring.relist(node_lists)
     coloring.obey(rules)
+    if config.selection is not None:
+        _keep_unselected(coloring, config.selection)
     starts = (coloring.list_codes == ALLOW) & coloring.eligible
     allowed = any(rule.action == "allow" for rule in coloring.rules.values())
     if not (coloring.lists.force_all or allowed or starts.any()):
@@ -154,6 +168,16 @@ def paint(
                 observe(stage.name, coloring)
     coloring.disconnect()
     return coloring
+
+
+def _keep_unselected(coloring: Coloring, selection: Selection) -> None:
+    view = coloring.view
+    for vertex, dtype in enumerate(view.dtypes):
+        number = view.vertex_nodes[vertex]
+        if dtype != FLOAT or number < 0 or view.op_of(vertex) in _FOLLOWING:
+            continue
+        if split_prefix(view.names[number]) not in selection.nodes:
+            coloring.block((vertex,), Reason.BISECT_LIMIT)
 
 
 def prepare(

@@ -46,6 +46,7 @@ class Remark:
         seconds: the estimated time in the dtype that it has now, where a cost table has it.
         lines: the Python lines that made it, "file.py:42": the innermost one outside installed
             packages first, then the innermost one of a package, if that is deeper.
+        number: its place among the conversions and units of the process, where they are numbered.
     """
 
     kind: Kind
@@ -63,6 +64,7 @@ class Remark:
     bytes: int | None = None
     seconds: float | None = None
     lines: tuple[str, ...] = ()
+    number: int | None = None
 
     @property
     def is_product(self) -> bool:

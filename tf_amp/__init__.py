@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult, Rule
     from tf_amp.api import (
+        compare_models,
+        convert_saved_model,
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
         rewrite_graph_def,
@@ -37,6 +39,8 @@ __all__ = [
     "disable_mixed_precision_graph_rewrite",
     "status",
     "rewrite_graph_def",
+    "convert_saved_model",
+    "compare_models",
     "keep_float32",
     "allow",
     "PrecisionConfig",
@@ -51,10 +55,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:4],
-    "tf_amp.scopes": __all__[4:6],
-    "graph_passes": __all__[6:11],
-    "tf_amp.loss_scale": __all__[11:],
+    "tf_amp.api": __all__[:6],
+    "tf_amp.scopes": __all__[6:8],
+    "graph_passes": __all__[8:13],
+    "tf_amp.loss_scale": __all__[13:],
 }
 
 

@@ -6,8 +6,9 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tf_amp.env_variables import ENABLING_VARIABLES, is_on
 from tf_amp.keras_policy import mixed_policy
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from graph_passes import PrecisionConfig, RewriteResult, Rule
     from graph_passes.policy.config import Device, TargetDtype
+    from tf_amp.comparison.compare import Comparison
+    from tf_amp.conversion.convert import Conversion
     from tf_amp.installation import Installation
 
 # The modules that need TensorFlow are imported by the functions that use them: `status` answers
@@ -206,6 +209,115 @@ def _rules_of(rules: str | os.PathLike[str] | Iterable[Rule]) -> tuple[Rule, ...
                 f"Received among them: {rule!r}."
             )
     return rules
+
+
+def convert_saved_model(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    target_dtype: TargetDtype | tf.DType = "float16",
+    device: Device = "GPU",
+    weights: bool = False,
+    io: Literal["float32", "target"] = "float32",
+    outputs: Collection[str] = (),
+    allow_lambda: bool = False,
+    force: bool = False,
+    config: PrecisionConfig | None = None,
+) -> Conversion:
+    """Writes a model with its products in low precision, for plain TensorFlow to load.
+
+    Signatures, input and output names, shapes and dtypes, assets, variables, functions and objects
+    stay as they are. What is written is there whole or not at all.
+
+    Args:
+        src: a SavedModel's directory, a GraphDef or MetaGraphDef (`.pb`, `.pbtxt`, `.meta`), or a
+            Keras model (`.keras`), which becomes a SavedModel.
+        dst: the directory or file to make.
+        target_dtype: "float16" (the default) or "bfloat16", as a name or a dtype of TensorFlow.
+        device: "GPU" (the default) or "CPU": where the result is to run. No GPU is needed for a GPU
+            plan. Where it is this machine's, the measured costs of its kernels count.
+        weights: whether variables are stored in the target dtype if all that read them take them
+            so: smaller files, and no cast of them per call. The constants of a frozen graph always
+            are.
+        io: "float32" (the default), or "target" for signatures that take and give the target dtype
+            in place of float32.
+        outputs: for a graph without signatures, the nodes that are fetched; by default those that
+            no other node reads.
+        allow_lambda: whether Python code inside a `.keras` file may be loaded. It can do anything.
+        force: whether `dst` may be replaced if it exists.
+        config: everything at once, list edits included, in place of `target_dtype` and `device`.
+
+    Returns:
+        What was done: a remark on each decision, which variables changed, and the sizes.
+
+    Raises:
+        ValueError: an argument is not a legal value; or (`tf_amp.model_files.ModelError`) the model
+            cannot be read, has nothing to convert, or cannot be written.
+    """
+    import graph_passes
+    from tf_amp.conversion.convert import convert
+    from tf_amp.cost_tables import choose_table
+    from tf_amp.env_config import Settings
+    from tf_amp.hardware import Target
+
+    if io not in ("float32", "target"):
+        raise ValueError(f"`io` must be 'float32' or 'target'. Received: io={io!r}.")
+    if isinstance(outputs, str):
+        raise TypeError(f"`outputs` must be a collection of names. Received: {outputs!r}.")
+    name = getattr(target_dtype, "name", target_dtype)
+    if config is None:
+        config = graph_passes.PrecisionConfig(target_dtype=name, device=device)
+        costs = choose_table(Settings(), Target(name, device, "as asked for"))
+        config = dataclasses.replace(config, cost_table=costs.table)
+    elif (name, device) != ("float16", "GPU"):
+        raise ValueError(
+            f"`config` replaces `target_dtype` and `device`. Received `config` and target_dtype="
+            f"{name!r}, device={device!r}; give only one."
+        )
+    return convert(
+        Path(src),
+        Path(dst),
+        config,
+        weights=weights,
+        io=io,
+        outputs=outputs,
+        allow_lambda=allow_lambda,
+        force=force,
+    )
+
+
+def compare_models(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    samples: Iterable[Mapping[str, Any]] | None = None,
+    *,
+    seed: int = 0,
+    batch: int = 8,
+    count: int = 4,
+) -> Comparison:
+    """Runs two models on the same inputs and says how far apart their outputs are.
+
+    Args:
+        first: the model that is right: a SavedModel's directory, a frozen GraphDef, or a `.keras`
+            file.
+        second: the model to judge.
+        samples: dicts from names of inputs to arrays; by default random ones by signature.
+        seed: of random samples.
+        batch: rows of random samples where a signature leaves that open, 8 by default.
+        count: how many random samples, 4 by default.
+
+    Returns:
+        For each output the largest absolute and relative difference, the cosine, the shares that
+        overflowed or became 0, and the top-1 and top-5 agreement; the median time of a call of
+        each, taken in turns; and the sizes. `Comparison.beyond(tolerance)` gives what is too far.
+
+    Raises:
+        ValueError: (`tf_amp.model_files.ModelError`) a model cannot be loaded or fed, or the
+            second lacks what the first gives.
+    """
+    from tf_amp.comparison.compare import compare
+
+    return compare(Path(first), Path(second), samples, seed=seed, batch=batch, count=count)
 
 
 def _switch_on(before: Installation | None, rules: tuple[Rule, ...]) -> Installation | None:

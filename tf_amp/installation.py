@@ -16,6 +16,7 @@ from tf_amp.compiled import CompiledFunctions
 from tf_amp.env_config import Settings
 from tf_amp.graph_log import GraphLog
 from tf_amp.hosts import function, session
+from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
@@ -45,6 +46,7 @@ class Installation:
         settings: what was asked for.
         config: what graphs are rewritten with; None if nothing is rewritten.
         compiled: how functions that XLA compiles are rewritten; None if nothing is rewritten.
+        numbers: rewrites graphs up to the bisect limit.
         graph_log: says what was done to single graphs.
         refusals: host name -> why it could not hook this TensorFlow.
     """
@@ -54,6 +56,7 @@ class Installation:
         self.settings = plan.settings
         self.config = plan.config
         self.compiled = CompiledFunctions(plan.compiled_costs, plan.config) if plan.config else None
+        self.numbers = ConversionNumbers(plan.settings.bisect_limit)
         self.refusals: dict[str, str] = {}
         self._said_policy = False
         self._tally = Tally()

@@ -55,6 +55,22 @@ class ListEdit:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What is converted and replaced, of all that would be: for finding what breaks a program.
+
+    Attributes:
+        root: the function that is rewritten, "" for a graph.
+        nodes: the nodes that may be converted, each with its function, "" for the root. Constants
+            and Casts go by those that read them.
+        units: the units that may be made: the rule and the node of each, as in `Remark`.
+    """
+
+    root: str
+    nodes: frozenset[tuple[str, str]]
+    units: frozenset[tuple[str, str]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
     """Everything that decides how a graph is rewritten.
 
@@ -76,6 +92,7 @@ class PrecisionConfig:
             the batch, where the cost of an op depends on it.
         fused: whether the graph is for a compiler that fuses element-wise ops (XLA), so that only
             matrix products and convolutions have a price of their own, and Casts have none.
+        selection: what may be converted and replaced; None leaves nothing out.
 
     Raises:
         ValueError: a value is not one of the legal ones, or they do not go together.
@@ -91,6 +108,7 @@ class PrecisionConfig:
     cost_table: CostTable | None = None
     unknown_dimension: int = UNKNOWN_DIMENSION
     fused: bool = False
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         # Configurations are keys of caches: a list or a set would be none.

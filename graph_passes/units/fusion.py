@@ -6,6 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
 
+from tensorflow.core.framework import function_pb2
+
 from graph_passes.ir.copying import Proto, copy_graph
 from graph_passes.ir.eligibility import find_ineligible
 from graph_passes.ir.view import GraphView, Shape
@@ -85,7 +87,7 @@ def find_units(
     if not passes:
         return Fusion(proto, view)
     effects: Collection[str] = proto.control_ret.values() if view.is_function else ()
-    edits = GraphEdits(view, preserve, effects)
+    edits = GraphEdits(view, preserve, effects, _permitted(proto, config))
     search = UnitSearch(edits, config, lists, kernel_support(config.device, config.target))
     alone = False
     for each in passes:
@@ -99,6 +101,16 @@ def find_units(
     node_lists = {n: where for n, where in edits.node_lists.items() if n in new.index}
     units, misses = tuple(edits.units), tuple(edits.misses)
     return Fusion(proto, new, units, misses, edits.shapes, node_lists, alone=alone)
+
+
+def _permitted(proto: Proto, config: PrecisionConfig) -> Callable[[str, str], bool]:
+    """Tells of a unit's rule and node whether a selection has it."""
+    selection = config.selection
+    if selection is None:
+        return lambda _rule, _node: True
+    name = proto.signature.name if isinstance(proto, function_pb2.FunctionDef) else ""
+    where = "" if name == selection.root else f"{name}/"
+    return lambda rule, node: (rule, f"{where}{node}") in selection.units
 
 
 def passes_in_force(config: PrecisionConfig) -> list[UnitPass]:

@@ -163,7 +163,8 @@ class FunctionHost:
         name = readable_name(definition.signature.name)
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
         title = f"{name} ({step})" if (step := _keras_step()) else name
-        traced = TracedFunction(definition, graph, context, library, title)
+        numbers = self._installation.numbers
+        traced = TracedFunction(definition, graph, context, library, title, numbers)
         result = traced.rewrite(config)
         self._rewrite_called((result.proto, *result.extra_functions), graph, context)
         callees: list[RewriteResult] = []
