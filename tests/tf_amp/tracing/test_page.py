@@ -200,7 +200,7 @@ def test_a_click_through(opened: Callable[..., Any]) -> None:
     assert "60: no multiple of 8" in text_of(browser, "main")
     assert "scale 1024" in text_of(browser, "main")
     # The tree: the one scope at the top is open, and has its scopes inside.
-    assert "net|25%, 1 of 4 low" in text_of(browser, "#tree .name, #tree .told")
+    assert "net|33%, 1 of 3 low" in text_of(browser, "#tree .name, #tree .told")
     assert "dense_1" not in text_of(browser, "#tree")
     click(browser, "#tree summary")
     wait_for(browser, "#tree", "dense_1")

@@ -98,7 +98,7 @@ class Remarks {
       this.rowsIn[scope].push(row);
       this.flops[scope] += this.rows.flops[row] || 0;
       if (kind === "converted") this.low[scope]++;
-      else if (kind === "kept") this.kept[scope]++;
+      else if (kind === "kept" && this.rows.list[row] >= 0) this.kept[scope]++;
       else if (kind === "cast") { this.casts[scope]++; this.castBytes[scope] += this.rows.bytes[row] || 0; }
     }
     for (let scope = 0; scope < size; scope++) if (parent[scope] >= 0) this.inner[parent[scope]].push(scope);
