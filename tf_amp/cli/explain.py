@@ -138,6 +138,7 @@ def _write_page(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
 
 
 def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+    from tf_amp.tracing.figures import plain
     from tf_amp.tracing.text import blockers_text, overview
 
     told = []
@@ -145,7 +146,7 @@ def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> in
         variables = dict(job.first.process.get("variables", {}))
         if arguments.json:
             functions = [
-                {"name": f.graph.remarks.name, "ranks": f.ranks, **_plain(f.figures)}
+                {"name": f.graph.remarks.name, "ranks": f.ranks, **plain(f.figures)}
                 for f in job.functions
             ]
             found = [
@@ -168,12 +169,6 @@ def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> in
             "--node REGEX, --function NAME, --line model.py:42, --html report.html."
         )
     return 0
-
-
-def _plain(figures: Any) -> dict[str, Any]:
-    fields = dataclasses.asdict(figures)
-    kept = [{"op": op, "why": why, "count": n} for (op, why), n in figures.kept.most_common()]
-    return {**fields, "kept": kept}
 
 
 def _show_remarks(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:

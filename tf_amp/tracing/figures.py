@@ -7,6 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from tensorflow.python.framework import op_def_registry
 
@@ -98,6 +99,12 @@ def figures_of(graphs: Iterable[FunctionRemarks]) -> Figures:
         seconds_float32=sum(r.seconds_float32 or 0 for r in timed),
         kept=Counter((r.op, why(r)) for r in products if r.kind == "kept"),
     )
+
+
+def plain(figures: Figures) -> dict[str, Any]:
+    """Figures as JSON-ready values."""
+    kept = [{"op": op, "why": why, "count": n} for (op, why), n in figures.kept.most_common()]
+    return {**dataclasses.asdict(figures), "kept": kept}
 
 
 def why(remark: Remark) -> str:
