@@ -162,7 +162,7 @@ class GraphEdits(Edits):
         slots = view.layout(number).out_slots
         port = view.split(tensor)[1]
         dtype = view.dtypes[view.base[number] + slots[port]] if slots else 0
-        fact = self._facts[tensor] = TensorFact(dtype % 100, view.shape(tensor))
+        fact = self._facts[tensor] = TensorFact(dtype % 100, self.matcher.shape_of(tensor))
         return fact
 
     def apply(self) -> GraphView:

@@ -63,10 +63,10 @@ def make_edits(view: GraphView, edits: Edits, unread: Unread) -> GraphView:
     """
     in_place, new_nodes = edits.in_place, edits.new_nodes
     redirect = {tensor: edits.final(tensor) for tensor in edits.redirect}
-    orphans = {view.split(tensor)[0] for tensor in redirect}
+    orphans = {view.index[view.split(tensor)[0]] for tensor in redirect}
     touched = {view.index[name] for name in edits.inputs}
-    for name in orphans:
-        touched.update(view.reading_nodes(view.index[name]))
+    for number in orphans:
+        touched.update(view.reading_nodes(number))
     # What a tensor is redirected to has readers that its view does not know of.
     targets = (view.index.get(view.split(tensor)[0]) for tensor in redirect.values())
     kept = {number for number in targets if number is not None}
@@ -75,7 +75,7 @@ def make_edits(view: GraphView, edits: Edits, unread: Unread) -> GraphView:
         name, read = view.names[number], view.nodes[number].input[:]
         given = edits.inputs.get(name)
         if given is not None:
-            orphans.update(node_name(tensor) for tensor in read if tensor[0] != "^")
+            orphans.update(view.makers(number))
             waits = dict.fromkeys(tensor for tensor in read if tensor[0] == "^")
             waits.update(dict.fromkeys(edits.controls.get(name, ())))
             read = [*given, *waits]
@@ -83,7 +83,7 @@ def make_edits(view: GraphView, edits: Edits, unread: Unread) -> GraphView:
             continue
         reads[number] = [redirect.get(name, name) for name in read]
     for number, node in in_place.items():
-        orphans.update(node_name(name) for name in view.nodes[number].input[:])
+        orphans.update(unread.read_before(number))
         reads[number] = node.input[:]
     added = [node.input[:] for node in new_nodes]
     for node, read in zip(new_nodes, added, strict=True):
@@ -203,7 +203,7 @@ class Unread:
         reads: Mapping[int, Sequence[str]],
         added: Iterable[Sequence[str]],
         kept: Iterable[int],
-        orphans: Collection[str],
+        orphans: Collection[int],
     ) -> set[int]:
         """Those among some nodes, and among what only they read, once the graph is edited.
 
@@ -211,24 +211,23 @@ class Unread:
             reads: number of a changed node -> what it reads then.
             added: what each new node reads.
             kept: numbers of more nodes that must stay.
-            orphans: names of the nodes to begin with.
+            orphans: numbers of the nodes to begin with.
         """
         uses: list[int] = self._uses.tolist()
         for number in kept:
             uses[number] += 1
         for number in reads:
-            for read in self._read_before(number):
+            for read in self.read_before(number):
                 uses[read] -= 1
         for read in numbers_of(self._view, itertools.chain(*reads.values(), *added)):
             uses[read] += 1
-        orphaned = numbers_of(self._view, orphans)
-        return self._behind([number for number in orphaned if not uses[number]], uses, reads)
+        return self._behind([number for number in orphans if not uses[number]], uses, reads)
 
     def _behind(
         self, pending: list[int], uses: list[int], reads: Mapping[int, Sequence[str]]
     ) -> set[int]:
         dead: set[int] = set()
-        read_before, view = self._read_before, self._view
+        read_before, view = self.read_before, self._view
         while pending:
             number = pending.pop()
             dead.add(number)
@@ -239,7 +238,7 @@ class Unread:
                     pending.append(read)
         return dead
 
-    def _read_before(self, number: int) -> Sequence[int]:
+    def read_before(self, number: int) -> Sequence[int]:
         """The nodes that a node read before the edits, each as often as it did."""
         read = self._makers[self._starts[number] : self._starts[number + 1]]
         waits = self._view.waits.get(number)
