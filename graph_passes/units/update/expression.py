@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from fractions import Fraction
 
 from graph_passes.ir.view import FLOAT, Shape
 from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
@@ -305,7 +304,7 @@ class UpdateSearch:
             value = float(self._m.constant(tensor))
             if math.isfinite(value):
                 self._beside.add(self._m.maker(tensor))
-                return constant(Fraction(value))
+                return constant(value)
         return symbol(self._name(tensor, _SCALAR))
 
     def _tensor(self, tensor: str) -> Polynomial:
