@@ -160,6 +160,17 @@ class Installation:
                 policy.remedy,
             )
 
+    def record_loss(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
+        """Takes back what was counted for a graph whose float32 original was faster in a trial.
+
+        Args:
+            name: the graph's name, for people.
+            counts: what `record` returned for it.
+            changed: whether the pass changed it.
+            counted: whether no later plan for other sizes is counted in its place.
+        """
+        self._tally.take_back(name, counts, changed=changed, counted=counted)
+
     def record_fault(self, host: str, name: str, error: Exception) -> None:
         """Counts a graph that stays in float32 because the host failed, and says so once.
 

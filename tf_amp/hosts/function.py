@@ -26,6 +26,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.saved_model import function_deserialization
 
 from graph_passes.collector import collector_paused
+from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
@@ -224,15 +225,28 @@ class FunctionHost:
             if function not in self._covered:
                 self._uncovered.add(function)
 
+        in_force, is_alive = UNKNOWN_DIMENSION, weakref.ref(function)
+        recorded = {in_force: (counts, result.changed)}
+
         def record_again(planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:
-            nonlocal counts
+            nonlocal counts, in_force
             plans = self._plans_of_callees(graph, planned, callees)
             again = f"{title}, sizes near {size}"
             counts = record(again, planned, parts=_counts_of(plans, planned), covered=[counts])
+            in_force, recorded[size] = size, (counts, planned.changed)
+
+        def lose(size: int) -> None:
+            nonlocal counts
+            size = size or UNKNOWN_DIMENSION
+            lost, changed = recorded[size]
+            self._installation.record_loss(title, lost, changed=changed, counted=size == in_force)
+            if size == in_force:
+                counts = NodeCounts()
+                self._uncovered.discard(is_alive())
 
         if counts.products:
             tried = bool(counts.converted)
-            self._calls.watch(function, traced, config, result, record_again, tried=tried)
+            self._calls.watch(function, traced, config, result, record_again, lose, tried=tried)
 
     def _rewrite_called(
         self, functions: Iterable[Any], graph: Any, context: context_lib.Context
