@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from tf_amp.hosts import function, session
 from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
-from tf_amp.loss_scale import auto_wrap, counters
+from tf_amp.loss_scale import auto_wrap, counters, history
 from tf_amp.plan import ENVIRONMENT, Plan, make_plan
 from tf_amp.state import Status
 from tf_amp.tally import NodeCounts, Tally
@@ -82,6 +83,8 @@ class Installation:
             for name, hook in hooks.items():
                 if (why := hook(self)) is not None:
                     self.refusals[name] = why
+            if self._dumps is not None:
+                history.listen(functools.partial(self._dumps.append, history.LOSS_SCALE_EVENTS))
             self._announce()
         except BaseException:
             self.stop()
@@ -94,6 +97,7 @@ class Installation:
         atexit.unregister(self.say_if_nothing_happened)
         atexit.unregister(self._write_status)
         self._write_status()
+        history.listen(None)
         for host in (session, function, auto_wrap):
             host.uninstall()
 
