@@ -59,7 +59,8 @@ class Report:
     Attributes:
         target_dtype: "float16" or "bfloat16".
         device: "GPU" or "CPU".
-        total_nodes: nodes of the graph (functions' bodies have reports of their own).
+        total_nodes: nodes of the graph and of the functions that were planned together with it.
+        planned_with: the names of those functions; all others have reports of their own.
         converted_nodes: nodes with at least one type attribute in the target dtype now.
         allow_nodes: converted nodes whose op is on the allow list.
         denied_nodes: float32 nodes whose op is on the deny list.
@@ -80,6 +81,7 @@ class Report:
         target_dtype: str,
         device: str,
         total_nodes: int,
+        planned_with: frozenset[str] = frozenset(),
         notes: tuple[str, ...] = (),
         plan: Plan | Callable[[], Plan | None] | None = None,
         applied: Applied | None = None,
@@ -89,6 +91,7 @@ class Report:
         self.target_dtype = target_dtype
         self.device = device
         self.total_nodes = total_nodes
+        self.planned_with = planned_with
         self.notes = notes
         self.fused_units = fusion.units if fusion else ()
         self.fused_updates = sum(unit.startswith(f"{RULE}: ") for unit in self.fused_units)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
-from tf_amp.loss_scale import auto_wrap, counters
+from tf_amp.loss_scale import auto_wrap, counters, history
 from tf_amp.plan import ENVIRONMENT, Plan, make_plan
 from tf_amp.state import Status
 from tf_amp.tally import NodeCounts, Tally
@@ -86,6 +87,8 @@ class Installation:
             for name, hook in hooks.items():
                 if (why := hook(self)) is not None:
                     self.refusals[name] = why
+            if self._dumps is not None:
+                history.listen(functools.partial(self._dumps.append, history.LOSS_SCALE_EVENTS))
             self._announce()
         except BaseException:
             self.stop()
@@ -98,6 +101,7 @@ class Installation:
         atexit.unregister(self.say_if_nothing_happened)
         atexit.unregister(self._write_status)
         self._write_status()
+        history.listen(None)
         for host in (session, function, auto_wrap):
             host.uninstall()
 
@@ -163,6 +167,17 @@ class Installation:
                 policy.name,
                 policy.remedy,
             )
+
+    def record_loss(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
+        """Takes back what was counted for a graph whose float32 original was faster in a trial.
+
+        Args:
+            name: the graph's name, for people.
+            counts: what `record` returned for it.
+            changed: whether the pass changed it.
+            counted: whether no later plan for other sizes is counted in its place.
+        """
+        self._tally.take_back(name, counts, changed=changed, counted=counted)
 
     def record_fault(self, host: str, name: str, error: Exception) -> None:
         """Counts a graph that stays in float32 because the host failed, and says so once.
