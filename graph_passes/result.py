@@ -12,7 +12,7 @@ from tensorflow.core.framework import function_pb2, node_def_pb2
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.plan_remarks import Lines, lines_within, no_lines
 from graph_passes.policy.rules import Rule
-from graph_passes.remarks import FunctionRemarks
+from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.report import Report
 
 
@@ -61,7 +61,11 @@ class RewriteResult:
     def remarks(self, name: str = "", *, lines: Lines = no_lines) -> FunctionRemarks:
         """Everything that was decided, functions included, as `Report.remarks`."""
         found = self.report.remarks(name, failure=self.failure, lines=lines)
-        remarks = list(found.remarks)
+        matched = [
+            Remark(kind="note", rule=str(rule), reason=f"{count} nodes meet its criteria")
+            for rule, count in self.matched.items()
+        ]
+        remarks = [*matched, *found.remarks]
         for function, report in self.function_reports.items():
             inner = report.remarks(lines=lines_within(lines, function))
             remarks.extend(

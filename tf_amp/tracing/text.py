@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graph_passes import PrecisionConfig, Remark, load_op_lists
@@ -24,7 +25,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def overview(trace: Trace) -> Iterator[str]:
     """The paragraphs that say what one process did."""
-    yield "\n".join(_head(trace))
+    yield "\n".join((*_head(trace), *_rules(trace)))
     counted = [(graph, figures_of([graph.remarks])) for graph in trace.graphs]
     shown = [(g, f) for g, f in counted if f.products or f.casts or g.remarks.failure]
     if shown:
@@ -48,6 +49,16 @@ def _head(trace: Trace) -> Iterator[str]:
         yield f"{settings['reason']}; cost table: {settings['cost_table']}; {settings['why']}"
         yield f"list edits: {edits or 'none'}; loss scaling: {settings['loss_scaling_reason']}"
     yield from (f"note: {note}" for note in trace.process.get("notes", ()))
+
+
+def _rules(trace: Trace) -> Iterator[str]:
+    """A line for each rule on single nodes, with what it met."""
+    notes = [r for graph in trace.graphs for r in graph.remarks.remarks if r.kind == "note"]
+    met = Counter(note.rule for note in notes)
+    for rule in dict.fromkeys(rule for graph in trace.graphs for rule in graph.config.rules):
+        count = met[str(rule)]
+        where = f"nodes of {count} function{'s'[: count > 1]}" if count else "no node"
+        yield f"rule {rule} ({rule.action}): meets {where}"
 
 
 def _row(graph: TracedGraph, figures: Figures) -> tuple[str, ...]:

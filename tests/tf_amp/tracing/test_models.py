@@ -73,3 +73,17 @@ def test_plan(run_python: RunPython, models: Path) -> None:
     done = run_python(MAIN, args=("plan", str(models / "empty")), check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "no SavedModel" in done.stderr
+
+
+def test_plan_says_what_each_rule_met(run_python: RunPython, models: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        '[[rule]]\naction = "keep_float32"\nlayer = "dense_1"\nwhy = "the head"\n'
+        '[[rule]]\naction = "deny"\nnode = "nothing"\n'
+    )
+    args = ("plan", str(models / "dense.keras"), "--device", "GPU", "--rules", str(rules))
+    printed = run_python(MAIN, args=args).stdout
+    assert "rule rules.toml [1]: 'the head' (keep_float32): meets nodes of 1 function" in printed
+    assert "rule rules.toml [2]: node = 'nothing' (deny): meets no node" in printed
+    kept = run_python(MAIN, args=(*args, "--op", "MatMul", "--missed")).stdout
+    assert "kept by a rule (rules.toml [1]: 'the head')" in kept
