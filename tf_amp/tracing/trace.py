@@ -22,6 +22,7 @@ from graph_passes import (
     rewrite_graph_def,
 )
 from graph_passes.ir.view import FunctionShapes, Shapes
+from graph_passes.plan_remarks import Lines
 from graph_passes.remarks import RemarksError
 from tf_amp.hosts.dumps import STATUS
 from tf_amp.hosts.offline import InferredShapes
@@ -78,6 +79,12 @@ class TracedGraph:
         """Plans the graph again."""
         return self._rewrite(config).remarks(self.remarks.name)
 
+    @functools.cached_property
+    def _lines(self) -> Lines:
+        """The Python lines of its nodes, as they were known when it was traced."""
+        known = {(r.function, r.node): r.lines for r in self.remarks.remarks if r.lines}
+        return lambda function, node: known.get((function, node), ())
+
     def _rewrite(self, config: PrecisionConfig) -> RewriteResult:
         shapes, function_shapes = self._shapes
         if self._graph.node:
@@ -87,6 +94,7 @@ class TracedGraph:
                 preserve=self.preserve,
                 shapes=shapes,
                 function_shapes=function_shapes,
+                lines=self._lines,
             )
         return rewrite_function_def(
             self._graph.library.function[0],
@@ -94,6 +102,8 @@ class TracedGraph:
             library=self._library.get,
             shapes=shapes,
             function_shapes=function_shapes,
+            name=self.remarks.name,
+            lines=self._lines,
         )
 
 
