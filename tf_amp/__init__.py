@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tf_amp.api import (
         compare_models,
         convert_saved_model,
+        diagnose,
+        diagnose_callback,
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
         rewrite_graph_def,
@@ -40,6 +42,8 @@ __all__ = [
     "rewrite_graph_def",
     "convert_saved_model",
     "compare_models",
+    "diagnose",
+    "diagnose_callback",
     "PrecisionConfig",
     "ListEdit",
     "Report",
@@ -51,9 +55,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:6],
-    "graph_passes": __all__[6:10],
-    "tf_amp.loss_scale": __all__[10:],
+    "tf_amp.api": __all__[:8],
+    "graph_passes": __all__[8:12],
+    "tf_amp.loss_scale": __all__[12:],
 }
 
 
