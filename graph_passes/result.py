@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from tensorflow.core.framework import function_pb2, node_def_pb2
 
 from graph_passes.ir.copying import Graph, nodes_of
-from graph_passes.plan_remarks import Lines, no_lines
+from graph_passes.plan_remarks import Lines, lines_within, no_lines
+from graph_passes.policy.rules import Rule
 from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.report import Report
 
@@ -47,6 +48,14 @@ class RewriteResult:
         """The same as `proto`."""
         return self.proto
 
+    @property
+    def matched(self) -> Counter[Rule]:
+        """Rule of the user -> how many nodes meet its criteria, functions included."""
+        total: Counter[Rule] = Counter()
+        for report in (self.report, *self.function_reports.values()):
+            total.update(report.matched)
+        return total
+
     def nodes(self) -> Iterator[node_def_pb2.NodeDef]:
         """The nodes of `proto`, but not of its library, and of `extra_functions`."""
         for body in (self.proto, *self.extra_functions):
@@ -57,7 +66,7 @@ class RewriteResult:
         found = self.report.remarks(name, failure=self.failure, lines=lines)
         remarks = list(found.remarks)
         for function, report in self.function_reports.items():
-            inner = report.remarks(lines=functools.partial(_lines_within, lines, function))
+            inner = report.remarks(lines=lines_within(lines, function))
             remarks.extend(
                 dataclasses.replace(remark, function=remark.function or function)
                 for remark in inner.remarks
@@ -79,8 +88,3 @@ class RewriteResult:
 def numbered(remark: Remark) -> tuple[str, str, str]:
     """What a conversion or unit is known by in its graph: (rule of a unit, function, node)."""
     return (remark.rule if remark.kind == "unit" else "", remark.function, remark.node)
-
-
-def _lines_within(lines: Lines, function: str, inner: str, node: str) -> tuple[str, ...]:
-    """The lines of a node of a function, or of another one that was planned with it."""
-    return lines(inner or function, node)

@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult
+    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult, Rule
     from tf_amp.api import (
         compare_models,
         convert_saved_model,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         NoLossScale,
         StaticLossScale,
     )
+    from tf_amp.scopes import allow, keep_float32
 
 __version__ = "0.1.0"
 
@@ -44,10 +45,13 @@ __all__ = [
     "compare_models",
     "diagnose",
     "diagnose_callback",
+    "keep_float32",
+    "allow",
     "PrecisionConfig",
     "ListEdit",
     "Report",
     "RewriteResult",
+    "Rule",
     "DynamicLossScale",
     "StaticLossScale",
     "NoLossScale",
@@ -56,8 +60,9 @@ __all__ = [
 
 _MODULES = {
     "tf_amp.api": __all__[:8],
-    "graph_passes": __all__[8:12],
-    "tf_amp.loss_scale": __all__[12:],
+    "tf_amp.scopes": __all__[8:10],
+    "graph_passes": __all__[10:15],
+    "tf_amp.loss_scale": __all__[15:],
 }
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
-    from graph_passes import PrecisionConfig, RewriteResult
+    from graph_passes import PrecisionConfig, RewriteResult, Rule
     from graph_passes.policy.config import Device, TargetDtype
     from tf_amp.comparison.compare import Comparison
     from tf_amp.conversion.convert import Conversion
@@ -37,6 +37,8 @@ _NAMES_SHOWN = 5
 def enable_mixed_precision_graph_rewrite(
     opt: _Optimizer = None,  # type: ignore[assignment]
     loss_scale: Any = "dynamic",
+    *,
+    rules: str | os.PathLike[str] | Iterable[Rule] = (),
 ) -> _Optimizer:
     """Switches the graph rewrite on and gives the optimizer a loss scale.
 
@@ -51,6 +53,8 @@ def enable_mixed_precision_graph_rewrite(
             `tf_amp.loss_scale`. With "dynamic" and a target dtype of bfloat16, or none, the scale
             is 1 and never changes, unless ``TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING=1`` asks
             for one: bfloat16 has the range of float32.
+        rules: what single nodes are to be: `Rule` objects, or the path of a TOML file of rules
+            (`env_config.md`). They win over those of a file that a variable names.
 
     Returns:
         The wrapped optimizer, to be used in place of `opt`; None for None. Where this TensorFlow is
@@ -58,7 +62,7 @@ def enable_mixed_precision_graph_rewrite(
 
     Raises:
         ValueError: `opt` has a loss scale already or was wrapped before, a Keras mixed-precision
-            policy is active, or `loss_scale` is not a legal value.
+            policy is active, or `loss_scale` or a rule is not a legal value.
         TypeError: `opt` is not an optimizer of a kind that can be wrapped.
         tf_amp.env_config.EnvConfigError: an environment variable has an illegal value.
     """
@@ -70,7 +74,7 @@ def enable_mixed_precision_graph_rewrite(
         _refuse_optimizer(opt)
         resolve(loss_scale)
     before = installation.current()
-    installed = _switch_on(before)
+    installed = _switch_on(before, _rules_of(rules))
     if opt is None or installed is None:
         return opt
     try:
@@ -120,6 +124,7 @@ def rewrite_graph_def(
     target_dtype: TargetDtype | tf.DType = "float16",
     device: Device = "GPU",
     parity: bool = False,
+    rules: str | os.PathLike[str] | Iterable[Rule] = (),
     config: PrecisionConfig | None = None,
 ) -> RewriteResult:
     """Rewrites one graph. Nothing has to be switched on, and no environment variable is read.
@@ -131,7 +136,8 @@ def rewrite_graph_def(
         device: "GPU" (the default) or "CPU": whose kernels must exist. No GPU is needed for a GPU
             plan.
         parity: plan as TensorFlow's own pass does, instead of with this project's rules.
-        config: everything at once, list edits included, in place of the three arguments above.
+        rules: what single nodes are to be: `Rule` objects, or the path of a TOML file of rules.
+        config: everything at once, list edits included, in place of the four arguments above.
 
     Returns:
         A result whose `graph_def` is the new graph and whose `report` says what was done and why.
@@ -161,12 +167,13 @@ def rewrite_graph_def(
     target_dtype = getattr(target_dtype, "name", target_dtype)
     if config is None:
         config = graph_passes.PrecisionConfig(
-            target_dtype=target_dtype, device=device, parity=parity
+            target_dtype=target_dtype, device=device, parity=parity, rules=_rules_of(rules)
         )
-    elif (target_dtype, device, parity) != ("float16", "GPU", False):
+    elif (target_dtype, device, parity, rules) != ("float16", "GPU", False, ()):
         raise ValueError(
-            "`config` replaces `target_dtype`, `device` and `parity`. Received `config` and "
-            f"target_dtype={target_dtype!r}, device={device!r}, parity={parity!r}; give only one."
+            "`config` replaces `target_dtype`, `device`, `parity` and `rules`. Received `config` "
+            f"and target_dtype={target_dtype!r}, device={device!r}, parity={parity!r}, "
+            f"rules={rules!r}; give only one."
         )
     known = {node.name for node in graph_def.node}
     for name in preserve:
@@ -182,7 +189,27 @@ def rewrite_graph_def(
     )
     if result.failure is not None:
         _log.error("The graph was not rewritten and is returned as it was: %s", result.failure)
+    else:
+        for rule in config.rules:
+            if not result.matched[rule]:
+                _log.warning("No node of the graph meets the criteria of %s", rule)
     return result
+
+
+def _rules_of(rules: str | os.PathLike[str] | Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules that an argument stands for, as rules of a call."""
+    from graph_passes.policy.rules import Rule, load_rules
+
+    if isinstance(rules, (str, os.PathLike)):
+        return load_rules(os.fspath(rules), "call")
+    rules = tuple(rules)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise TypeError(
+                "`rules` must be the path of a file or tf_amp.Rule objects. "
+                f"Received among them: {rule!r}."
+            )
+    return rules
 
 
 def convert_saved_model(
@@ -374,20 +401,25 @@ def _config_in_force() -> PrecisionConfig:
     return graph_passes.PrecisionConfig(target_dtype="float16", device=device)
 
 
-def _switch_on(before: Installation | None) -> Installation | None:
+def _switch_on(before: Installation | None, rules: tuple[Rule, ...]) -> Installation | None:
     """Installs the rewrite, unless it is on already; either way returns what is on, if anything."""
     from tf_amp import installation
     from tf_amp.env_config import read_settings
     from tf_amp.hosts import function
 
     if before is not None and before.settings.graph_rewrite:
-        return before
-    settings = read_settings()
-    settings = dataclasses.replace(
-        settings,
-        graph_rewrite=True,
-        decided_by={**settings.decided_by, "graph_rewrite": _ENABLE},
-    )
+        new = tuple(rule for rule in rules if rule not in before.settings.rules)
+        if not new:
+            return before
+        settings = dataclasses.replace(before.settings, rules=before.settings.rules + new)
+    else:
+        settings = read_settings()
+        settings = dataclasses.replace(
+            settings,
+            graph_rewrite=True,
+            rules=settings.rules + rules,
+            decided_by={**settings.decided_by, "graph_rewrite": _ENABLE},
+        )
     traced = function.traced_function_names()
     installed = installation.install(settings, source=_ENABLE)
     if traced and installed is not None and installed.config is not None:

@@ -22,13 +22,14 @@ are made for the order in which a function was written.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 
 import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.adjacency import in_order
-from graph_passes.ir.node_order import order_edges
+from graph_passes.ir.node_order import can_order, order_edges
 from graph_passes.ir.view import COLOCATION, GraphView
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 
@@ -56,12 +57,12 @@ class Contraction:
     inside: frozenset[int]
     beside: frozenset[int] = frozenset()
 
-    @property
+    @functools.cached_property
     def effects(self) -> frozenset[int]:
         """The reads and the writes."""
         return frozenset((*self.reads, *self.writes.values()))
 
-    @property
+    @functools.cached_property
     def members(self) -> frozenset[int]:
         """All that becomes one node."""
         return self.effects | self.inside
@@ -180,8 +181,10 @@ def in_circles(view: GraphView, units: Sequence[Contraction]) -> list[bool]:
     Those for which it is False may be made together: a circle of the graph with these alone would
     be one of the graph with all, and name one of the others. Linear in the size of the graph.
     """
+    if not units:
+        return []
     count = len(view.nodes)
-    ends, place = np.arange(count), np.arange(count)
+    ends, place = np.arange(count), np.arange(count, dtype=np.float64)
     for unit in units:
         members = list(unit.members)
         ends[members] = unit.last
@@ -190,8 +193,8 @@ def in_circles(view: GraphView, units: Sequence[Contraction]) -> list[bool]:
     makers, readers = ends[makers], ends[readers]
     across = makers != readers
     makers, readers = makers[across], readers[across]
-    if np.all(place[makers] < place[readers]):
-        return [False] * len(units)  # most graphs are in an order in which they can run
+    if can_order(makers, readers, place):
+        return [False] * len(units)
     ahead = set(range(count)).difference(in_order(count, makers, readers))
     behind = set(range(count)).difference(in_order(count, readers, makers))
     return [unit.last in ahead and unit.last in behind for unit in units]

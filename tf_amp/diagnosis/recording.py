@@ -13,11 +13,11 @@ from tensorflow.core.framework import node_def_pb2, types_pb2
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.python.eager import context as context_lib
 
-from graph_passes.ir.view import ARGUMENT, GraphView, view_function
+from graph_passes.ir.view import GraphView, view_function
 from graph_passes.ops.node_types import NodeTypeTable
 
 Key: TypeAlias = tuple[str, str, int]
-"""A tensor: the function as it was traced, the node, and the number of the output."""
+"""A tensor: the function as it was traced, the node or argument, and the number of the output."""
 
 _SAMPLE = 4096
 _MAX_FLOAT16 = 65504.0
@@ -200,8 +200,6 @@ def _told(
     told[tensor] = tensor
     name, port = view.split(tensor)
     number = view.index[name]
-    if view.node_type(number).op == ARGUMENT:
-        return tensor
     slots = view.layout(number).out_slots
     dtype = view.dtypes[view.base[number] + slots[port]] % 100
     key = (function, name, port)

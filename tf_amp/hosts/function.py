@@ -31,7 +31,6 @@ from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.dumps import Origin
 from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
-from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
@@ -187,7 +186,7 @@ class FunctionHost:
             self._installation.record,
             "function",
             original=definition,
-            origin=Origin(library, traced.shapes, traced.function_shapes, source_lines(graph)),
+            origin=Origin(library, traced.shapes, traced.function_shapes, traced.lines),
             announce=top_level and not _EXPORTED.search(name),
         )
         counts = self._counts[function] = record(

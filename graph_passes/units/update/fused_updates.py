@@ -6,6 +6,7 @@ memory; in a training step of a transformer on a CPU they take as long as a thir
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from graph_passes.ops.kernels import has_float32_kernel
@@ -14,7 +15,7 @@ from graph_passes.rewriter.effects import in_circles
 from graph_passes.rewriter.gate import CONTROL_FLOW
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.update.expression import Update, UpdateSearch, is_float32_write
+from graph_passes.units.update.expression import Update, UpdateSearch, Variables, is_float32_write
 from graph_passes.units.update.formulas import Arguments, Scalars, op_of_update
 
 RULE = "fused-update"
@@ -35,16 +36,18 @@ def fuse_updates(edits: GraphEdits, device: str) -> None:
     if not view.ops.isdisjoint(CONTROL_FLOW):
         return  # parts of an update may be dead where others run
     steps = [number for number in view.of_op(*OPS) if is_float32_write(m, number)]
+    variables = Variables(m)
     found: list[_Found] = []
     written: set[int] = set()
     for with_slots in (True, False):
+        find = functools.partial(_find, edits, variables, device, with_slots)
         for number in steps:
-            if number in written:
+            if number in written or (with_slots and m.source(number, 1) not in variables.behind):
                 continue
-            search = edits.attempt(number, _search(edits, device, with_slots=with_slots))
-            if search is not None:
-                found.append(search)
-                written.update(search[2].contraction.writes.values())
+            one = edits.attempt(number, find)
+            if one is not None:
+                found.append(one)
+                written.update(one[2].contraction.writes.values())
     circles = in_circles(view, [update.contraction for _, _, update in found])
     constants: dict[tuple[str, float], str] = {}
     lasts = {view.names[update.contraction.last]: n for n, (_, _, update) in enumerate(found)}
@@ -59,25 +62,28 @@ def fuse_updates(edits: GraphEdits, device: str) -> None:
             constants |= scalars.added
 
 
-def _search(edits: GraphEdits, device: str, *, with_slots: bool) -> Callable[[int], _Found | None]:
-    def find(number: int) -> _Found | None:
-        search = UpdateSearch(edits.matcher, number, with_slots=with_slots)
-        if with_slots and len(search.writes) == 1:
-            return None
-        try:
-            update = search.read()
-            op, arguments = op_of_update(update)
-        except NoMatchError:
-            if with_slots:
-                raise
+def _find(
+    edits: GraphEdits, variables: Variables, device: str, with_slots: bool, number: int
+) -> _Found | None:
+    """The update that ends with a write, None where it is none."""
+    if device != "CPU" and not edits.view.nodes[number].device:
+        if not with_slots:
             return None  # most writes are no updates
-        if device != "CPU" and not edits.view.nodes[number].device:
-            raise NoMatchError("nothing shows that its variables are on one device")
-        if not all(has_float32_kernel(op, each) for each in ("CPU", device)):
-            raise NoMatchError(f"{op} has no kernel here")
-        return op, arguments, update
-
-    return find
+        raise NoMatchError("nothing shows that its variables are on one device")
+    search = UpdateSearch(variables, number, with_slots=with_slots)
+    if with_slots and len(search.writes) == 1:
+        return None
+    try:
+        search.require_free(edits.gate.preserved)
+        update = search.read()
+        op, arguments = op_of_update(update.formula)
+    except NoMatchError:
+        if with_slots:
+            raise
+        return None
+    if not all(has_float32_kernel(op, each) for each in ("CPU", device)):
+        raise NoMatchError(f"{op} has no kernel here")
+    return op, arguments, update
 
 
 def _write(op: str, arguments: Arguments, scalars: Scalars) -> Callable[[Replacement], None]:
@@ -88,7 +94,7 @@ def _write(op: str, arguments: Arguments, scalars: Scalars) -> Callable[[Replace
             if isinstance(value, bool):
                 attrs[name] = value
             elif isinstance(value, str):
-                inputs.append(value)
+                inputs.append(scalars.update.tensors[value])
             else:
                 inputs.append(scalars.write(new, value, name))
         new.contract(scalars.update.contraction, op, *inputs, use_locking=True, **attrs)

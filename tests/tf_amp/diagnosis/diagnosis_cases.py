@@ -82,7 +82,9 @@ def jump() -> dict:
 def not_ours() -> dict:
     """Float32 is not finite either."""
     w = tf.Variable(tf.eye(16))
-    found = tf_amp.diagnose(lambda x: tf.matmul(tf.matmul(x, w), w), [np.full([4, 16], np.inf)])
+    found = tf_amp.diagnose(
+        lambda x: tf.matmul(tf.matmul(x, w), w), [tf.fill([4, 16], float("inf"))]
+    )
     return {"found": len(found.findings), "text": str(found)}
 
 
