@@ -218,6 +218,11 @@ class _TreeRewrite:
         self, common: _Rewrite, tree: Region, preserve: Collection[str], shapes: Shapes | None
     ) -> None:
         self._common, self._config = common, common.config
+        if self._config.selection is not None:
+            is_function = isinstance(tree.proto, function_pb2.FunctionDef)
+            root = tree.proto.signature.name if is_function else ""  # type: ignore[union-attr]
+            selection = dataclasses.replace(self._config.selection, root=root)
+            self._config = dataclasses.replace(self._config, selection=selection)
         self._tree, self._preserve, self._shapes = tree, preserve, shapes
         self._node_types = node_types_with(common.library)
         self._plan = functools.partial(convert, config=self._config, observe=common.observe)

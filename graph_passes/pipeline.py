@@ -177,7 +177,8 @@ def _keep_unselected(coloring: Coloring, selection: Selection) -> None:
         number = view.vertex_nodes[vertex]
         if dtype != FLOAT or number < 0 or view.op_of(vertex) in _FOLLOWING:
             continue
-        if split_prefix(view.names[number]) not in selection.nodes:
+        function, node = split_prefix(view.names[number])
+        if (function or selection.root, node) not in selection.nodes:
             coloring.block((vertex,), Reason.BISECT_LIMIT)
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tf_amp.api import (
         compare_models,
         convert_saved_model,
+        diagnose,
+        diagnose_callback,
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
         rewrite_graph_def,
@@ -41,6 +43,8 @@ __all__ = [
     "rewrite_graph_def",
     "convert_saved_model",
     "compare_models",
+    "diagnose",
+    "diagnose_callback",
     "keep_float32",
     "allow",
     "PrecisionConfig",
@@ -55,10 +59,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:6],
-    "tf_amp.scopes": __all__[6:8],
-    "graph_passes": __all__[8:13],
-    "tf_amp.loss_scale": __all__[13:],
+    "tf_amp.api": __all__[:8],
+    "tf_amp.scopes": __all__[8:10],
+    "graph_passes": __all__[10:15],
+    "tf_amp.loss_scale": __all__[15:],
 }
 
 

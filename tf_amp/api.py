@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from graph_passes.policy.config import Device, TargetDtype
     from tf_amp.comparison.compare import Comparison
     from tf_amp.conversion.convert import Conversion
+    from tf_amp.diagnosis.diagnose import Diagnosis
     from tf_amp.installation import Installation
 
 # The modules that need TensorFlow are imported by the functions that use them: `status` answers
@@ -318,6 +319,86 @@ def compare_models(
     from tf_amp.comparison.compare import compare
 
     return compare(Path(first), Path(second), samples, seed=seed, batch=batch, count=count)
+
+
+def diagnose(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    config: PrecisionConfig | None = None,
+    tolerance: float | None = None,
+) -> Diagnosis:
+    """Runs a function on one batch in float32 and in mixed precision, and says where values go.
+
+    Both run on copies of the variables, so nothing is changed. Of each tensor that a converted node
+    makes, the number of values that are not finite, the largest magnitude and 4,096 values are
+    kept, whatever its size.
+
+    Args:
+        fn: a function of one batch: a Python function or tf.function, such as `model.train_step`.
+        inputs: its arguments, as tensors or arrays.
+        config: how it is converted; by default as this process is, and with AMP off in float16 for
+            the GPU, or for the CPU where there is none.
+        tolerance: how far a converted node may be from float32, by the length of its value, where
+            all is finite and its inputs are near; by default 0.05 for float16, 0.25 for bfloat16.
+
+    Returns:
+        The first converted node, in the order in which they ran, whose values are not finite, or
+        far from float32; then, with that one in float32, the next one, until all is finite. Each
+        with the reason for its conversion, the Python line, and the rule to paste; `print` shows
+        them.
+
+    Raises:
+        ValueError: (`tf_amp.diagnosis.diagnose.DiagnosisError`) the function takes its batch from
+            an iterator, or cannot be converted.
+    """
+    from tf_amp.diagnosis.diagnose import diagnose
+
+    return diagnose(fn, inputs, config or _config_in_force(), tolerance=tolerance)
+
+
+def diagnose_callback(
+    model: Any,
+    *,
+    stop: bool = True,
+    tell: Callable[[Diagnosis], None] | None = None,
+    config: PrecisionConfig | None = None,
+) -> Any:
+    """A callback for `model.fit(callbacks=[...])` that diagnoses the batch that broke the loss.
+
+    It keeps each batch, and what variables held before it, until the loss is NaN or infinite for
+    the first time; then it does what `diagnose` does with that batch. Until then a step needs the
+    memory of the variables twice.
+
+    Args:
+        model: a compiled model of Keras 3 or tf_keras.
+        stop: whether training stops then (the default) or goes on.
+        tell: is given the diagnosis; by default it is logged as a warning.
+        config: as `diagnose`.
+
+    Returns:
+        A callback of the model's library. Its `diagnosis` is None until there is one.
+
+    Raises:
+        TypeError: `model` is of neither library.
+    """
+    from tf_amp.diagnosis.callback import make_callback
+
+    return make_callback(model, config or _config_in_force(), stop=stop, tell=tell)
+
+
+def _config_in_force() -> PrecisionConfig:
+    """What graphs are rewritten with; with AMP off, float16 without a cost table."""
+    import tensorflow as tf
+
+    import graph_passes
+
+    module = sys.modules.get("tf_amp.installation")
+    installed: Installation | None = module.current() if module else None
+    if installed is not None and installed.config is not None:
+        return installed.config
+    device: Device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
+    return graph_passes.PrecisionConfig(target_dtype="float16", device=device)
 
 
 def _switch_on(before: Installation | None, rules: tuple[Rule, ...]) -> Installation | None:

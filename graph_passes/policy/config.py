@@ -59,15 +59,16 @@ class Selection:
     """What is converted and replaced, of all that would be: for finding what breaks a program.
 
     Attributes:
-        root: the function that is rewritten, "" for a graph.
-        nodes: the nodes that may be converted, each with its function, "" for the root. Constants
-            and Casts go by those that read them.
-        units: the units that may be made: the rule and the node of each, as in `Remark`.
+        nodes: the nodes that may be converted, each with its function, "" for the main graph.
+            Constants and Casts go by those that read them.
+        units: the units that may be made: rule, function that was planned with its callees, and
+            node as in `Remark`.
+        root: the function that is being planned; the pass sets it.
     """
 
-    root: str
     nodes: frozenset[tuple[str, str]]
-    units: frozenset[tuple[str, str]]
+    units: frozenset[tuple[str, str, str]]
+    root: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -115,9 +115,10 @@ def _permitted(proto: Proto, config: PrecisionConfig) -> Callable[[str, str], bo
     selection = config.selection
     if selection is None:
         return lambda _rule, _node: True
+    root, units = selection.root, selection.units
     name = proto.signature.name if isinstance(proto, function_pb2.FunctionDef) else ""
-    where = "" if name == selection.root else f"{name}/"
-    return lambda rule, node: (rule, f"{where}{node}") in selection.units
+    where = "" if name == root else f"{name}/"
+    return lambda rule, node: (rule, root, f"{where}{node}") in units
 
 
 def passes_in_force(config: PrecisionConfig) -> list[UnitPass]:

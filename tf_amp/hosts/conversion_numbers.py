@@ -60,9 +60,12 @@ class ConversionNumbers:
         numbers = self._number(root, result)
         chosen = {key for key, number in numbers.items() if number <= self._limit}
         selection = Selection(
-            root=root,
-            nodes=frozenset((function, node) for rule, function, node in chosen if not rule),
-            units=frozenset((rule, node) for rule, _, node in chosen if rule),
+            nodes=frozenset(
+                (function or root, node) for rule, function, node in chosen if not rule
+            ),
+            units=frozenset(
+                (rule, function or root, node) for rule, function, node in chosen if rule
+            ),
         )
         limited = rewrite(dataclasses.replace(config, selection=selection))
         return dataclasses.replace(limited, numbers=numbers)
