@@ -19,7 +19,7 @@ from tf_amp.hosts import function, session
 from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
-from tf_amp.loss_scale import auto_wrap, counters
+from tf_amp.loss_scale import auto_wrap, counters, skips
 from tf_amp.plan import ENVIRONMENT, Plan, make_plan
 from tf_amp.state import Status
 from tf_amp.tally import NodeCounts, Tally
@@ -185,9 +185,9 @@ class Installation:
         )
 
     def _write_status(self) -> None:
-        """Leaves the final counters and loss scales in the trace, if there is one."""
+        """Leaves the final counters and skipped steps in the trace, if there is one."""
         if self._dumps is not None:
-            self._dumps.finish(lambda: self.status().as_dict())
+            self._dumps.finish(lambda: self.status().as_dict() | {"skips": skips()})
 
     def _announce(self) -> None:
         """Says once what is on and who decided it."""

@@ -185,7 +185,9 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
             LossScaleAtFloorError: See `SkipReporter.report`.
         """
         culprit = gradient_math.decode_culprit(code, self._variable_names)
-        self._reporter.report(SkippedStep(step, before, state, culprit))
+        skipped = SkippedStep(step, before, state, culprit)
+        telemetry.record_skip(self.name, skipped)
+        self._reporter.report(skipped)
 
     def state(self, session: tf.compat.v1.Session | None = None) -> LossScaleState:
         """Reads the state to the host. This waits for the device: not for use in every step.
