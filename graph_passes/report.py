@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from graph_passes.units.fusion import Fusion
 from graph_passes.units.update.fused_updates import RULE
 
 NO_MATCHES: Mapping[Rule, int] = types.MappingProxyType({})
-SCHEMA_VERSION = 1
-"""Version of the mapping that `Report.to_dict` returns."""
-
 _SOURCES_OF_WEIGHTS = frozenset(("Const", "ReadVariableOp", "Variable", "VariableV2"))
 
 
@@ -256,31 +252,6 @@ class Report:
             f"list, {self.denied_nodes} on the deny list, {self.blocked_nodes} blocked by denied "
             "nodes"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-ready values; `schema_version` says how to read it."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "target_dtype": self.target_dtype,
-            "device": self.device,
-            "total_nodes": self.total_nodes,
-            "eligible_nodes": self.eligible_nodes,
-            "listed_nodes": self.listed_nodes,
-            "converted_nodes": self.converted_nodes,
-            "allow_nodes": self.allow_nodes,
-            "denied_nodes": self.denied_nodes,
-            "blocked_nodes": self.blocked_nodes,
-            "casts_to_low": self.casts_to_low,
-            "casts_to_float32": self.casts_to_float32,
-            "weight_casts": self.weight_casts,
-            "notes": list(self.notes),
-            "fused_units": list(self.fused_units),
-            "near_misses": [dataclasses.asdict(miss) for miss in self.near_misses],
-            "decisions": [
-                {**d._asdict(), "reason": d.reason.name.lower(), "path": list(d.path)}
-                for d in self.decisions
-            ],
-        }
 
 
 def _candidates(plan: Plan) -> np.ndarray:

@@ -61,11 +61,7 @@ class Installation:
         self.refusals: dict[str, str] = {}
         self._said_policy = False
         self._tally = Tally()
-        self._dumps = (
-            Dumps(plan.settings.log_path, plan.config, lambda: describe(plan))
-            if plan.config
-            else None
-        )
+        self._dumps = Dumps(plan.settings.log_path, lambda: describe(plan)) if plan.config else None
         self.graph_log = GraphLog(str(plan.target.target_dtype))
 
     @property

@@ -233,21 +233,24 @@ def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> in
 
 
 def _show_remarks(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+    from tf_amp.tracing.jobs import jobs_of
     from tf_amp.tracing.text import remark_text
 
     number = 0
-    for trace in traces:
-        for graph in trace.graphs:
+    for job in jobs_of(traces):
+        for function in job.functions:
+            graph = function.graph
             found = list(_chosen(graph, arguments))
             remarks = graph.remarks.remarks if found else ()
             lines_of = {"/".join(filter(None, (r.function, r.node))): r.lines for r in remarks}
+            of_ranks = f" ({', '.join(function.ranks)})" if function.ranks else ""
             if found and not arguments.json and number < arguments.limit:
-                print(f"{trace.name}: {graph.remarks.name}")
+                print(f"{job.name}: {graph.remarks.name}{of_ranks}")
             # Of Casts the large ones matter.
             for remark in sorted(found, key=lambda remark: -(remark.bytes or 0)):
                 number += 1
                 if arguments.json:
-                    where = {"process": trace.name, "graph": graph.remarks.name}
+                    where = {"process": f"{job.name}{of_ranks}", "graph": graph.remarks.name}
                     print(json.dumps({**where, **remark.to_dict()}))
                 elif number <= arguments.limit:
                     print(f"  {remark_text(remark, graph.config, lines_of)}")

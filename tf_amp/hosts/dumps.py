@@ -24,12 +24,11 @@ from graph_passes.driver import no_library
 from graph_passes.functions.call_tree import Library
 from graph_passes.ir.view import FunctionShapes, Shapes, no_shapes
 from graph_passes.plan_remarks import Lines, no_lines
-from graph_passes.policy.op_lists import LIST_NAMES, load_op_lists
 from tf_amp.hosts.function_redirects import with_callees
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from graph_passes import PrecisionConfig, RewriteResult
+    from graph_passes import RewriteResult
 
 _log = logging.getLogger("tf_amp")
 Proto: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
@@ -75,7 +74,6 @@ class Dumps:
         directory: where everything is written, made if it does not exist. Each process writes to
             a new folder in it, named by time and process number, so that nothing is overwritten.
             None writes failed rewrites alone, to a new temporary directory.
-        config: what graphs are rewritten with.
         describe: gives the files that tell of the process, name -> text; asked once for a folder.
         max_bytes: how much a process may write; see `MAX_BYTES`.
     """
@@ -83,12 +81,10 @@ class Dumps:
     def __init__(
         self,
         directory: str | None,
-        config: PrecisionConfig,
         describe: Callable[[], Mapping[str, str]] = dict,
         *,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._config = config
         self._describe = describe
         self._max_bytes, self._written = max_bytes, 0
         self._numbers = itertools.count()
@@ -110,11 +106,10 @@ class Dumps:
 
         The files are ``graphdef_preop_<name>_<n>.pb`` and ``.pb.txt`` (before),
         ``graphdef_AutoMixedPrecision_<name>_<n>.pb`` and ``.pb.txt`` (after; of a failed rewrite:
-        what was rejected), ``paintbuckets_AutoMixedPrecision_<name>_<n>.txt`` (the four lists),
-        ``report_AutoMixedPrecision_<name>_<n>.json``, ``remarks_<name>_<n>.jsonl`` (or
-        ``.jsonl.gz``) and ``shapes_<name>_<n>.json.gz``. A function is written as a GraphDef
-        that has it in its library, the first one there; those that it calls stand behind it. A file
-        is there whole or not at all.
+        what was rejected), ``remarks_<name>_<n>.jsonl`` (or ``.jsonl.gz``) and
+        ``shapes_<name>_<n>.json.gz``. A function is written as a GraphDef that has it in its
+        library, the first one there; those that it calls stand behind it. A file is there whole or
+        not at all.
 
         Args:
             name: the graph's name; what a file name cannot hold is replaced.
@@ -133,17 +128,12 @@ class Dumps:
             return None
         stem = f"{re.sub('[^A-Za-z0-9_.-]+', '_', name)[-_NAME_LENGTH:]}_{number:04d}"
         after = result.rejected if failed else result.proto
-        report = {"name": name, "failure": result.failure, **result.report.to_dict()}
         remarks = result.remarks(name, lines=origin.lines)
         callees = _callees(original, origin.library)
         shapes = json.dumps(known_shapes(original, origin, callees)).encode()
         files = {
             **_graph_files(f"graphdef_preop_{stem}", original, callees=callees),
             **_graph_files(f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions),
-            f"paintbuckets_AutoMixedPrecision_{stem}.txt": self._lists_in_force().encode(),
-            f"report_AutoMixedPrecision_{stem}.json": json.dumps(
-                report, indent=1, default=str
-            ).encode(),
             f"shapes_{stem}.json.gz": gzip.compress(shapes),
         }
         text = "\n".join(remarks.to_lines()).encode()
@@ -262,13 +252,6 @@ class Dumps:
                 error.strerror or error,
             )
         self._gave_up = True
-
-    def _lists_in_force(self) -> str:
-        lists = load_op_lists(self._config)
-        return "\n".join(
-            f"{list_name}:\n" + "".join(f"  {op}\n" for op in sorted(lists.ops(list_name)))
-            for list_name in LIST_NAMES
-        )
 
 
 def _callees(proto: Proto | None, library: Library) -> list[function_pb2.FunctionDef]:

@@ -9,6 +9,7 @@ from graph_passes import PrecisionConfig, Remark, load_op_lists
 from tf_amp.env_variables import COST_TABLE
 from tf_amp.tracing.blockers import Blocker
 from tf_amp.tracing.jobs import Job, JobFunction
+from tf_amp.tracing.trace import Trace
 
 _BLOCKERS_SHOWN = 5
 _REASONS_SHOWN = 3
@@ -45,11 +46,24 @@ def overview(job: Job) -> Iterator[str]:
     if left:
         yield f"{left} of {len(job.functions)} functions have no matrix product or convolution."
     for trace in job.traces:
-        for scale in trace.status.get("loss_scale", {}).get("loss_scales", ()):
-            state = scale["state"] or {}
-            told = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in state.items())
-            of = f"{trace.rank}: " if trace.rank else ""
-            yield f"{of}loss scale of {scale['name']}: {told or 'not known'}"
+        of = f"{trace.rank}: " if trace.rank else ""
+        yield from (f"{of}loss scale of {name}: {told}" for name, told in states(trace))
+        if skips := [event for event in trace.scale_events if event["event"] == "skipped"]:
+            last, count = skips[-1], sum(event["steps"] for event in skips)
+            step = "" if last["step"] is None else f" {last['step']}"
+            culprit = f", {last['kind']} of {last['gradient']}" if last["gradient"] else ""
+            yield (
+                f"{of}{count} steps were skipped, the last one{step}: loss scale "
+                f"{last['from']} -> {last['to']}{culprit}"
+            )
+
+
+def states(trace: Trace) -> Iterator[tuple[str, str]]:
+    """The name of each loss scale, and its state at the end for people."""
+    for scale in trace.status.get("loss_scale", {}).get("loss_scales", ()):
+        state = scale["state"] or {}
+        told = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in state.items())
+        yield scale["name"], told or "not known"
 
 
 def _head(job: Job) -> Iterator[str]:
