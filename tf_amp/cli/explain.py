@@ -73,6 +73,12 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         "--html", type=Path, metavar="FILE", help="write the overview and all remarks as one page"
     )
     parser.add_argument(
+        "--model-explorer", type=Path, metavar="DIR", help="write the graphs for Model Explorer"
+    )
+    parser.add_argument(
+        "--tensorboard", type=Path, metavar="DIR", help="write graphs before and after as events"
+    )
+    parser.add_argument(
         "--fail-if",
         metavar="CONDITION",
         type=_condition,
@@ -135,8 +141,8 @@ def show(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
         The exit status.
     """
     chosen = (arguments.op, arguments.node, arguments.function, arguments.line, arguments.missed)
-    if arguments.html:
-        status = _write_page(traces, arguments)
+    if arguments.html or arguments.model_explorer or arguments.tensorboard:
+        status = _write(traces, arguments)
     elif arguments.format == "github":
         status = _show_annotations(traces)
     elif any(chosen):
@@ -185,16 +191,29 @@ def _jobs(
         yield job, None if arguments.quick else find_blockers(job.graphs)
 
 
-def _write_page(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+def _write(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+    """Writes what is asked for in place of printing."""
+    from tf_amp.tracing.export import write_model_explorer, write_tensorboard
+    from tf_amp.tracing.jobs import jobs_of
     from tf_amp.tracing.page import page
 
-    content = page(_jobs(traces, arguments)).encode()
     try:
-        write_whole(arguments.html, content)
+        if arguments.html:
+            content = page(_jobs(traces, arguments)).encode()
+            write_whole(arguments.html, content)
+            print(f"{arguments.html}: {len(content) / 1e6:.2f} MB; open it in a browser.")
+        if arguments.model_explorer:
+            write_model_explorer(jobs_of(traces), arguments.model_explorer)
+            where = arguments.model_explorer
+            print(
+                f"{where}: open graphs.json in Model Explorer, and add node_data.json as node data."
+            )
+        if arguments.tensorboard:
+            write_tensorboard(jobs_of(traces), arguments.tensorboard)
+            print(f"{arguments.tensorboard}: tensorboard --logdir {arguments.tensorboard}")
     except OSError as error:
-        print(f"tf-amp: {str(arguments.html)!r} cannot be written: {error}.", file=sys.stderr)
+        print(f"tf-amp: this cannot be written: {error}.", file=sys.stderr)
         return 1
-    print(f"{arguments.html}: {len(content) / 1e6:.2f} MB; open it in a browser.")
     return 0
 
 

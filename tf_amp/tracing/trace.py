@@ -59,12 +59,13 @@ class TracedGraph:
     preserve: tuple[str, ...] = ()
 
     @functools.cached_property
-    def _graph(self) -> GraphDef:
+    def graph(self) -> GraphDef:
+        """The graph as it was before."""
         return self.read()
 
     @functools.cached_property
     def _library(self) -> dict[str, FunctionDef]:
-        return {function.signature.name: function for function in self._graph.library.function}
+        return {function.signature.name: function for function in self.graph.library.function}
 
     @functools.cached_property
     def _shapes(self) -> tuple[Shapes, FunctionShapes]:
@@ -72,7 +73,7 @@ class TracedGraph:
         if self.read_shapes is not None:
             known = {name: _lookup(of_node) for name, of_node in self.read_shapes().items()}
             return known.get("", lambda _: ()), known.get
-        inferred = InferredShapes(self._graph)
+        inferred = InferredShapes(self.graph)
         of_function = functools.cache(inferred.of_function)
         return inferred.of_graph, lambda name: of_function(name) if name in self._library else None
 
@@ -86,11 +87,18 @@ class TracedGraph:
         known = {(r.function, r.node): r.lines for r in self.remarks.remarks if r.lines}
         return lambda function, node: known.get((function, node), ())
 
+    def after(self) -> GraphDef:
+        """The graph as it is rewritten, by rewriting it again."""
+        result = self._rewrite(self.config)
+        if isinstance(result.proto, GraphDef):
+            return result.proto
+        return GraphDef(library={"function": [result.proto, *result.extra_functions]})
+
     def _rewrite(self, config: PrecisionConfig) -> RewriteResult:
         shapes, function_shapes = self._shapes
-        if self._graph.node:
+        if self.graph.node:
             return rewrite_graph_def(
-                self._graph,
+                self.graph,
                 config,
                 preserve=self.preserve,
                 shapes=shapes,
@@ -98,7 +106,7 @@ class TracedGraph:
                 lines=self._lines,
             )
         return rewrite_function_def(
-            self._graph.library.function[0],
+            self.graph.library.function[0],
             config,
             library=self._library.get,
             shapes=shapes,
