@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,10 +17,12 @@ from graph_passes.emit.apply import Applied
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.reasons import Reason
 from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks_of_plan
+from graph_passes.policy.rules import Rule
 from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.units.fusion import Fusion
 from graph_passes.units.update.fused_updates import RULE
 
+NO_MATCHES: Mapping[Rule, int] = types.MappingProxyType({})
 SCHEMA_VERSION = 1
 """Version of the mapping that `Report.to_dict` returns."""
 
@@ -68,6 +71,7 @@ class Report:
         fused_units: the subgraphs replaced as units: "pattern: node" of each.
         fused_updates: how many of them are updates of variables.
         near_misses: subgraphs that look like a pattern, each with what is amiss.
+        matched: rule of the user -> how many nodes meet its criteria, for those that any does.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Report:
         plan: Plan | Callable[[], Plan | None] | None = None,
         applied: Applied | None = None,
         fusion: Fusion | None = None,
+        matched: Mapping[Rule, int] = NO_MATCHES,
     ) -> None:
         self.target_dtype = target_dtype
         self.device = device
@@ -88,6 +93,7 @@ class Report:
         self.fused_units = fusion.units if fusion else ()
         self.fused_updates = sum(unit.startswith(f"{RULE}: ") for unit in self.fused_units)
         self.near_misses = fusion.misses if fusion else ()
+        self.matched = matched
         self._given_plan = plan
         self._casts: Mapping[str, int] = applied.casts if applied else {}
         self.converted_nodes = self.allow_nodes = self.denied_nodes = self.blocked_nodes = 0

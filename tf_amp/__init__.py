@@ -15,8 +15,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult
+    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult, Rule
     from tf_amp.api import (
+        compare_models,
+        convert_saved_model,
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
         rewrite_graph_def,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         NoLossScale,
         StaticLossScale,
     )
+    from tf_amp.scopes import allow, keep_float32
 
 __version__ = "0.1.0"
 
@@ -36,10 +39,15 @@ __all__ = [
     "disable_mixed_precision_graph_rewrite",
     "status",
     "rewrite_graph_def",
+    "convert_saved_model",
+    "compare_models",
+    "keep_float32",
+    "allow",
     "PrecisionConfig",
     "ListEdit",
     "Report",
     "RewriteResult",
+    "Rule",
     "DynamicLossScale",
     "StaticLossScale",
     "NoLossScale",
@@ -47,9 +55,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:4],
-    "graph_passes": __all__[4:8],
-    "tf_amp.loss_scale": __all__[8:],
+    "tf_amp.api": __all__[:6],
+    "tf_amp.scopes": __all__[6:8],
+    "graph_passes": __all__[8:13],
+    "tf_amp.loss_scale": __all__[13:],
 }
 
 

@@ -16,6 +16,7 @@ from tf_amp.compiled import CompiledFunctions
 from tf_amp.env_config import Settings
 from tf_amp.graph_log import GraphLog
 from tf_amp.hosts import function, session
+from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
@@ -26,7 +27,7 @@ from tf_amp.tally import NodeCounts, Tally
 from tf_amp.visible_log import ensure_visible
 
 if TYPE_CHECKING:
-    from graph_passes import RewriteResult
+    from graph_passes import RewriteResult, Rule
 
 __all__ = ["ENVIRONMENT", "Installation", "current", "install", "refusal", "uninstall"]
 
@@ -34,6 +35,7 @@ _log = logging.getLogger("tf_amp")
 
 # What fails once tends to fail for every graph; `status` counts them all.
 _FAILURES_SAID = 3
+_RULES_NAMED = 5
 
 
 class Installation:
@@ -44,6 +46,7 @@ class Installation:
         settings: what was asked for.
         config: what graphs are rewritten with; None if nothing is rewritten.
         compiled: how functions that XLA compiles are rewritten; None if nothing is rewritten.
+        numbers: rewrites graphs up to the bisect limit.
         graph_log: says what was done to single graphs.
         refusals: host name -> why it could not hook this TensorFlow.
     """
@@ -53,6 +56,7 @@ class Installation:
         self.settings = plan.settings
         self.config = plan.config
         self.compiled = CompiledFunctions(plan.compiled_costs, plan.config) if plan.config else None
+        self.numbers = ConversionNumbers(plan.settings.bisect_limit)
         self.refusals: dict[str, str] = {}
         self._said_policy = False
         self._tally = Tally()
@@ -185,8 +189,13 @@ class Installation:
             self.plan.status(),
             hosts=hosts | self.refusals,
             loss_scale=counters(),
+            rules={f"{r} ({r.action})": n for r, n in self._matches().items()},
             **self._tally.as_dict(),
         )
+
+    def _matches(self) -> dict[Rule, int]:
+        """Rules in force -> how many nodes met their criteria."""
+        return self._tally.matches(self.settings.rules)
 
     def _write_status(self) -> None:
         """Leaves the final counters and loss scales in the trace, if there is one."""
@@ -209,6 +218,14 @@ class Installation:
             _log.warning(
                 "AMP was on, but no graph was converted: %s",
                 self._tally.why_nothing(),
+            )
+        elif unmet := [str(rule) for rule, count in self._matches().items() if not count]:
+            _log.warning(
+                "No node met the criteria of %d of %d rules, so they did nothing: %s. `tf-amp "
+                "explain --node` shows the names that nodes have.",
+                len(unmet),
+                len(self.settings.rules),
+                "; ".join(unmet[:_RULES_NAMED]) + ("; ..." if len(unmet) > _RULES_NAMED else ""),
             )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graph_passes.ops.reasons import Reason
 
 if TYPE_CHECKING:
-    from graph_passes import Report, RewriteResult
+    from graph_passes import Report, RewriteResult, Rule
 
 _SHORT = {Reason.SLOWER_HERE: "slower here"}
 
@@ -89,6 +89,7 @@ class Tally:
         self._failed = 0
         self._faults = 0
         self._nodes = self._converted = self._casts = 0
+        self._matched: Counter[Rule] = Counter()
         self._unchanged_nodes = -1
         self._unchanged_reason: str | None = None
 
@@ -109,6 +110,7 @@ class Tally:
         """
         with self._lock:
             self._seen += 1
+            self._matched.update(result.matched)
             if result.failure is not None:
                 self._failed += 1
             elif result.changed:
@@ -163,6 +165,11 @@ class Tally:
             if self._unchanged_reason is None:
                 return "no function was traced and no session ran a graph while it was on."
             return f"the largest graph looked at was {self._unchanged_reason}"
+
+    def matches(self, rules: Iterable[Rule]) -> dict[Rule, int]:
+        """How many nodes met the criteria of rules, in all graphs together."""
+        with self._lock:
+            return {rule: self._matched[rule] for rule in rules}
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the counters under the names that `status()` gives them."""

@@ -174,20 +174,44 @@ class WorkSizes:
             return 2 * windows * math.prod(read)
         if op == "Einsum":
             return self._einsum_flops(number)
-        factors = self._read(number)
-        if op == "MatMul" and len(factors) == 2:
-            for factor in factors:
+        if op == "MatMul" and len(self._read(number)) == 2:
+            for factor in self._read(number):
                 self.elements(factor)
             lengths = self._lengths(number)
             return None if lengths is None else 2 * math.prod(lengths)
         # A matrix product: every element made is a sum over one axis of the first factor.
+        made, summed = self._product(self._shape(number)), self._summed_axis(number)
+        if made is None or summed is None:
+            return None
+        tensor, left, axis = summed
+        return 2 * made * self._length(tensor, left, axis)
+
+    def sides(self, number: int) -> tuple[int | None, ...]:
+        """The lengths that the matrix units of a device work in blocks of.
+
+        Returns:
+            Rows, summed axis and columns of a matrix product; input and output channels of a
+            convolution; () of other nodes and of unknown ranks. None is a length that varies.
+        """
+        op = self._view.node_type(number).op
+        if op in _CONVOLUTIONS:
+            weights = self._filter(number)
+            return weights[-2:] if weights and not op.startswith("Depthwise") else ()
+        made = self._shape(number)
+        if op not in _PRODUCTS or op == "Einsum" or made is None or len(made) < 2:
+            return ()
+        summed = self._summed_axis(number)
+        return () if summed is None else (made[-2], summed[1][summed[2]], made[-1])
+
+    def _summed_axis(self, number: int) -> tuple[int, Shape, int] | None:
+        """The first factor of a matrix product, its shape, and the axis that is summed over."""
+        factors = self._read(number)
         left = self._shape(factors[0]) if factors else None
-        made = self._product(self._shape(number))
-        if left is None or len(left) < 2 or made is None:
+        if left is None or len(left) < 2:
             return None
         attr = self._view.nodes[number].attr
-        transposed = "adj_x" in attr and attr["adj_x"].b
-        return 2 * made * self._length(factors[0], left, -2 if transposed else -1)
+        transposed = any(name in attr and attr[name].b for name in ("transpose_a", "adj_x"))
+        return factors[0], left, -2 if transposed else -1
 
     def _einsum_flops(self, number: int) -> int | None:
         """One multiplication and addition for each combination of all labels' values."""

@@ -13,6 +13,7 @@ from tensorflow.core.framework import graph_pb2
 
 from graph_passes.ir.eligibility import numbers_of
 from graph_passes.ir.view import GraphView
+from graph_passes.ops.reasons import Reason
 from graph_passes.rewriter.emitter import TensorFact
 from graph_passes.rewriter.gate import Gate
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
@@ -52,7 +53,11 @@ class GraphEdits(Edits):
     """
 
     def __init__(
-        self, view: GraphView, preserve: Collection[str] = (), effects: Collection[str] = ()
+        self,
+        view: GraphView,
+        preserve: Collection[str] = (),
+        effects: Collection[str] = (),
+        permits: Callable[[str, str], bool] = lambda _rule, _node: True,
     ) -> None:
         """Starts without edits.
 
@@ -60,6 +65,7 @@ class GraphEdits(Edits):
             view: the graph.
             preserve: names of nodes or tensors that must stay.
             effects: names of nodes that must stay for what they do, whatever they make.
+            permits: tells of a rule and a node whether the replacement may be made.
         """
         super().__init__()
         self.view = view
@@ -70,7 +76,7 @@ class GraphEdits(Edits):
         self.owner = graph_pb2.GraphDef()
         self.taken: set[str] = set()
         self._facts: dict[str, TensorFact] = {}
-        self._preserve, self._effects = preserve, effects
+        self._preserve, self._effects, self._permits = preserve, effects, permits
         self._preserved = frozenset(numbers_of(view, preserve))
         self.kept = self._preserved.union(numbers_of(view, effects))
 
@@ -137,6 +143,9 @@ class GraphEdits(Edits):
         new = self.attempt(number, admitted)
         if new is None or not (new.edits_graph or new.node_lists):
             return False
+        if not self._permits(rule, self.view.names[number]):
+            self.miss(number, Reason.BISECT_LIMIT.text)
+            return False
         self._accept(new)
         self.units.append(f"{rule}: {self.view.names[number]}")
         return True
@@ -182,6 +191,6 @@ class GraphEdits(Edits):
 
     def applied(self) -> GraphEdits:
         """The edits made: further ones, for the graph that they give."""
-        after = GraphEdits(self.apply(), self._preserve, self._effects)
+        after = GraphEdits(self.apply(), self._preserve, self._effects, self._permits)
         after.units, after.misses, after.shapes = self.units, self.misses, self.shapes
         return after

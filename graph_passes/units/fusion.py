@@ -6,12 +6,15 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
 
+from tensorflow.core.framework import function_pb2
+
 from graph_passes.ir.copying import Proto, copy_graph
 from graph_passes.ir.eligibility import find_ineligible
 from graph_passes.ir.view import GraphView, Shape
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
+from graph_passes.policy.rules import Rule
 from graph_passes.rewriter.editor import GraphEdits, NearMiss
 from graph_passes.units.activation import gelu
 from graph_passes.units.attention import mask, softmax_gradient
@@ -42,6 +45,7 @@ class Fusion:
         misses: what came close.
         shapes: static shapes of the outputs of new nodes.
         node_lists: node -> the list that it counts as being on, as in `GraphEdits`.
+        rules: node of the original -> the rule of the user that decides it.
         alone: whether some of the units are of use where nothing is converted.
     """
 
@@ -51,6 +55,7 @@ class Fusion:
     misses: tuple[NearMiss, ...] = ()
     shapes: Mapping[str, tuple[Shape | None, ...]] = dataclasses.field(default_factory=dict)
     node_lists: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    rules: Mapping[str, Rule] = dataclasses.field(default_factory=dict)
     alone: bool = False
 
     @functools.cached_property
@@ -87,7 +92,7 @@ def find_units(
     if not passes:
         return Fusion(proto, view)
     effects: Collection[str] = proto.control_ret.values() if view.is_function else ()
-    edits = GraphEdits(view, preserve, effects)
+    edits = GraphEdits(view, preserve, effects, _permitted(proto, config))
     search = UnitSearch(edits, config, lists, kernel_support(config.device, config.target))
     alone = False
     for each in passes:
@@ -102,7 +107,17 @@ def find_units(
     new = edits.apply()
     node_lists = {n: where for n, where in edits.node_lists.items() if n in new.index}
     units, misses = tuple(edits.units), tuple(edits.misses)
-    return Fusion(proto, new, units, misses, edits.shapes, node_lists, alone)
+    return Fusion(proto, new, units, misses, edits.shapes, node_lists, alone=alone)
+
+
+def _permitted(proto: Proto, config: PrecisionConfig) -> Callable[[str, str], bool]:
+    """Tells of a unit's rule and node whether a selection has it."""
+    selection = config.selection
+    if selection is None:
+        return lambda _rule, _node: True
+    name = proto.signature.name if isinstance(proto, function_pb2.FunctionDef) else ""
+    where = "" if name == selection.root else f"{name}/"
+    return lambda rule, node: (rule, f"{where}{node}") in selection.units
 
 
 def passes_in_force(config: PrecisionConfig) -> list[UnitPass]:

@@ -31,7 +31,6 @@ from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.dumps import Origin
 from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
-from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
@@ -164,7 +163,8 @@ class FunctionHost:
         name = readable_name(definition.signature.name)
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
         title = f"{name} ({step})" if (step := _keras_step()) else name
-        traced = TracedFunction(definition, graph, context, library, title)
+        numbers = self._installation.numbers
+        traced = TracedFunction(definition, graph, context, library, title, numbers)
         result = traced.rewrite(config)
         self._rewrite_called((result.proto, *result.extra_functions), graph, context)
         callees: list[RewriteResult] = []
@@ -186,7 +186,7 @@ class FunctionHost:
             self._installation.record,
             "function",
             original=definition,
-            origin=Origin(library, traced.shapes, traced.function_shapes, source_lines(graph)),
+            origin=Origin(library, traced.shapes, traced.function_shapes, traced.lines),
             announce=top_level and not _EXPORTED.search(name),
         )
         counts = self._counts[function] = record(

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow
 
-from graph_passes import ListEdit, PrecisionConfig
+from graph_passes import ListEdit, PrecisionConfig, Rule
 from graph_passes.policy.cost_table import format_table, load_table
 from tf_amp import __version__
 from tf_amp.env_variables import VARIABLES
@@ -30,8 +30,8 @@ SCHEMA_VERSION = 1
 def describe(plan: Plan) -> dict[str, str]:
     """The files that tell of this process: file name -> text.
 
-    Of the environment only the variables of this package are in it, and of the command line only
-    the name of the script.
+    Of the environment only the variables of this package are in it, and of `TF_CONFIG` the type and
+    number of the task; of the command line only the name of the script.
 
     Args:
         plan: what is in force.
@@ -40,6 +40,7 @@ def describe(plan: Plan) -> dict[str, str]:
     process = {
         "schema_version": SCHEMA_VERSION,
         "process": os.getpid(),
+        "rank": _rank(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "script": Path(sys.argv[0]).name if sys.argv else "",
         "versions": {
@@ -77,6 +78,15 @@ def variables_set() -> dict[str, str]:
     return {name: os.environ[name] for name in names if os.environ.get(name, "").strip()}
 
 
+def _rank() -> str:
+    """Which task of a distributed training this process is, such as "worker 0"; "" if none."""
+    try:
+        task = json.loads(os.environ.get("TF_CONFIG", "{}"))["task"]
+        return f"{task['type']:.20} {int(task['index'])}"
+    except (KeyError, TypeError, ValueError):
+        return ""
+
+
 def _config(config: PrecisionConfig | None) -> dict[str, Any] | None:
     if config is None:
         return None
@@ -85,6 +95,7 @@ def _config(config: PrecisionConfig | None) -> dict[str, Any] | None:
         "device": config.device,
         "level": config.level,
         "list_edits": [dataclasses.asdict(edit) for edit in config.list_edits],
+        "rules": [rule.to_dict() for rule in config.rules],
         "disabled_rules": sorted(config.disabled_rules),
     }
 
@@ -103,5 +114,7 @@ def config_of(folder: Path, config: Mapping[str, Any], *, compiled: bool) -> Pre
     tables = [folder / name for name in (_COMPILED_TABLE, _TABLE)[not compiled :]]
     found = [load_table(path) for path in tables if path.exists()]
     edits = tuple(ListEdit(**edit) for edit in config["list_edits"])
-    fields = {**config, "list_edits": edits, "disabled_rules": frozenset(config["disabled_rules"])}
+    rules = tuple(Rule(**rule) for rule in config.get("rules", ()))
+    off = frozenset(config["disabled_rules"])
+    fields = {**config, "list_edits": edits, "rules": rules, "disabled_rules": off}
     return PrecisionConfig(**fields, cost_table=found[0] if found else None, fused=compiled)

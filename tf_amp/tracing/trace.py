@@ -117,6 +117,11 @@ class Trace:
     status: Mapping[str, Any]
     graphs: tuple[TracedGraph, ...]
 
+    @property
+    def rank(self) -> str:
+        """Which task of a distributed training it is, such as "worker 0"; "" if it is none."""
+        return str(self.process.get("rank", ""))
+
 
 def read_traces(directory: Path) -> list[Trace]:
     """Reads a trace directory, or the folder of one process in it.

@@ -150,6 +150,21 @@ def test_a_product_sums_over_one_axis_of_its_first_factor(left, right, attrs, co
 
 
 @pytest.mark.parametrize(
+    ("left", "right", "attrs", "expected"),
+    [
+        ((3, 5), (5, 7), {}, (3, 5, 7)),
+        ((5, 3), (5, 7), {"transpose_a": True}, (3, 5, 7)),
+        ((2, None, 5), (2, 5, 7), {}, (None, 5, 7)),
+        (None, (5, 7), {}, ()),
+    ],
+)
+def test_a_product_has_three_sides(left, right, attrs, expected):
+    function = lambda x, y: tf.matmul(x, y, name="z", **attrs)  # noqa: E731
+    sizes, index = sizes_of(function, left, right)
+    assert sizes.sides(index["z"]) == expected
+
+
+@pytest.mark.parametrize(
     ("weights", "variant", "counted"),
     [
         ((3, 3, 5, 7), "", 3 * 3 * 5),
@@ -168,6 +183,7 @@ def test_a_convolution_sums_over_a_window(weights, variant, counted):
     assert sizes.variant(index["y"]) == variant
     made = 2 * 8 * 8 * 7
     assert sizes.size(index["y"], FLOPS) == (None if counted is None else 2 * made * counted)
+    assert sizes.sides(index["y"]) == (() if counted is None else (5, 7))
 
 
 def test_a_depthwise_convolution_sums_over_one_channel():
