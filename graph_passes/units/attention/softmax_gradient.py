@@ -21,7 +21,7 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes.policy.op_lists import OpLists
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import SHAPERS, SUMS, NoMatchError
+from graph_passes.rewriter.matcher import MOVES, SELECTS, SUMS, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 
 RULE = "softmax-gradient"
@@ -29,8 +29,7 @@ LONGEST_WAY = 16
 """Ops between the gradient of a softmax and the matrix product it comes from."""
 
 _PRODUCTS = ("Mul", "RealDiv")
-_SELECTS = ("SelectV2", "Select")
-_PASSES = (*SHAPERS, "Transpose", *_PRODUCTS, *_SELECTS, *SUMS)
+_PASSES = (*MOVES, *_PRODUCTS, *SELECTS, *SUMS)
 
 
 def lower_softmax_gradients(edits: GraphEdits, lists: OpLists, *, adds_up_in_float32: bool) -> None:
@@ -127,7 +126,7 @@ class _GradientSearch:
             if op in SUMS or op in _PRODUCTS:
                 operands = m.inputs(number)
             else:
-                operands = m.inputs(number)[1:] if op in _SELECTS else m.inputs(number)[:1]
+                operands = m.inputs(number)[1:] if op in SELECTS else m.inputs(number)[:1]
             for maker in map(m.maker, operands):
                 if maker not in seen:
                     seen.add(maker)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from graph_passes.ir.view import ARGUMENT, Shape
+from graph_passes.ir.view import ARGUMENT, Shape, elements
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
@@ -27,7 +27,6 @@ from graph_passes.units.reduction.gradient_sums import PRODUCTS
 from graph_passes.units.reduction.ones_product import sum_rows, sum_rows_pays
 from graph_passes.units.reduction.sums import (
     BroadcastGradients,
-    elements,
     float_sums,
     reshaped_to,
     summed_axes,

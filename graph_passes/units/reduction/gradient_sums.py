@@ -13,13 +13,12 @@ for that.
 
 from __future__ import annotations
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.view import Shape, elements
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.sums import (
     BroadcastGradients,
-    elements,
     float_sums,
     reduces,
     reshaped_to,
