@@ -99,7 +99,7 @@ class _GradientSearch:
             readers = m.readers(difference)
             if any(m.op(n) != "Mul" or not m.reads(n, own) for n in readers):
                 raise NoMatchError("the difference is not multiplied by the softmax")
-        shape = m.view.shape(own)
+        shape = m.shape_of(own)
         axes = m.constant(m.tensor(total, 1)).ravel().tolist()
         if axes != [-1] and (shape is None or axes != [len(shape) - 1]):
             raise NoMatchError("the sum is not over the last axis")
@@ -151,7 +151,7 @@ class _GradientSearch:
 
 def _multiply_by_ones(new: Replacement, total: int) -> None:
     tensor = new.matcher.tensor(total, 0)
-    shape = new.view.shape(tensor)
+    shape = new.matcher.shape_of(tensor)
     if shape is None or len(shape) < 2 or shape[-1] is None:
         raise NoMatchError("the size of the last axis is not known")
     ones = new.constant(

@@ -247,7 +247,7 @@ def _vector(
         filled = np.full(channels or 0, value, np.float32)
         return new.constant(filled, name=f"{name}_{value:g}", beside=x)
     tensor = new.matcher.through(tensor, *_RESHAPES)
-    shape = new.view.shape(tensor)
+    shape = new.matcher.shape_of(tensor)
     if shape is None or len(shape) == 1:
         return tensor
     return new.reshape(tensor, (channels,), name=name)

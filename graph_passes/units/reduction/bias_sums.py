@@ -78,7 +78,7 @@ def multiply_by_ones(
 
             def multiply(new: Replacement, number: int = number) -> None:
                 tensor = new.matcher.tensor(number, 0)
-                new.replace(number, sum_rows(new, tensor, new.view.shape(tensor) or ()))
+                new.replace(number, sum_rows(new, tensor, new.matcher.shape_of(tensor) or ()))
 
             edits.propose(ONES_PRODUCT, number, multiply)
 
@@ -128,7 +128,7 @@ def _replace_sums(
 
 def _replace(new: Replacement, number: int, rows: Shape, write: _Write) -> None:
     tensor = new.matcher.tensor(number, 0)
-    if new.view.shape(tensor) != rows:
+    if new.matcher.shape_of(tensor) != rows:
         tensor = new.reshape(tensor, (None, rows[-1]), name="rows", shape=rows)
         # A clear op that leads to no allow op goes low too late for an infer op behind it.
         new.node_lists[new.makers[tensor].name] = "infer"
