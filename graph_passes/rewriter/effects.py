@@ -29,7 +29,7 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.adjacency import in_order
-from graph_passes.ir.node_order import can_order, order_edges
+from graph_passes.ir.node_order import order_edges, without_order
 from graph_passes.ir.view import COLOCATION, GraphView
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 
@@ -192,8 +192,6 @@ def in_circles(view: GraphView, units: Sequence[Contraction]) -> list[bool]:
     makers, readers = ends[makers], ends[readers]
     across = makers != readers
     makers, readers = makers[across], readers[across]
-    if can_order(makers, readers, place):
-        return [False] * len(units)
-    ahead = set(range(count)).difference(in_order(count, makers, readers))
-    behind = set(range(count)).difference(in_order(count, readers, makers))
+    behind = without_order(makers, readers, place)
+    ahead = set(range(count)).difference(in_order(count, readers, makers)) if behind else set[int]()
     return [unit.last in ahead and unit.last in behind for unit in units]

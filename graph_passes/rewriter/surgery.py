@@ -11,7 +11,6 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from graph_passes.ir.eligibility import node_name, numbers_of
 from graph_passes.ir.view import ARGUMENT, COLOCATION, RESULT, GraphView, Shape
-from graph_passes.ops.node_types import NodeType
 
 _AT = "loc:@"
 
@@ -181,9 +180,9 @@ class Unread:
     def __init__(self, view: GraphView, kept: Collection[int]) -> None:
         self._view = view
         self._starts, self._makers = view.edge_starts, view.maker_nodes
-        stays = np.array([_has_effect(node_type) for node_type in view.node_types])[
-            np.asarray(view.node_type_of)
-        ]
+        ends = ("Placeholder", ARGUMENT, RESULT)
+        stays = np.array([each.has_effect or each.op in ends for each in view.node_types])
+        stays = stays[np.asarray(view.node_type_of)]
         stays[list(kept)] = True
         makers = np.asarray(self._makers)
         # How often a node that stays reads each node, control inputs included. One that stays in
@@ -243,12 +242,3 @@ class Unread:
         read = self._makers[self._starts[number] : self._starts[number + 1]]
         waits = self._view.waits.get(number)
         return read if waits is None else [*read, *numbers_of(self._view, waits)]
-
-
-def _has_effect(node_type: NodeType) -> bool:
-    return (
-        node_type.op_type is None
-        or node_type.op_type.op_def.is_stateful
-        or node_type.op in ("Placeholder", ARGUMENT, RESULT)
-        or node_type.is_call  # it may have an effect inside
-    )
