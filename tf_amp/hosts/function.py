@@ -43,6 +43,7 @@ from tf_amp.tally import NodeCounts
 
 if TYPE_CHECKING:
     from graph_passes import Report, RewriteResult
+    from graph_passes.plan_remarks import Lines
     from tf_amp.installation import Installation
 
 _log = logging.getLogger("tf_amp")
@@ -197,11 +198,12 @@ class FunctionHost:
             # gradient of a loaded `While`).
             self._originals.swap(context, result.proto, result.extra_functions)
         called = [callee for callee in graph._functions.values() if callee in self._uncovered]
+        lines = source_lines(graph)
         record = functools.partial(
             self._installation.record,
             "function",
             original=definition,
-            origin=Origin(library, traced.shapes, traced.function_shapes, source_lines(graph)),
+            origin=Origin(library, traced.shapes, traced.function_shapes, lines),
             announce=top_level and not _EXPORTED.search(name),
         )
         plans = self._plans_of_callees(graph, result, callees)
@@ -225,13 +227,31 @@ class FunctionHost:
             if function not in self._covered:
                 self._uncovered.add(function)
 
+        def trace_anew(callees: Iterable[RewriteResult], suffix: str) -> None:
+            for callee in callees:
+                called_name: str = callee.proto.signature.name  # type: ignore[union-attr]
+                self._installation.trace(
+                    readable_name(called_name) + suffix,
+                    callee,
+                    library(called_name),
+                    Origin(
+                        library,
+                        traced.function_shapes(called_name),
+                        traced.function_shapes,
+                        functools.partial(_lines_in, lines, called_name),
+                    ),
+                )
+
+        trace_anew(callees, ", compiled by XLA")
         in_force, is_alive = UNKNOWN_DIMENSION, weakref.ref(function)
         recorded = {in_force: (counts, result.changed)}
 
         def record_again(planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:
             nonlocal counts, in_force
             plans = self._plans_of_callees(graph, planned, callees)
-            again = f"{title}, sizes near {size}"
+            near = f", sizes near {size}"
+            trace_anew(callees, near)
+            again = f"{title}{near}"
             counts = record(again, planned, parts=_counts_of(plans, planned), covered=[counts])
             in_force, recorded[size] = size, (counts, planned.changed)
 
@@ -305,6 +325,11 @@ def _counts_of(plans: Mapping[str, _PlanCounts], result: RewriteResult) -> Itera
         # A function that was planned together with what it calls reports all those nodes itself;
         # what was converted in a callee that kept its name is in the callee's report alone.
         yield plan.counts.converted_alone() if name in together else plan.counts
+
+
+def _lines_in(lines: Lines, callee: str, function: str, node: str) -> tuple[str, ...]:
+    """The Python lines of a node as the plan of a callee names it."""
+    return lines(function or callee, node)
 
 
 _installed: FunctionHost | None = None
