@@ -28,6 +28,8 @@ from tf_amp.tally import NodeCounts, Tally
 from tf_amp.visible_log import ensure_visible
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from graph_passes import RewriteResult, Rule
 
 __all__ = ["ENVIRONMENT", "Installation", "current", "install", "refusal", "uninstall"]
@@ -135,8 +137,7 @@ class Installation:
         own = NodeCounts() if result.failure else NodeCounts.of(result.report)
         counts = sum(parts, own)
         self._tally.add(name, result, counts, (*covered, counts) if is_part else covered)
-        write = self._dumps.write if self._dumps else None
-        directory = write(name, result, original, origin=origin) if write else None
+        directory = self.trace(name, result, original, origin)
         if result.failure is not None:
             _log.log(
                 logging.ERROR if self._tally.failed <= _FAILURES_SAID else logging.DEBUG,
@@ -163,6 +164,22 @@ class Installation:
                 policy.name,
                 policy.remedy,
             )
+
+    def trace(
+        self, name: str, result: RewriteResult, original: Proto | None, origin: Origin
+    ) -> Path | None:
+        """Writes a rewrite to the trace, where one is asked for; it is counted nowhere.
+
+        Args:
+            name: the graph's name, for people.
+            result: what the pass returned.
+            original: the graph before the rewrite.
+            origin: what else is known of it.
+
+        Returns:
+            The directory written to, None if nothing was.
+        """
+        return self._dumps.write(name, result, original, origin=origin) if self._dumps else None
 
     def record_loss(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
         """Takes back what was counted for a graph whose float32 original was faster in a trial.

@@ -26,6 +26,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.saved_model import function_deserialization
 
 from graph_passes.collector import collector_paused
+from graph_passes.plan_remarks import lines_within
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
@@ -225,13 +226,31 @@ class FunctionHost:
             if function not in self._covered:
                 self._uncovered.add(function)
 
+        def trace_anew(callees: Iterable[RewriteResult], suffix: str) -> None:
+            for callee in callees:
+                called_name: str = callee.proto.signature.name  # type: ignore[union-attr]
+                self._installation.trace(
+                    readable_name(called_name) + suffix,
+                    callee,
+                    library(called_name),
+                    Origin(
+                        library,
+                        traced.function_shapes(called_name),
+                        traced.function_shapes,
+                        lines_within(traced.lines, called_name),
+                    ),
+                )
+
+        trace_anew(callees, ", compiled by XLA")
         in_force, is_alive = UNKNOWN_DIMENSION, weakref.ref(function)
         recorded = {in_force: (counts, result.changed)}
 
         def record_again(planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:
             nonlocal counts, in_force
             plans = self._plans_of_callees(graph, planned, callees)
-            again = f"{title}, sizes near {size}"
+            near = f", sizes near {size}"
+            trace_anew(callees, near)
+            again = f"{title}{near}"
             counts = record(again, planned, parts=_counts_of(plans, planned), covered=[counts])
             in_force, recorded[size] = size, (counts, planned.changed)
 

@@ -102,8 +102,10 @@ class FunctionCalls:
 
     def __init__(self, installation: Installation, originals: Originals) -> None:
         self._originals = originals
-        self._sizes = FunctionSizes(functools.partial(installation.record_fault, "function"))
-        self._trials = FunctionTrials(installation.settings.trial_steps, trials_directory())
+        say_fault = functools.partial(installation.record_fault, "function")
+        self._sizes = FunctionSizes(say_fault)
+        steps = installation.settings.trial_steps
+        self._trials = FunctionTrials(steps, trials_directory(), say_fault)
 
     def call(
         self,
