@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 
 from tf_amp import __version__
-from tf_amp.cli import demo, env, explain, lists, plan, run, tune
+from tf_amp.cli import demo, env, explain, lists, plan, run, tune, verify
 from tf_amp.env_variables import EnvConfigError
 
 # A command is a module with `add_parser(commands)`, whose parser sets the default `run`: a function
 # that takes the parsed arguments and returns the exit status.
-COMMANDS = (run, demo, explain, plan, lists, tune, env)
+COMMANDS = (run, demo, explain, plan, verify, lists, tune, env)
 
 
 def parser() -> argparse.ArgumentParser:
