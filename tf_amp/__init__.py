@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tf_amp.api import (
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
+        explain,
         rewrite_graph_def,
         status,
     )
@@ -36,6 +37,7 @@ __all__ = [
     "enable_mixed_precision_graph_rewrite",
     "disable_mixed_precision_graph_rewrite",
     "status",
+    "explain",
     "rewrite_graph_def",
     "keep_float32",
     "allow",
@@ -51,10 +53,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:4],
-    "tf_amp.scopes": __all__[4:6],
-    "graph_passes": __all__[6:11],
-    "tf_amp.loss_scale": __all__[11:],
+    "tf_amp.api": __all__[:5],
+    "tf_amp.scopes": __all__[5:7],
+    "graph_passes": __all__[7:12],
+    "tf_amp.loss_scale": __all__[12:],
 }
 
 

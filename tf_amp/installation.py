@@ -131,7 +131,13 @@ class Installation:
         """
         own = NodeCounts() if result.failure else NodeCounts.of(result.report)
         counts = sum(parts, own)
-        self._tally.add(name, result, counts, (*covered, counts) if is_part else covered)
+        self._tally.add(
+            name,
+            result,
+            counts,
+            (*covered, counts) if is_part else covered,
+            is_top=announce and not is_part,
+        )
         write = self._dumps.write if self._dumps else None
         directory = write(name, result, original, origin=origin) if write else None
         if result.failure is not None:
