@@ -21,8 +21,10 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="tf-amp",
         description="Automatic mixed precision for stock TensorFlow 2.",
-        epilog="Everything can be had without this command too: set "
-        "TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the script as usual.",
+        epilog="Exit status: 0; 1 for a command that failed; 2 for a wrong call or setting; 3 "
+        "where a gate (--fail-if, verify) says no; `run` ends as its script does. Everything can "
+        "be had without this command too: set TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the "
+        "script as usual.",
     )
     top.add_argument("--version", action="version", version=f"tf-amp {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -38,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; by default those of the process.
 
     Returns:
-        The exit status: 0, 1 for a failed command, 2 for a wrong call or setting.
+        The exit status: 0, 1 for a failed command, 2 for a wrong call or setting, 3 where a gate
+        says no.
     """
     arguments = parser().parse_args(argv)
     if "needs_tensorflow" in arguments and importlib.util.find_spec("tensorflow") is None:
