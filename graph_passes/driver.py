@@ -31,7 +31,7 @@ from graph_passes.ir.view import (
     view_body,
 )
 from graph_passes.ops.kernels import kernel_support
-from graph_passes.pipeline import Observer, convert, is_idle, paint, prepare
+from graph_passes.pipeline import Observer, convert, paint, prepare
 from graph_passes.plan_remarks import Lines, no_lines
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
@@ -39,7 +39,7 @@ from graph_passes.policy.rules import Rule
 from graph_passes.report import Report
 from graph_passes.result import RewriteResult
 from graph_passes.rewriter.editor import NearMiss
-from graph_passes.units.fusion import Fusion, may_gain_alone
+from graph_passes.units.fusion import Fusion, ops_at_work
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ def rewrite_graph_def(
     shapes: Shapes | None = None,
     function_shapes: FunctionShapes = no_shapes,
     lines: Lines = no_lines,
+    roots: Collection[str] = (),
     observe: Observer | None = None,
 ) -> RewriteResult:
     """Rewrites a graph and those functions of its library that it still calls then.
@@ -72,6 +73,8 @@ def rewrite_graph_def(
         shapes: static shapes of the main graph's tensors; some patterns need them as proof.
         function_shapes: gives those of a function's body by the function's name.
         lines: gives the Python lines that made a node, for rules that ask for them.
+        roots: names of functions of the library that others than the graph call, too. They keep
+            name and signature.
         observe: is told of every stage, see `pipeline.Observer`.
 
     Returns:
@@ -82,12 +85,12 @@ def rewrite_graph_def(
     library = references.library.get if references.library else no_library
     rewrite = _Rewrite(config, library, function_shapes, lines, observe)
     left_alone = references.of_pipelines()
-    tree_of = rewrite.trees(graph_def, references.reachable())
+    tree_of = rewrite.trees(graph_def, references.reachable(("", *roots)))
     main = rewrite.rewrite(tree_of(graph_def), preserve, shapes)
     if main.failure is not None:
         return main
     results: dict[str, RewriteResult] = {}
-    pending = references.called(main.nodes())
+    pending = references.called(main.nodes()).union(roots)
     while pending:
         name = pending.pop()
         function = references.library[name]
@@ -173,16 +176,20 @@ class _Rewrite:
     ) -> RewriteResult:
         """Rewrites a call tree; most have the one region of a graph without calls."""
         lists = load_op_lists(self.config)
-        total = sum(len(region.nodes) for region in tree.walk())
-        target, device = self.config.target_dtype, self.config.device
+        regions = list(tree.walk())
         report = functools.partial(
-            Report, target_dtype=target, device=device, total_nodes=total, notes=lists.notes
+            Report,
+            target_dtype=self.config.target_dtype,
+            device=self.config.device,
+            total_nodes=sum(len(region.nodes) for region in regions),
+            planned_with=frozenset(one.proto.signature.name for one in regions[1:]),  # type: ignore[union-attr]
+            notes=lists.notes,
         )
         one = _TreeRewrite(self, tree, preserve, shapes)
-        ops = {node.op for node in tree.nodes}
+        wanted = ops_at_work(self.config)
+        works = lists.force_all or tree.calls or any(node.op in wanted for node in tree.nodes)
         try:
-            idle = not tree.calls and is_idle(ops, lists) and not one.decisions(tree).allows
-            if idle and not may_gain_alone(ops, self.config):
+            if not works and not one.decisions(tree).allows:
                 matched = one.matched()
                 done = report(plan=one.plan_in_vain, matched=matched)
                 return RewriteResult(proto=tree.proto, report=done)
@@ -211,6 +218,11 @@ class _TreeRewrite:
         self, common: _Rewrite, tree: Region, preserve: Collection[str], shapes: Shapes | None
     ) -> None:
         self._common, self._config = common, common.config
+        if self._config.selection is not None:
+            is_function = isinstance(tree.proto, function_pb2.FunctionDef)
+            root = tree.proto.signature.name if is_function else ""  # type: ignore[union-attr]
+            selection = dataclasses.replace(self._config.selection, root=root)
+            self._config = dataclasses.replace(self._config, selection=selection)
         self._tree, self._preserve, self._shapes = tree, preserve, shapes
         self._node_types = node_types_with(common.library)
         self._plan = functools.partial(convert, config=self._config, observe=common.observe)

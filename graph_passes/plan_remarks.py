@@ -41,6 +41,7 @@ def remarks_of_plan(plan: Plan, lines: Lines = no_lines) -> Iterator[Remark]:
         reason = plan.reason(vertex)
         path = plan.path(vertex) if reason is Reason.BEHIND_DENY else ()
         code = plan.coloring.list_codes[vertex]
+        low, float32 = costs.seconds(number)
         function, node = split_prefix(view.names[number])
         rule = plan.coloring.rules.get(number)
         yield Remark(
@@ -56,7 +57,9 @@ def remarks_of_plan(plan: Plan, lines: Lines = no_lines) -> Iterator[Remark]:
             blocked_by=view.op_of(view.base[view.index[path[0]]]) if path else "",
             shapes=tuple(view.output_shapes(number)),
             flops=costs.sizes.flops(number),
-            seconds=costs.seconds(number, low=reason.converts),
+            sides=costs.sizes.sides(number),
+            seconds=low if reason.converts else float32,
+            seconds_float32=float32,
             lines=lines(function, node),
         )
 
@@ -89,7 +92,8 @@ def remarks_of_casts(
             reason=f"casts what {view.op_of(vertex)} {of[1]!r} makes",
             shapes=shapes,
             bytes=None if elements is None else CAST_BYTES * elements,
-            seconds=costs.cast_seconds(elements, to_low=to_low),
+            seconds=(seconds := costs.cast_seconds(elements, to_low=to_low)),
+            seconds_float32=None if seconds is None else 0.0,
             lines=lines(*of),
         )
 
@@ -102,14 +106,16 @@ class _Estimates:
         self._view, self._table = plan.coloring.view, config.cost_table
         self.sizes = WorkSizes(self._view, config.unknown_dimension)
 
-    def seconds(self, number: int, *, low: bool) -> float | None:
-        """The time of a node by the cost table, None where it does not tell."""
+    def seconds(self, number: int) -> tuple[float | None, float | None]:
+        """The time of a node in the target dtype and in float32, None without a cost table's."""
         op = self._view.node_type(number).op
         if self._table is None or not self._table.variants_of(op):
-            return None
+            return None, None
         cost = self._table.cost_of(op, self.sizes.variant(number))
         size = None if cost is None else self.sizes.size(number, cost)
-        return None if cost is None or not size else (cost.low if low else cost.float32).at(size)
+        return (
+            (None, None) if cost is None or not size else (cost.low.at(size), cost.float32.at(size))
+        )
 
     def cast_seconds(self, elements: int | None, *, to_low: bool) -> float | None:
         """The time of a Cast by the cost table."""

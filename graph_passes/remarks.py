@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the lines that `FunctionRemarks.to_lines` writes."""
 
 Kind = Literal["converted", "kept", "unit", "near_miss", "cast", "note"]
@@ -42,10 +42,14 @@ class Remark:
         shapes: static shapes of the outputs; None for one that is not known, and in one for a
             dimension that is not.
         flops: the arithmetic of a matrix product or convolution, where its shapes tell.
+        sides: of such a one, the lengths that matrix units work in blocks of: rows, summed axis and
+            columns, or the input and output channels of a convolution; None for one that varies.
         bytes: what a Cast reads and writes, where its shape tells.
         seconds: the estimated time in the dtype that it has now, where a cost table has it.
+        seconds_float32: that in float32; 0 for a Cast, which float32 has not.
         lines: the Python lines that made it, "file.py:42": the innermost one outside installed
             packages first, then the innermost one of a package, if that is deeper.
+        number: its place among the conversions and units of the process, where they are numbered.
     """
 
     kind: Kind
@@ -60,9 +64,12 @@ class Remark:
     blocked_by: str = ""
     shapes: tuple[tuple[int | None, ...] | None, ...] = ()
     flops: int | None = None
+    sides: tuple[int | None, ...] = ()
     bytes: int | None = None
     seconds: float | None = None
+    seconds_float32: float | None = None
     lines: tuple[str, ...] = ()
+    number: int | None = None
 
     @property
     def is_product(self) -> bool:

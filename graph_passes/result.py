@@ -30,6 +30,8 @@ class RewriteResult:
             stands behind those it calls itself. A rewritten GraphDef has them in its library.
         function_reports: the reports of functions of a GraphDef's library that were planned by
             themselves, by name; those planned with their callers are in `report`.
+        numbers: the places of conversions and units among those of the process, by what
+            `numbered` gives for their remarks.
     """
 
     proto: Graph
@@ -39,6 +41,7 @@ class RewriteResult:
     rejected: Graph | None = None
     extra_functions: tuple[function_pb2.FunctionDef, ...] = ()
     function_reports: Mapping[str, Report] = dataclasses.field(default_factory=dict)
+    numbers: Mapping[tuple[str, str, str], int] = dataclasses.field(default_factory=dict)
 
     @property
     def graph_def(self) -> Graph:
@@ -73,8 +76,19 @@ class RewriteResult:
                 for remark in inner.remarks
                 if remark.kind != "note"  # the main graph has them too
             )
+        if self.numbers:
+            numbers = [self.numbers.get(numbered(remark)) for remark in remarks]
+            remarks = [
+                dataclasses.replace(remark, number=number) if number else remark
+                for remark, number in zip(remarks, numbers, strict=True)
+            ]
         return dataclasses.replace(found, remarks=tuple(remarks))
 
     def copy(self) -> Graph:
         """A copy of `proto` for others to change."""
         return copy.deepcopy(self.proto)
+
+
+def numbered(remark: Remark) -> tuple[str, str, str]:
+    """What a conversion or unit is known by in its graph: (rule of a unit, function, node)."""
+    return (remark.rule if remark.kind == "unit" else "", remark.function, remark.node)

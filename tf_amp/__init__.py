@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult, Rule
     from tf_amp.api import (
+        compare_models,
+        convert_saved_model,
+        diagnose,
+        diagnose_callback,
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
         explain,
@@ -39,6 +43,10 @@ __all__ = [
     "status",
     "explain",
     "rewrite_graph_def",
+    "convert_saved_model",
+    "compare_models",
+    "diagnose",
+    "diagnose_callback",
     "keep_float32",
     "allow",
     "PrecisionConfig",
@@ -53,10 +61,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:5],
-    "tf_amp.scopes": __all__[5:7],
-    "graph_passes": __all__[7:12],
-    "tf_amp.loss_scale": __all__[12:],
+    "tf_amp.api": __all__[:9],
+    "tf_amp.scopes": __all__[9:11],
+    "graph_passes": __all__[11:16],
+    "tf_amp.loss_scale": __all__[16:],
 }
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tf_amp.env_variables import (
+    BISECT_LIMIT,
     COST_TABLE,
     DTYPE,
     ENABLE,
@@ -63,6 +64,7 @@ class Settings:
         disabled_rules: Names of rules that are switched off.
         cost_table: ``auto``, ``off`` or the path of a file.
         trial_steps: How often a function's original and its rewrite are timed against each other.
+        bisect_limit: How many conversions and units are made at most, None for all.
         decided_by: Setting -> the variable that decided it; a default is not listed.
         notes: Variables that look like a misspelt name of this table, one sentence each.
     """
@@ -79,6 +81,7 @@ class Settings:
     disabled_rules: frozenset[str] = frozenset()
     cost_table: str = "auto"
     trial_steps: int = 0
+    bisect_limit: int | None = None
     decided_by: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -230,6 +233,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         disabled_rules=frozenset(disabled_rules),
         cost_table=choose("cost_table", "auto", COST_TABLE),
         trial_steps=choose("trial_steps", 0, TRIAL),
+        bisect_limit=choose("bisect_limit", None, BISECT_LIMIT),
         decided_by=decided_by,
         notes=misspelt(environ),
     )

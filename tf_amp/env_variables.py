@@ -27,6 +27,7 @@ COST_TABLE = f"{REWRITE}_COST_TABLE"
 IGNORE_PERFORMANCE = f"{REWRITE}_IGNORE_PERFORMANCE"
 LOG_PATH = f"{REWRITE}_LOG_PATH"
 TRIAL = f"{REWRITE}_TRIAL"
+BISECT_LIMIT = f"{REWRITE}_BISECT_LIMIT"
 
 # Read by TensorFlow's own pass: not ours to parse, and no typing errors either.
 FOREIGN_VARIABLES = (f"{REWRITE}_SIMULATE_GPU", f"{REWRITE}_EMULATE_FP16")
@@ -218,6 +219,14 @@ VARIABLES: tuple[Variable, ...] = (
         "Not tried: functions whose random ops have a seed, which a line says, and those of jobs "
         "with servers in other processes. `status()` counts a rewrite that lost as well.",
         default="0: nothing is tried",
+    ),
+    Variable(
+        BISECT_LIMIT,
+        "count",
+        "How many conversions and units are made, in the order in which the process plans them; "
+        "what is beyond stays as it is. A node that is planned again keeps its number. "
+        "`tf-amp bisect` finds with it the one that breaks a program.",
+        default="all of them, and nothing is numbered",
     ),
     Variable(
         LOG_PATH,

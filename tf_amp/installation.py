@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -16,10 +17,11 @@ from tf_amp.compiled import CompiledFunctions
 from tf_amp.env_config import Settings
 from tf_amp.graph_log import GraphLog
 from tf_amp.hosts import function, session
+from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
-from tf_amp.loss_scale import auto_wrap, counters
+from tf_amp.loss_scale import auto_wrap, counters, history
 from tf_amp.plan import ENVIRONMENT, Plan, make_plan
 from tf_amp.state import Status
 from tf_amp.tally import NodeCounts, Tally
@@ -45,6 +47,7 @@ class Installation:
         settings: what was asked for.
         config: what graphs are rewritten with; None if nothing is rewritten.
         compiled: how functions that XLA compiles are rewritten; None if nothing is rewritten.
+        numbers: rewrites graphs up to the bisect limit.
         graph_log: says what was done to single graphs.
         refusals: host name -> why it could not hook this TensorFlow.
     """
@@ -54,14 +57,11 @@ class Installation:
         self.settings = plan.settings
         self.config = plan.config
         self.compiled = CompiledFunctions(plan.compiled_costs, plan.config) if plan.config else None
+        self.numbers = ConversionNumbers(plan.settings.bisect_limit)
         self.refusals: dict[str, str] = {}
         self._said_policy = False
         self._tally = Tally()
-        self._dumps = (
-            Dumps(plan.settings.log_path, plan.config, lambda: describe(plan))
-            if plan.config
-            else None
-        )
+        self._dumps = Dumps(plan.settings.log_path, lambda: describe(plan)) if plan.config else None
         self.graph_log = GraphLog(str(plan.target.target_dtype))
 
     @property
@@ -83,6 +83,8 @@ class Installation:
             for name, hook in hooks.items():
                 if (why := hook(self)) is not None:
                     self.refusals[name] = why
+            if self._dumps is not None:
+                history.listen(functools.partial(self._dumps.append, history.LOSS_SCALE_EVENTS))
             self._announce()
         except BaseException:
             self.stop()
@@ -95,6 +97,7 @@ class Installation:
         atexit.unregister(self.say_if_nothing_happened)
         atexit.unregister(self._write_status)
         self._write_status()
+        history.listen(None)
         for host in (session, function, auto_wrap):
             host.uninstall()
 
@@ -166,6 +169,17 @@ class Installation:
                 policy.name,
                 policy.remedy,
             )
+
+    def record_loss(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
+        """Takes back what was counted for a graph whose float32 original was faster in a trial.
+
+        Args:
+            name: the graph's name, for people.
+            counts: what `record` returned for it.
+            changed: whether the pass changed it.
+            counted: whether no later plan for other sizes is counted in its place.
+        """
+        self._tally.take_back(name, counts, changed=changed, counted=counted)
 
     def record_fault(self, host: str, name: str, error: Exception) -> None:
         """Counts a graph that stays in float32 because the host failed, and says so once.

@@ -157,6 +157,23 @@ class Tally:
                     f"{name!r}: {result.failure or result.report.first_reason()}"
                 )
 
+    def take_back(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
+        """Takes a graph back whose original runs, because it was faster in a trial.
+
+        Args:
+            name: the graph's name, for people.
+            counts: what was added for it.
+            changed: whether the pass changed it.
+            counted: whether its counts are still part of the sum.
+        """
+        with self._lock:
+            self._rewritten -= changed
+            if counted:
+                self._count(counts, -1)
+            if counts.total > self._unchanged_nodes:
+                self._unchanged_nodes = counts.total
+                self._unchanged_reason = f"{name!r}: in float32 it was faster in a trial"
+
     def _count(self, counts: NodeCounts, sign: int) -> None:
         if counts.converted:  # else they were not counted either
             self._nodes += sign * counts.total

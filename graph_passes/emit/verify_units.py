@@ -10,15 +10,11 @@ from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.ir.adjacency import in_order
 from graph_passes.ir.eligibility import numbers_of
-from graph_passes.ir.node_order import order_edges
+from graph_passes.ir.node_order import can_order, order_edges
 from graph_passes.ir.view import COLOCATION, GraphView
 from graph_passes.ops.node_types import NodeType
 
 _BACK = "NextIteration"
-_STEP = 2.0**-16
-"""How far behind what it reads a node that was added counts as standing."""
-_MOST_ROUNDS = 64
-"""Longer chains of nodes that are out of order are rare."""
 
 
 class VerificationError(Exception):
@@ -190,19 +186,10 @@ def _reached(view: GraphView, ends: list[int]) -> bytearray:
 
 
 def _has_circle(view: GraphView, added: np.ndarray) -> bool:
-    """Whether nodes read each other in a circle.
-
-    The nodes are put in an order in which each stands behind what it reads, starting from their
-    own, which mostly is one but for what was added. Where that takes many steps, all are counted.
-    """
+    """Whether nodes read each other in a circle, given those that were added."""
     makers, readers = order_edges(view)
     place = np.arange(len(view.nodes), dtype=np.float64)
     place[added] = -1
-    for _ in range(_MOST_ROUNDS):
-        wrong = np.flatnonzero(place[makers] >= place[readers])
-        if not len(wrong):
-            return False
-        if len(wrong) > 16 * len(added) + 64:
-            break
-        np.maximum.at(place, readers[wrong], place[makers[wrong]] + _STEP)
+    if can_order(makers, readers, place):
+        return False
     return len(in_order(len(view.nodes), makers, readers)) < len(view.nodes)

@@ -67,6 +67,7 @@ def missing_kernels_note(device: str) -> str | None:
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def has_float32_kernel(op: str, device: str) -> bool:
     """Whether an op whose tensors all are float32 can run on a type of device."""
     return any(

@@ -32,8 +32,7 @@ _SAVED = 2  # bytes an element, where four become two
 CAST_BYTES = 6
 """What a Cast moves for each element: four bytes on one side, two on the other."""
 
-
-_MOVES_NOTHING = frozenset(
+MOVES_NOTHING = frozenset(
     (
         "Enter",
         "Exit",
@@ -53,6 +52,7 @@ _MOVES_NOTHING = frozenset(
         "Switch",
     )
 )
+"""Ops that hand on what they read without a copy, or read no more than its shape."""
 _READS_WHAT_IT_WRITES = frozenset(
     ("Gather", "GatherNd", "GatherV2", "ResourceGather", "Slice", "StridedSlice")
 )
@@ -101,7 +101,7 @@ class _Bytes:
 def _saved(node_type: NodeType) -> tuple[int, int]:
     """The bytes that a node of a type saves for each element that it reads, and writes."""
     if (
-        node_type.op in _MOVES_NOTHING
+        node_type.op in MOVES_NOTHING
         or node_type.op_type is None
         or node_type.op_type.runs_functions
     ):

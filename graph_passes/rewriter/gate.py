@@ -18,9 +18,8 @@ from graph_passes.ir.node_order import order_edges
 from graph_passes.ir.view import ARGUMENT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
 from graph_passes.rewriter.effects import admit_contraction
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.matcher import SHAPERS, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.search import SHAPERS
 from graph_passes.rewriter.stored_shapes import known_shape
 
 SIZES = ("Shape", "ShapeN", "Size", "Rank")

@@ -15,6 +15,13 @@ from tensorflow.python.framework import tensor_util
 
 from graph_passes.ir.view import GraphView, Shape
 
+SHAPERS = ("Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient")
+"""Ops that give the elements of their first input as they are."""
+ADDS = ("AddV2", "Add")
+"""Sums of two tensors."""
+SUMS = ("AddN", *ADDS)
+"""Sums of any number of tensors."""
+
 _FEW_BYTES = 64
 """Constants of no more are mostly shapes and axes, which come again all over a graph."""
 

@@ -39,7 +39,7 @@ def test_lines_give_the_remarks_back(remarks: list[Remark]) -> None:
         (["[1]"], "no remarks"),
         (['{"name": "step"}'], "schema_version"),
         (['{"schema_version": 99}'], "release that wrote"),
-        (['{"schema_version": 1, "colour": 1}'], "no remarks"),
+        (['{"schema_version": 2, "colour": 1}'], "no remarks"),
         ([*STEP.to_lines(), "[]"], "no remarks"),
         ([*STEP.to_lines(), '{"kind": "guess"}'], "guess"),
         ([*STEP.to_lines(), '{"kind": "kept", "mood": 1}'], "mood"),

@@ -149,3 +149,14 @@ def test_fused_updates_are_counted_and_said() -> None:
     assert counts.converted_alone().updates == 3
     assert counts.line("step", "bfloat16").endswith("0 casts, 3 updates fused")
     assert NodeCounts(updates=1).line("step", "bfloat16").endswith("0 casts, 1 update fused")
+
+
+def test_what_lost_its_trial_is_not_counted() -> None:
+    tally = Tally()
+    for name, result in (("kept", converted(1)), ("lost", converted(3))):
+        tally.add(name, result, NodeCounts.of(result.report))
+    tally.take_back("lost", NodeCounts.of(converted(3).report), changed=True, counted=True)
+    found = tally.as_dict()
+    assert (found["graphs_seen"], found["graphs_rewritten"]) == (2, 1)
+    assert (found["nodes_total"], found["nodes_converted"]) == (2, 1)
+    assert "'lost': in float32 it was faster" in tally.why_nothing()

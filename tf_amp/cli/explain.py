@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 from tf_amp import autoload
 from tf_amp.cli.conditions import Condition, ConditionError
 from tf_amp.env_variables import LOG_PATH
+from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
     from graph_passes import Remark
+    from tf_amp.tracing.blockers import Blocker
+    from tf_amp.tracing.jobs import Job
     from tf_amp.tracing.trace import Trace, TracedGraph
 
 _SHOWN = 20
@@ -66,6 +69,9 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         "--limit", type=int, default=_SHOWN, help=f"how many remarks to print (default: {_SHOWN})"
     )
     parser.add_argument("--quick", action="store_true", help="an overview without what blocks most")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the overview and all remarks as one page"
+    )
     parser.add_argument(
         "--fail-if",
         metavar="CONDITION",
@@ -129,13 +135,15 @@ def show(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
         The exit status.
     """
     chosen = (arguments.op, arguments.node, arguments.function, arguments.line, arguments.missed)
-    if arguments.format == "github":
+    if arguments.html:
+        status = _write_page(traces, arguments)
+    elif arguments.format == "github":
         status = _show_annotations(traces)
     elif any(chosen):
         status = _show_remarks(traces, arguments)
     else:
         status = _show_overview(traces, arguments)
-    if arguments.fail_if is None or status == 2:
+    if arguments.fail_if is None or status:
         return status
     figures = _figures_for_conditions(traces)
     if not arguments.fail_if.holds(figures):
@@ -166,26 +174,51 @@ def _figures_for_conditions(traces: Sequence[Trace]) -> dict[str, float]:
     return {name: derived[name] if name in derived else getattr(found, name) for name in FIGURES}
 
 
-def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+def _jobs(
+    traces: Sequence[Trace], arguments: argparse.Namespace
+) -> Iterator[tuple[Job, list[Blocker] | None]]:
+    """The jobs, each with what blocks most if that is asked for."""
     from tf_amp.tracing.blockers import find_blockers
-    from tf_amp.tracing.figures import figures_of
+    from tf_amp.tracing.jobs import jobs_of
+
+    for job in jobs_of(traces):
+        yield job, None if arguments.quick else find_blockers(job.graphs)
+
+
+def _write_page(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+    from tf_amp.tracing.page import page
+
+    content = page(_jobs(traces, arguments)).encode()
+    try:
+        write_whole(arguments.html, content)
+    except OSError as error:
+        print(f"tf-amp: {str(arguments.html)!r} cannot be written: {error}.", file=sys.stderr)
+        return 1
+    print(f"{arguments.html}: {len(content) / 1e6:.2f} MB; open it in a browser.")
+    return 0
+
+
+def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+    from tf_amp.tracing.figures import plain
     from tf_amp.tracing.text import blockers_text, overview
 
     told = []
-    for trace in traces:
-        blockers = None if arguments.quick else find_blockers(trace.graphs)
-        variables = dict(trace.process.get("variables", {}))
+    for job, blockers in _jobs(traces, arguments):
+        variables = dict(job.first.process.get("variables", {}))
         if arguments.json:
             functions = [
-                {"name": g.remarks.name, **_plain(figures_of([g.remarks]))} for g in trace.graphs
+                {"name": f.graph.remarks.name, "ranks": f.ranks, **plain(f.figures)}
+                for f in job.functions
             ]
             found = [
                 {**dataclasses.asdict(b), "line": b.change.line(variables)} for b in blockers or ()
             ]
-            process = {"name": trace.name, "process": trace.process, "status": trace.status}
-            told.append({**process, "functions": functions, "blockers": found})
+            processes = [
+                {"name": t.name, "process": t.process, "status": t.status} for t in job.traces
+            ]
+            told.append({"processes": processes, "functions": functions, "blockers": found})
             continue
-        paragraphs = [*overview(trace)]
+        paragraphs = [*overview(job)]
         if blockers is not None:
             paragraphs.append(blockers_text(blockers, variables))
         print("\n\n".join(paragraphs), end="\n\n")
@@ -194,33 +227,30 @@ def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> in
     else:
         print(
             "To go on: --op MatMul --missed (why not this op?), --op Cast (the largest casts), "
-            "--node REGEX, --function NAME, --line model.py:42."
+            "--node REGEX, --function NAME, --line model.py:42, --html report.html."
         )
     return 0
 
 
-def _plain(figures: Any) -> dict[str, Any]:
-    fields = dataclasses.asdict(figures)
-    kept = [{"op": op, "why": why, "count": n} for (op, why), n in figures.kept.most_common()]
-    return {**fields, "kept": kept}
-
-
 def _show_remarks(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
+    from tf_amp.tracing.jobs import jobs_of
     from tf_amp.tracing.text import remark_text
 
     number = 0
-    for trace in traces:
-        for graph in trace.graphs:
+    for job in jobs_of(traces):
+        for function in job.functions:
+            graph = function.graph
             found = list(_chosen(graph, arguments))
             remarks = graph.remarks.remarks if found else ()
             lines_of = {"/".join(filter(None, (r.function, r.node))): r.lines for r in remarks}
+            of_ranks = f" ({', '.join(function.ranks)})" if function.ranks else ""
             if found and not arguments.json and number < arguments.limit:
-                print(f"{trace.name}: {graph.remarks.name}")
+                print(f"{job.name}: {graph.remarks.name}{of_ranks}")
             # Of Casts the large ones matter.
             for remark in sorted(found, key=lambda remark: -(remark.bytes or 0)):
                 number += 1
                 if arguments.json:
-                    where = {"process": trace.name, "graph": graph.remarks.name}
+                    where = {"process": f"{job.name}{of_ranks}", "graph": graph.remarks.name}
                     print(json.dumps({**where, **remark.to_dict()}))
                 elif number <= arguments.limit:
                     print(f"  {remark_text(remark, graph.config, lines_of)}")

@@ -8,12 +8,25 @@ import sys
 from collections.abc import Sequence
 
 from tf_amp import __version__
-from tf_amp.cli import demo, env, explain, lists, plan, run, tune, verify
+from tf_amp.cli import (
+    bisect,
+    compare,
+    convert,
+    demo,
+    diff,
+    env,
+    explain,
+    lists,
+    plan,
+    run,
+    tune,
+    verify,
+)
 from tf_amp.env_variables import EnvConfigError
 
 # A command is a module with `add_parser(commands)`, whose parser sets the default `run`: a function
 # that takes the parsed arguments and returns the exit status.
-COMMANDS = (run, demo, explain, plan, verify, lists, tune, env)
+COMMANDS = (run, demo, explain, diff, plan, verify, convert, compare, bisect, lists, tune, env)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; by default those of the process.
 
     Returns:
-        The exit status: 0, 1 for a failed command, 2 for a wrong call or setting, 3 where a gate
-        says no.
+        The exit status: 0, 1 for a failed command (of `diff`: for a difference), 2 for a wrong call
+        or setting, 3 where a gate says no.
     """
     arguments = parser().parse_args(argv)
     if "needs_tensorflow" in arguments and importlib.util.find_spec("tensorflow") is None:

@@ -15,6 +15,7 @@ from tensorflow.python.eager import context as context_lib
 from graph_passes import rewrite_function_def
 from graph_passes.plan_remarks import lines_within
 from tf_amp.compiled import is_compiled
+from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_redirects import Find
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
@@ -49,6 +50,7 @@ class TracedFunction:
         context: the eager context that holds it.
         find: gives the definition of a function that it calls, None for what is planned apart.
         title: its name, for people.
+        numbers: rewrites up to the bisect limit.
     """
 
     definition: function_pb2.FunctionDef
@@ -56,6 +58,7 @@ class TracedFunction:
     context: context_lib.Context
     find: Find
     title: str
+    numbers: ConversionNumbers
 
     @functools.cached_property
     def shapes(self) -> Shapes:
@@ -77,15 +80,16 @@ class TracedFunction:
     ) -> RewriteResult:
         """Rewrites it, or a function that it calls."""
         name = callee.signature.name if callee else ""
-        return rewrite_function_def(
+        rewrite = functools.partial(
+            rewrite_function_def,
             callee or self.definition,
-            config,
             library=self.find,
             shapes=self.function_shapes(name) if callee else self.shapes,
             function_shapes=self.function_shapes,
             name=self.title,
             lines=lines_within(self.lines, name) if callee else self.lines,
         )
+        return self.numbers.rewrite(lambda config: rewrite(config=config), config)
 
 
 class FunctionCalls:
@@ -122,6 +126,7 @@ class FunctionCalls:
         config: PrecisionConfig,
         result: RewriteResult,
         record: Callable[[RewriteResult, list[RewriteResult], int], None],
+        lose: Callable[[int], None],
         *,
         tried: bool,
     ) -> None:
@@ -133,6 +138,7 @@ class FunctionCalls:
             config: with which it was rewritten.
             result: what became of it.
             record: is told what was planned for a size, of it and of the functions that it calls.
+            lose: is told the size for which float32 proved faster; 0 if it was planned for none.
             tried: whether anything was converted that can be tried against float32.
         """
         source = None
@@ -162,7 +168,7 @@ class FunctionCalls:
             return planned
 
         try_out = functools.partial(
-            self._try_out, weakref.ref(function), traced, config, source, attach
+            self._try_out, weakref.ref(function), traced, config, source, attach, lose
         )
         if source is not None:
             try_size = try_out if self._trials.steps else None
@@ -177,6 +183,7 @@ class FunctionCalls:
         config: PrecisionConfig,
         source: Source | None,
         attach: Callable[[tuple[function_pb2.FunctionDef, ...]], None],
+        lose: Callable[[int], None],
         name: bytes,
         size: int,
     ) -> None:
@@ -192,5 +199,6 @@ class FunctionCalls:
         function = of()
         if function is not None:
             digest = functools.partial(digest_of, traced.definition, traced.find, config, size)
-            contest = Contest(traced.title, config.target_dtype, add_float32, digest)
+            lost = functools.partial(lose, size)
+            contest = Contest(traced.title, config.target_dtype, add_float32, digest, lost)
             self._trials.watch(function, name, contest)

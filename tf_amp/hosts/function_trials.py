@@ -40,12 +40,14 @@ class Contest:
         target_dtype: what it was rewritten to.
         add_float32: makes the original known to the runtime; returns its name there.
         digest: tells the graph and its settings from others.
+        lose: is called when the original proves faster, and stays.
     """
 
     title: str
     target_dtype: str
     add_float32: Callable[[], bytes]
     digest: Callable[[], str]
+    lose: Callable[[], None]
 
 
 class FunctionTrials:
@@ -155,6 +157,8 @@ class _Trial:
             when,
             of.target_dtype if self._winner == low_name else "float32",
         )
+        if self._winner == float32_name:
+            of.lose()
 
     def _remember(self, low: float, float32: float) -> None:
         if self._file is None:

@@ -30,8 +30,8 @@ SCHEMA_VERSION = 1
 def describe(plan: Plan) -> dict[str, str]:
     """The files that tell of this process: file name -> text.
 
-    Of the environment only the variables of this package are in it, and of the command line only
-    the name of the script.
+    Of the environment only the variables of this package are in it, and of `TF_CONFIG` the type and
+    number of the task; of the command line only the name of the script.
 
     Args:
         plan: what is in force.
@@ -40,6 +40,7 @@ def describe(plan: Plan) -> dict[str, str]:
     process = {
         "schema_version": SCHEMA_VERSION,
         "process": os.getpid(),
+        "rank": _rank(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "script": Path(sys.argv[0]).name if sys.argv else "",
         "versions": {
@@ -75,6 +76,15 @@ def variables_set() -> dict[str, str]:
     """The variables of this package that are set: name -> value."""
     names = (name for variable in VARIABLES for name in (variable.name, *variable.legacy))
     return {name: os.environ[name] for name in names if os.environ.get(name, "").strip()}
+
+
+def _rank() -> str:
+    """Which task of a distributed training this process is, such as "worker 0"; "" if none."""
+    try:
+        task = json.loads(os.environ.get("TF_CONFIG", "{}"))["task"]
+        return f"{task['type']:.20} {int(task['index'])}"
+    except (KeyError, TypeError, ValueError):
+        return ""
 
 
 def _config(config: PrecisionConfig | None) -> dict[str, Any] | None:

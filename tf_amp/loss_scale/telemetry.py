@@ -107,7 +107,7 @@ def loss_scale_callback(model: Any, *, every: int = 100, log: bool = True) -> An
             f"Received: model.optimizer={getattr(model, 'optimizer', None)!r}"
         )
     every, check = require_count("every", every), manager.check
-    base = _callback_class(model)
+    base = callback_class(model)
 
     class LossScaleCallback(base):  # type: ignore[misc,valid-type]
         """Looks at a loss scale now and then."""
@@ -137,7 +137,12 @@ def loss_scale_callback(model: Any, *, every: int = 100, log: bool = True) -> An
     return LossScaleCallback()
 
 
-def _callback_class(model: Any) -> type:
+def callback_class(model: Any) -> type:
+    """The class of callbacks of a model's library.
+
+    Raises:
+        TypeError: the model is of neither Keras 3 nor tf_keras.
+    """
     for library in ("keras", "tf_keras"):
         module = sys.modules.get(library)
         if module is not None and isinstance(model, module.Model):

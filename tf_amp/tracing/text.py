@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graph_passes import PrecisionConfig, Remark, load_op_lists
 from tf_amp.env_variables import COST_TABLE
 from tf_amp.tracing.blockers import Blocker
-from tf_amp.tracing.figures import Figures, figures_of
-from tf_amp.tracing.trace import Trace, TracedGraph
+from tf_amp.tracing.jobs import Job, JobFunction
+from tf_amp.tracing.trace import Trace
 
 _BLOCKERS_SHOWN = 5
 _REASONS_SHOWN = 3
@@ -23,59 +23,93 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
-def overview(trace: Trace) -> Iterator[str]:
-    """The paragraphs that say what one process did."""
-    yield "\n".join((*_head(trace), *_rules(trace)))
-    counted = [(graph, figures_of([graph.remarks])) for graph in trace.graphs]
-    shown = [(g, f) for g, f in counted if f.products or f.casts or g.remarks.failure]
+def overview(job: Job) -> Iterator[str]:
+    """The paragraphs that say what one process did, or the ranks of one distributed training."""
+    yield "\n".join((*_head(job), *_rules(job)))
+    shown = [f for f in job.functions if f.figures.products or f.figures.casts or f.failure]
     if shown:
-        head = ("function", "products low", "FLOPs low", "casts", "cast bytes", "stays float32")
-        yield table(head, [_row(graph, figures) for graph, figures in shown])
-    left = len(counted) - len(shown)
+        ranks = ("ranks",) * (len(job.traces) > 1)
+        head = (
+            "function",
+            *ranks,
+            "products low",
+            "FLOPs low",
+            "casts",
+            "cast bytes",
+            "of it back",
+        )
+        yield table(
+            (*head, "results of ops", "time by the cost table", "stays float32"),
+            [_row(function, bool(ranks)) for function in shown],
+        )
+    left = len(job.functions) - len(shown)
     if left:
-        yield f"{left} of {len(counted)} functions have no matrix product or convolution."
-    scales = trace.status.get("loss_scale", {}).get("loss_scales", ())
-    for scale in scales:
+        yield f"{left} of {len(job.functions)} functions have no matrix product or convolution."
+    for trace in job.traces:
+        of = f"{trace.rank}: " if trace.rank else ""
+        yield from (f"{of}loss scale of {name}: {told}" for name, told in states(trace))
+        if skips := [event for event in trace.scale_events if event["event"] == "skipped"]:
+            last, count = skips[-1], sum(event["steps"] for event in skips)
+            step = "" if last["step"] is None else f" {last['step']}"
+            culprit = f", {last['kind']} of {last['gradient']}" if last["gradient"] else ""
+            yield (
+                f"{of}{count} steps were skipped, the last one{step}: loss scale "
+                f"{last['from']} -> {last['to']}{culprit}"
+            )
+
+
+def states(trace: Trace) -> Iterator[tuple[str, str]]:
+    """The name of each loss scale, and its state at the end for people."""
+    for scale in trace.status.get("loss_scale", {}).get("loss_scales", ()):
         state = scale["state"] or {}
         told = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in state.items())
-        yield f"loss scale of {scale['name']}: {told or 'not known'}"
+        yield scale["name"], told or "not known"
 
 
-def _head(trace: Trace) -> Iterator[str]:
-    settings, versions = trace.process.get("settings", {}), trace.process.get("versions", {})
-    yield trace.name + "".join(f", {name} {value}" for name, value in versions.items())
+def _head(job: Job) -> Iterator[str]:
+    process = job.first.process
+    settings, versions = process.get("settings", {}), process.get("versions", {})
+    yield job.name + "".join(f", {name} {value}" for name, value in versions.items())
     if settings:
         edits = ", ".join(settings["list_edits"])
         yield f"{settings['reason']}; cost table: {settings['cost_table']}; {settings['why']}"
         yield f"list edits: {edits or 'none'}; loss scaling: {settings['loss_scaling_reason']}"
-    yield from (f"note: {note}" for note in trace.process.get("notes", ()))
+    yield from (f"note: {note}" for note in process.get("notes", ()))
 
 
-def _rules(trace: Trace) -> Iterator[str]:
+def _rules(job: Job) -> Iterator[str]:
     """A line for each rule on single nodes, with what it met."""
-    notes = [r for graph in trace.graphs for r in graph.remarks.remarks if r.kind == "note"]
+    notes = [r for graph in job.graphs for r in graph.remarks.remarks if r.kind == "note"]
     met = Counter(note.rule for note in notes)
-    for rule in dict.fromkeys(rule for graph in trace.graphs for rule in graph.config.rules):
+    for rule in dict.fromkeys(rule for graph in job.graphs for rule in graph.config.rules):
         count = met[str(rule)]
         where = f"nodes of {count} function{'s'[: count > 1]}" if count else "no node"
         yield f"rule {rule} ({rule.action}): meets {where}"
 
 
-def _row(graph: TracedGraph, figures: Figures) -> tuple[str, ...]:
+def _row(function: JobFunction, with_ranks: bool) -> tuple[str, ...]:
+    figures, failure = function.figures, function.failure
     kept = [f"{count} {op}: {why}" for (op, why), count in figures.kept.most_common()]
     more = [f"{len(kept) - _REASONS_SHOWN} more reasons"] if len(kept) > _REASONS_SHOWN else []
-    failure = graph.remarks.failure
+    ranks = (", ".join(function.ranks) or "all",) * with_ranks
+    activations = figures.activation_bytes_float32, figures.activation_bytes
+    seconds = figures.seconds_float32, figures.seconds
     return (
-        graph.remarks.name,
+        function.graph.remarks.name,
+        *ranks,
         f"{figures.products_low} of {figures.products}",
-        _percent(figures.flops_share),
+        percent(figures.flops_share),
         str(figures.casts),
         in_bytes(figures.cast_bytes),
+        in_bytes(figures.cast_bytes_to_float32),
+        " -> ".join(map(in_bytes, activations)),
+        " -> ".join(map(in_seconds, seconds)) if all(seconds) else "-",
         f"given up: {failure}" if failure else "; ".join([*kept[:_REASONS_SHOWN], *more]) or "-",
     )
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share, for people; "-" for None."""
     if share in (None, 1):
         return "-" if share is None else "100%"
     return f"{min(share or 0, 0.999):.1%}"  # a rest must not be rounded away
@@ -88,18 +122,19 @@ def blockers_text(blockers: Sequence[Blocker], variables: dict[str, str]) -> str
     lines = ["What blocks most (planned again with each of these changed):"]
     for number, blocker in enumerate(blockers[:_BLOCKERS_SHOWN], 1):
         lines += [
-            f"{number}. {blocker.change.what}: {_gain(blocker)}",
+            f"{number}. {blocker.change.what}: {gain(blocker)}",
             f"   {blocker.change.line(variables)}",
             f"   risk: {blocker.change.risk}",
         ]
     return "\n".join(lines)
 
 
-def _gain(blocker: Blocker) -> str:
+def gain(blocker: Blocker) -> str:
+    """What a change gives, for people."""
     parts = []
     if blocker.products:
         what = "product" if blocker.products == 1 else "products"
-        parts.append(f"{blocker.products} {what} more go low ({_in_flops(blocker.flops)} a call)")
+        parts.append(f"{blocker.products} {what} more go low ({in_flops(blocker.flops)} a call)")
     parts.append(f"{blocker.casts:+} casts")
     sign = "-" if blocker.cast_bytes < 0 else "+"
     parts.append(f"{sign}{in_bytes(abs(blocker.cast_bytes))} cast")
@@ -129,9 +164,9 @@ def remark_text(
     if remark.path:
         at = "".join(f", at {line}" for line in lines_of.get(remark.path[0], ())[:1])
         lines.append(f"blocked by {remark.blocked_by}{at}: {' -> '.join(remark.path)}")
-    lines += _advice(remark, config)
+    lines += advice(remark, config)
     facts = [str(shape).replace("None", "?") for shape in remark.shapes if shape is not None]
-    facts += [_in_flops(remark.flops)] if remark.flops is not None else []
+    facts += [in_flops(remark.flops)] if remark.flops is not None else []
     facts += [in_bytes(remark.bytes)] if remark.bytes is not None else []
     if remark.seconds is not None:
         facts.append(f"{remark.seconds * 1e6:.3g} us by the cost table")
@@ -142,7 +177,8 @@ def remark_text(
     return "\n    ".join(lines)
 
 
-def _advice(remark: Remark, config: PrecisionConfig) -> Iterator[str]:
+def advice(remark: Remark, config: PrecisionConfig) -> Iterator[str]:
+    """What the lists say of the op that decided a remark, or what changes it."""
     lists = load_op_lists(config)
     denied = remark.blocked_by or (remark.op if remark.rule == "deny_list" else "")
     if denied in lists.entries:
@@ -158,8 +194,14 @@ def in_bytes(number: int) -> str:
     return _scaled(number, 1024, ("B", "KiB", "MiB", "GiB"))
 
 
-def _in_flops(number: int) -> str:
+def in_flops(number: int) -> str:
+    """An amount of arithmetic, for people."""
     return _scaled(number, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"))
+
+
+def in_seconds(seconds: float) -> str:
+    """A time, for people."""
+    return _scaled(seconds * 1e6, 1000, ("us", "ms", "s"))
 
 
 def _scaled(number: float, step: int, units: Sequence[str]) -> str:

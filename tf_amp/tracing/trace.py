@@ -27,6 +27,7 @@ from graph_passes.remarks import RemarksError
 from tf_amp.hosts.dumps import STATUS
 from tf_amp.hosts.offline import InferredShapes
 from tf_amp.hosts.process_record import PROCESS, config_of
+from tf_amp.loss_scale.history import LOSS_SCALE_EVENTS
 
 _REMARKS = re.compile(r"remarks_(.*)\.jsonl(\.gz)?")
 
@@ -120,12 +121,19 @@ class Trace:
         process: the process, as `process_record.describe` has it; {} for what was planned here.
         status: its counters at the end, {} where it has none (it was killed, or runs still).
         graphs: in the order in which they were planned.
+        scale_events: what its loss scales did, as `LOSS_SCALE_EVENTS` describes it.
     """
 
     name: str
     process: Mapping[str, Any]
     status: Mapping[str, Any]
     graphs: tuple[TracedGraph, ...]
+    scale_events: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def rank(self) -> str:
+        """Which task of a distributed training it is, such as "worker 0"; "" if it is none."""
+        return str(self.process.get("rank", ""))
 
 
 def read_traces(directory: Path) -> list[Trace]:
@@ -175,7 +183,19 @@ def _read_folder(folder: Path) -> Trace:
             kept = tuple(remark.node for remark in preserved)
             graphs.append(TracedGraph(remarks, config, read, read_shapes, kept))
     title = f"{process.get('script') or folder.name}, process {process.get('process')}"
-    return Trace(title, process, status, tuple(_without_parts(graphs)))
+    return Trace(title, process, status, tuple(_without_parts(graphs)), _read_events(folder))
+
+
+def _read_events(folder: Path) -> tuple[Mapping[str, Any], ...]:
+    """What loss scales did; of a process that runs or was killed the last line may be cut off."""
+    path = folder / LOSS_SCALE_EVENTS
+    if not path.exists():
+        return ()
+    *lines, _ = path.read_text().split("\n")
+    try:
+        return tuple(json.loads(line) for line in lines)
+    except ValueError as error:
+        raise TraceError(f"{str(path)!r} cannot be read: {error}.") from error
 
 
 def _without_parts(graphs: list[TracedGraph]) -> Iterable[TracedGraph]:

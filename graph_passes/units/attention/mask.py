@@ -24,9 +24,8 @@ from tensorflow.python.framework import dtypes
 
 from graph_passes.ops.float_range import LARGEST
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.matcher import ADDS, SHAPERS, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.search import ADDS, SHAPERS
 
 RULE = "attention-mask"
 REPLACED = 30000.0

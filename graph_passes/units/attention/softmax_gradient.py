@@ -21,9 +21,8 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes.policy.op_lists import OpLists
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import NoMatchError
+from graph_passes.rewriter.matcher import SHAPERS, SUMS, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.search import SHAPERS, SUMS
 
 RULE = "softmax-gradient"
 LONGEST_WAY = 16

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from graph_passes.rewriter.matcher import Matcher
-from graph_passes.rewriter.search import ADDS, SHAPERS
+from graph_passes.rewriter.matcher import ADDS, SHAPERS, Matcher
 
 _STORED = ("ReadVariableOp", "VariableV2", "Const")
 _GIVEN = ("_Arg", "Placeholder")

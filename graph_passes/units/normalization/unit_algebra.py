@@ -14,8 +14,7 @@ from fractions import Fraction
 from graph_passes.ir.view import Shape
 from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
-from graph_passes.rewriter.search import SHAPERS, SUMS
+from graph_passes.rewriter.matcher import SHAPERS, SUMS, Matcher, NoMatchError
 from graph_passes.units.normalization.parameters import is_parameter, may_be_parameter
 from graph_passes.units.normalization.statistics import Statistics
 from graph_passes.units.normalization.unit_axes import UnitAxes

@@ -8,8 +8,7 @@ from collections.abc import Collection
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.policy.op_lists import OpLists
-from graph_passes.rewriter.matcher import Matcher
-from graph_passes.rewriter.search import SHAPERS
+from graph_passes.rewriter.matcher import SHAPERS, Matcher
 
 _MOVES = (*SHAPERS, "Transpose")
 

@@ -62,7 +62,7 @@ def arguments() -> None:
     """A function whose argument shows the size."""
     installed = switch_on(cost_table=sys.argv[1])
     layer = Dense()
-    few, many = tf.ones((32, WIDTH)), tf.constant(weights(1, (2048, WIDTH)))
+    few, many = tf.ones((32, WIDTH)), tf.constant(weights(1, (3000, WIDTH)))
     report("traced", types=compute_types(running(layer.__call__.get_concrete_function().name)))
     report("few", ran=ran(functools.partial(layer, few)), variants=variants())
     report("many", ran=ran(functools.partial(layer, many)), variants=variants())

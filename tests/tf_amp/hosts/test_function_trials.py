@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +37,21 @@ class Clock:
         return [*inputs, outputs]
 
 
-def contest(digest: str = "digest") -> Contest:
-    return Contest("step", "bfloat16", lambda: FLOAT32, lambda: digest)
+def contest(digest: str = "digest", lose: Callable[[], None] = lambda: None) -> Contest:
+    return Contest("step", "bfloat16", lambda: FLOAT32, lambda: digest, lose)
 
 
 def tried(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, directory: Path | None = None, calls: int = 8
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path | None = None,
+    calls: int = 8,
+    lose: Callable[[], None] = lambda: None,
 ) -> list[bytes]:
     monkeypatch.setattr(function_trials.time, "perf_counter", lambda: clock.now)
     trials = FunctionTrials(2, directory)
     function = Function()
-    trials.watch(function, LOW, contest())
+    trials.watch(function, LOW, contest(lose=lose))
     for _ in range(calls):
         assert trials.call(clock.run, LOW, [1], 2) == [1, 2]
     return clock.called
@@ -69,7 +73,10 @@ def test_the_faster_one_stays(
     winner: bytes,
 ) -> None:
     caplog.set_level(logging.INFO, "tf_amp")
-    called = tried(Clock({LOW: low, FLOAT32: float32}), monkeypatch)
+    lost: list[None] = []
+    clock = Clock({LOW: low, FLOAT32: float32})
+    called = tried(clock, monkeypatch, lose=lambda: lost.append(None))
+    assert len(lost) == (winner == FLOAT32)
     assert called == [LOW, FLOAT32, FLOAT32, LOW, LOW, FLOAT32, winner, winner]
     (said,) = caplog.messages
     kept = "bfloat16" if winner == LOW else "float32"
@@ -146,3 +153,14 @@ def test_every_call_runs_one_of_the_two(run_python: RunPython, tmp_path: Path) -
     again = facts_of(run_python, "trials_cases.main()", env)
     for case in ("arguments", "iterator"):
         assert len(set(map(tuple, again[case]["types"]))) == 1
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_lost_is_not_counted_as_converted(
+    run_python: RunPython, tmp_path: Path, batched: bool
+) -> None:
+    seen = facts_of(run_python, f"trials_cases.lost({batched})", {"XDG_CACHE_HOME": str(tmp_path)})
+    # The product and what it gives; then two of each, and the call between them.
+    assert seen["traced"]["converted"] == [1, 2]
+    assert (seen["lost"]["converted"], seen["lost"]["types"]) == ([0, 0], [FLOAT])
+    assert seen["called by another"]["converted"] == [1, 5]

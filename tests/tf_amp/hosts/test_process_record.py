@@ -47,3 +47,29 @@ def test_functions_that_xla_compiles_have_their_own_table(tmp_path: Path) -> Non
         )
         assert config.cost_table is not None
         assert (config.cost_table.compiled, config.fused) == (compiled, compiled)
+
+
+@pytest.mark.parametrize(
+    ("config", "rank"),
+    [
+        (
+            '{"cluster": {"worker": ["secret:1"]}, "task": {"type": "worker", "index": 1}}',
+            "worker 1",
+        ),
+        ('{"task": {"type": "chief", "index": "0"}}', "chief 0"),
+        ('{"cluster": {}}', ""),
+        ("[]", ""),
+        ("{", ""),
+        (None, ""),
+    ],
+)
+def test_the_rank_and_nothing_else_of_the_cluster(
+    config: str | None, rank: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if config is None:
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+    else:
+        monkeypatch.setenv("TF_CONFIG", config)
+    text = describe(make_plan(Settings(graph_rewrite=True), "a call"))[PROCESS]
+    assert json.loads(text)["rank"] == rank
+    assert "secret" not in text

@@ -130,11 +130,21 @@ def test_explain(
 
 def test_explain_as_json(run_python: RunPython, directory: Path) -> None:
     printed = run_python(MAIN, args=("explain", str(directory), "--json")).stdout
-    (process,) = json.loads(printed)
-    step = next(f for f in process["functions"] if f["name"] == "step")
+    (job,) = json.loads(printed)
+    step = next(f for f in job["functions"] if f["name"] == "step")
     assert (step["products_low"], step["products"]) == (5, 5)
     lines = run_python(MAIN, args=("explain", str(directory), "--op", "Exp", "--json")).stdout
     assert {json.loads(line)["rule"] for line in lines.splitlines()} == {"deny_list"}
+
+
+def test_explain_as_a_page(run_python: RunPython, directory: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    printed = run_python(MAIN, args=("explain", str(directory), "--html", str(page))).stdout
+    assert str(page) in printed
+    text = page.read_text()
+    assert "INFERLIST_ADD=Softplus,Exp" in text
+    assert "script.py, process" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +152,7 @@ def test_explain_as_json(run_python: RunPython, directory: Path) -> None:
     [
         (("--op", "Exq"), 1, "No remark fits"),
         (("--node", "("), 2, "no regular expression"),
+        (("--quick", "--html", "/nowhere/report.html"), 1, "cannot be written"),
     ],
 )
 def test_explain_without_an_answer(
