@@ -136,7 +136,13 @@ class Installation:
         """
         own = NodeCounts() if result.failure else NodeCounts.of(result.report)
         counts = sum(parts, own)
-        self._tally.add(name, result, counts, (*covered, counts) if is_part else covered)
+        self._tally.add(
+            name,
+            result,
+            counts,
+            (*covered, counts) if is_part else covered,
+            is_top=announce and not is_part,
+        )
         directory = self.trace(name, result, original, origin)
         if result.failure is not None:
             _log.log(

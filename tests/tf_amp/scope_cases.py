@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import tf_amp
 from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.ir.rule_matching import MARK
 from tf_amp.hosts.function_redirects import with_callees
+from tf_amp.tracing.models import plan_model
 
 PRODUCTS = ("MatMul", "Conv2D", "BatchMatMulV2")
 
@@ -221,7 +223,25 @@ def off() -> None:
     config = PrecisionConfig(
         target_dtype="bfloat16", device="CPU", disabled_rules=frozenset(("cast-cut",))
     )
+    _saved(config)
     result = rewrite_graph_def(graph.as_graph_def(), config, preserve=("x",))
     types = {n.name: n.attr["T"].type for n in result.proto.node if n.op == "MatMul"}
     remark = next(r for r in result.remarks().remarks if r.node == "kept")
     report("offline", types=types, failure=result.failure, reason=remark.reason)
+
+
+def _saved(config: PrecisionConfig) -> None:
+    """A SavedModel has the marks, before and after it is loaded and saved again."""
+    module = tf.Module()
+    module.weight = tf.Variable(weights(2))
+    module.call = tf.function(
+        lambda x: plain(x, module.weight), input_signature=[tf.TensorSpec([None, 64])]
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        once, again = Path(folder) / "once", Path(folder) / "again"
+        tf.saved_model.save(module, str(once))
+        tf.saved_model.save(tf.saved_model.load(str(once)), str(again))
+        for path in (once, again):
+            (graph,) = plan_model(path, config).graphs
+            products = {r.node: r for r in graph.remarks.remarks if r.op == "MatMul"}
+            report(path.name, kinds=sorted(remark.kind for remark in products.values()))

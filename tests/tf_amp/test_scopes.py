@@ -97,6 +97,11 @@ def test_mark_travels_in_a_graph_of_tensorflow_1(off: Facts) -> None:
     assert found["reason"].endswith(": 'why not')")
 
 
+@pytest.mark.parametrize("model", ["once", "again"])
+def test_mark_is_in_a_saved_model(off: Facts, model: str) -> None:
+    assert off[model]["kinds"] == ["converted", "converted", "kept"]
+
+
 def test_mark_reaches_the_pass_through_grappler(run_python: RunPython) -> None:
     types = facts_of(run_python, "session()")["session"]["types"]
     kept = {name for name, dtype in types.items() if dtype == "float32"}

@@ -110,6 +110,26 @@ def test_what_is_part_of_a_later_graph_counts_once() -> None:
     assert found["graphs_rewritten"] == 2
 
 
+def test_functions_have_a_row_each_but_for_parts_of_others() -> None:
+    tally = Tally()
+    callee = add(tally, "callee", converted(1))
+    add(tally, "idle", unchanged())
+    add(tally, "inner", converted(1), is_top=False)
+    add(tally, "caller", converted(3), covered=[callee])
+    (row,) = tally.as_dict()["functions"]
+    assert (row.name, row.casts) == ("caller", 1)
+    for number in range(200):
+        add(tally, f"more {number}", converted(1))
+    assert len(tally.as_dict()["functions"]) == 100
+
+
+def test_row_of_a_function_says_what_keeps_its_products() -> None:
+    counts = NodeCounts(9, 3, 2, Counter({MATMUL: 3, KEPT: 2}))
+    row = counts.status("step")
+    assert (row.name, row.products, row.products_low, row.casts) == ("step", 5, 3, 2)
+    assert row.kept == {"MatMul: slower here": 2}
+
+
 def test_reason_for_nothing_is_that_of_the_largest_graph() -> None:
     tally = Tally()
     assert "no function was traced" in tally.why_nothing()
