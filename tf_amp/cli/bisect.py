@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_amp import autoload
-from tf_amp.env_variables import ENABLE, ENABLE_GRAPH_REWRITE
+from tf_amp.env_variables import ENABLE, ENABLE_GRAPH_REWRITE, RULES
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -29,10 +29,11 @@ def add_parser(commands: Any) -> None:
         description="Runs a program with more and fewer conversions until the one is found with "
         "which it fails: about log2 of their number runs. The program must do the same in each "
         "run, so give it seeds. It names the node and the Python line that made it, and writes "
-        "the rule that keeps it float32.",
+        "the rule that keeps it float32; if the program fails with that rule too, the next one "
+        "is looked for.",
         usage="tf-amp bisect [options] -- python train.py [arguments]",
-        epilog="Exit status: 0 if it was found; 1 if it is none of the conversions; 2 for a wrong "
-        "call.",
+        epilog="Exit status: 0 if the program passes with the rules; 1 if it does not, or no "
+        "conversion breaks it; 2 for a wrong call.",
     )
     parser.add_argument(
         "--check",
@@ -81,19 +82,25 @@ def run(arguments: argparse.Namespace) -> int:
         return _passes(command, variables, check, arguments.timeout)
 
     try:
-        found = bisect(passes, lambda line: print(line, file=sys.stderr, flush=True))
+        own = os.environ.get(RULES, "").strip()
+        rules = Path(own).read_text(encoding="utf-8") if own else ""
+        done = bisect(passes, lambda line: print(line, file=sys.stderr, flush=True), rules=rules)
     except (BisectionError, OSError) as error:
         print(f"tf-amp bisect: {error}", file=sys.stderr)
         return 1
-    print("\n".join(_described(found)))
+    for found in done.found:
+        print("\n".join(_described(found)))
+    print(f"{done.runs} runs")
     try:
         before = arguments.rules.read_bytes() if arguments.rules.exists() else b""
-        write_whole(arguments.rules, before + b"\n" * bool(before) + found.rule().encode())
+        write_whole(arguments.rules, before + b"\n" * bool(before) + done.rules.encode())
     except OSError as error:
-        print(f"tf-amp bisect: the rule was not written: {error}", file=sys.stderr)
+        print(f"tf-amp bisect: the rules were not written: {error}", file=sys.stderr)
         return 1
-    print(f"\nwritten to {arguments.rules}:\n\n{found.rule()}", end="")
-    return 0
+    print(f"\nwritten to {arguments.rules}:\n\n{done.rules}", end="")
+    if not done.passes:
+        print("tf-amp bisect: with these rules the program still fails.", file=sys.stderr)
+    return not done.passes
 
 
 def _passes(
@@ -131,6 +138,6 @@ def _described(found: Found) -> list[str]:
     remark = found.remark
     what = f"the unit {remark.rule}" if remark.kind == "unit" else remark.op
     number = f"number {remark.number} of {found.total}"
-    lines = [f"{what} {remark.node}, {number}, in {found.function}; {found.runs} runs"]
+    lines = [f"{what} {remark.node}, {number}, in {found.function}"]
     lines.extend(f"  at {line}" for line in remark.lines)
     return lines

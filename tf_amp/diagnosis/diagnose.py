@@ -11,16 +11,15 @@ import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
-from graph_passes import PrecisionConfig, Remark, rewrite_graph_def
+from graph_passes import PrecisionConfig, Remark, Rule, rewrite_graph_def
 from graph_passes.ir.eligibility import node_name
 from graph_passes.plan_remarks import Lines
-from graph_passes.policy.config import Selection
 from tf_amp.diagnosis.recording import Key, Record, run_recorded, traced_name
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_redirects import with_callees
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
-from tf_amp.tracing.rule_text import keep_rule
+from tf_amp.tracing.rule_text import keep_rule, rule_text
 
 _ROUNDS = 16
 """How many nodes are kept float32, one after another, until all values are finite."""
@@ -54,8 +53,8 @@ class Finding:
     error: float | None
 
     @property
-    def rule(self) -> str:
-        """The rule that keeps it float32, as TOML."""
+    def rule(self) -> Rule:
+        """The rule that keeps it float32."""
         return keep_rule(self.remark.node, f"tf_amp.diagnose: {self.why}")
 
     def __str__(self) -> str:
@@ -86,7 +85,7 @@ class Diagnosis:
     @property
     def rules(self) -> str:
         """The rules of all findings, as TOML."""
-        return "\n".join(finding.rule for finding in self.findings)
+        return "\n".join(rule_text(finding.rule) for finding in self.findings)
 
     def __str__(self) -> str:
         if not self.float32_finite and not self.findings:
@@ -122,18 +121,17 @@ def diagnose(
     """
     step = _Step.trace(function, inputs, values or {})
     float32 = step.library()
-    excluded: set[tuple[str, str]] = set()
     findings: list[Finding] = []
     least = _TOLERANCE[config.target_dtype] if tolerance is None else tolerance
     right: dict[tuple[Key, int], Record] = {}
     asked: set[Key] = set()
-    count = 0
+    count, target = 0, config.target
     for _ in range(_ROUNDS + 1):
-        low = _rewritten(step, float32, config, excluded)
+        low = _rewritten(step, float32, config)
         seen: set[Key] = set()
 
         def wants_low(key: Key, dtype: int, low: _Low = low, seen: set[Key] = seen) -> bool:
-            if dtype != config.target:
+            if dtype != target:
                 return False
             seen.add(low.origin(key))
             return True
@@ -156,7 +154,7 @@ def diagnose(
             exact = not any(record.non_finite for record in right.values())
             return Diagnosis(tuple(findings), True, count, exact)
         findings.append(finding)
-        excluded.add((traced_name(finding.function), finding.remark.node))
+        config = dataclasses.replace(config, rules=(*config.rules, finding.rule))
     return Diagnosis(tuple(findings[:_ROUNDS]), False, count)
 
 
@@ -329,45 +327,25 @@ class _Low:
         return None
 
 
-def _rewritten(
-    step: _Step,
-    float32: Mapping[str, FunctionDef],
-    config: PrecisionConfig,
-    excluded: Iterable[tuple[str, str]],
-) -> _Low:
+def _rewritten(step: _Step, float32: Mapping[str, FunctionDef], config: PrecisionConfig) -> _Low:
     graph, shapes = step.concrete.graph, called_shapes(step.concrete.graph._functions)
     own = traced_shapes(graph, float32[step.name])
     library = GraphDef()
     library.library.function.extend(float32.values())
-    rewrite = functools.partial(
-        rewrite_graph_def,
+    result = rewrite_graph_def(
         library,
+        config,
         roots=[step.name],
         function_shapes=lambda name: own if name == step.name else shapes(name),
+        lines=_lines_of(step),
     )
-
-    def run(config: PrecisionConfig) -> tuple[Any, dict[tuple[str, str], Remark]]:
-        result = rewrite(config=config)
-        if result.failure is not None:
-            raise DiagnosisError(f"The function cannot be converted: {result.failure}.")
-        converted = {
-            (remark.function or step.name, remark.node): remark
-            for remark in result.remarks(lines=_lines_of(step)).remarks
-            if remark.kind == "converted"
-        }
-        return result, converted
-
-    result, remarks = run(config)
-    if excluded := set(excluded):
-        nodes = frozenset(key for key in remarks if key not in excluded)
-        units = frozenset(
-            (remark.rule, remark.function, remark.node)
-            for remark in result.remarks().remarks
-            if remark.kind == "unit"
-        )
-        result, remarks = run(
-            dataclasses.replace(config, selection=Selection(nodes=nodes, units=units))
-        )
+    if result.failure is not None:
+        raise DiagnosisError(f"The function cannot be converted: {result.failure}.")
+    remarks = {
+        (remark.function or step.name, remark.node): remark
+        for remark in result.remarks(lines=_lines_of(step)).remarks
+        if remark.kind == "converted"
+    }
     functions = {f.signature.name: f for f in result.proto.library.function}
     return _Low(functions, remarks, step.name)
 
