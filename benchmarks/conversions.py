@@ -77,13 +77,14 @@ def convert(source: Path, target: Path, options: list[str]) -> dict[str, Any]:
     child = subprocess.Popen(
         [*command, "--device", "CPU", "--dtype", "bfloat16", *options],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     )
     printed = child.stdout.read()  # type: ignore[union-attr]
+    errors = child.stderr.read()  # type: ignore[union-attr]
     _, status, usage = os.wait4(child.pid, 0)
     if status:
-        raise SystemExit(f"{source.name} was not converted")
+        raise RuntimeError(errors)
     return {
         "said": printed,
         "seconds": time.perf_counter() - start,
@@ -112,9 +113,10 @@ def measure(name: str, room: Path, options: argparse.Namespace) -> dict[str, Any
 
     plain, kept, small = (room / f"{name}-{kind}" for kind in ("float32", "kept", "small"))
     sample = export(name, plain, options.steps)
+    rows = ["--rows", str(len(next(iter(sample.values()))))]
     made = {
-        "kept": convert(plain, kept, []),
-        "small": convert(plain, small, ["--weights"]),
+        "kept": convert(plain, kept, rows),
+        "small": convert(plain, small, [*rows, "--weights"]),
     }
     loads = load_times([plain, kept, small], options.load_rounds)
     entry: dict[str, Any] = {
@@ -168,7 +170,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as room:
         for name in options.workloads:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            results[name] = measure(name, Path(room), options)
+            try:
+                results[name] = measure(name, Path(room), options)
+            except RuntimeError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                continue
+            print(" | ".join(_row(name, results[name])), file=sys.stderr, flush=True)
     head = ("network", "MB", "load s", "step ms (ratio)", "step ms, --weights (ratio)")
     print_table(
         (*head, "error", "top 1", "signatures"),
