@@ -176,10 +176,14 @@ class _Rewrite:
     ) -> RewriteResult:
         """Rewrites a call tree; most have the one region of a graph without calls."""
         lists = load_op_lists(self.config)
-        total = sum(len(region.nodes) for region in tree.walk())
-        target, device = self.config.target_dtype, self.config.device
+        regions = list(tree.walk())
         report = functools.partial(
-            Report, target_dtype=target, device=device, total_nodes=total, notes=lists.notes
+            Report,
+            target_dtype=self.config.target_dtype,
+            device=self.config.device,
+            total_nodes=sum(len(region.nodes) for region in regions),
+            planned_with=frozenset(one.proto.signature.name for one in regions[1:]),  # type: ignore[union-attr]
+            notes=lists.notes,
         )
         one = _TreeRewrite(self, tree, preserve, shapes)
         wanted = ops_at_work(self.config)

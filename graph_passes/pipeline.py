@@ -49,7 +49,8 @@ NO_RULES: Mapping[str, Rule] = types.MappingProxyType({})
 
 Observer: TypeAlias = Callable[[str, Graph | Coloring], None]
 """Is told the name of each stage that has run and what it has made: a graph, or its colours, which
-later stages change. With functions that are planned together, "units" runs once for each body."""
+later stages change. The passes of "units" are told by their rules. With functions that are planned
+together, these run once for each body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +199,7 @@ def prepare(
         preserve: names of nodes or tensors that must stay.
         node_types: those of all graphs with it.
         shapes: static shapes, where they are known.
-        observe: is told of the stage "units".
+        observe: is told of the stage "units" and of its passes.
         decisions: what rules of the user say of its nodes.
     """
     graph, original = proto, view_body(proto, shapes, node_types)
@@ -207,7 +208,7 @@ def prepare(
         graph = copy.deepcopy(proto)
         upgrade_batch_norm.upgrade_batch_norms(nodes_of(graph))
         view = view_body(graph, shapes, node_types)
-    fusion = find_units(graph, view, config, (*preserve, *decisions.kept))
+    fusion = find_units(graph, view, config, (*preserve, *decisions.kept), observe)
     fusion = dataclasses.replace(fusion, rules=decisions.rules)
     if observe is not None:
         observe("units", fusion.proto)

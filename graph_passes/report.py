@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from graph_passes.units.fusion import Fusion
 from graph_passes.units.update.fused_updates import RULE
 
 NO_MATCHES: Mapping[Rule, int] = types.MappingProxyType({})
-SCHEMA_VERSION = 1
-"""Version of the mapping that `Report.to_dict` returns."""
-
 _SOURCES_OF_WEIGHTS = frozenset(("Const", "ReadVariableOp", "Variable", "VariableV2"))
 
 
@@ -59,7 +55,8 @@ class Report:
     Attributes:
         target_dtype: "float16" or "bfloat16".
         device: "GPU" or "CPU".
-        total_nodes: nodes of the graph (functions' bodies have reports of their own).
+        total_nodes: nodes of the graph and of the functions that were planned together with it.
+        planned_with: the names of those functions; all others have reports of their own.
         converted_nodes: nodes with at least one type attribute in the target dtype now.
         allow_nodes: converted nodes whose op is on the allow list.
         denied_nodes: float32 nodes whose op is on the deny list.
@@ -80,6 +77,7 @@ class Report:
         target_dtype: str,
         device: str,
         total_nodes: int,
+        planned_with: frozenset[str] = frozenset(),
         notes: tuple[str, ...] = (),
         plan: Plan | Callable[[], Plan | None] | None = None,
         applied: Applied | None = None,
@@ -89,6 +87,7 @@ class Report:
         self.target_dtype = target_dtype
         self.device = device
         self.total_nodes = total_nodes
+        self.planned_with = planned_with
         self.notes = notes
         self.fused_units = fusion.units if fusion else ()
         self.fused_updates = sum(unit.startswith(f"{RULE}: ") for unit in self.fused_units)
@@ -253,31 +252,6 @@ class Report:
             f"list, {self.denied_nodes} on the deny list, {self.blocked_nodes} blocked by denied "
             "nodes"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-ready values; `schema_version` says how to read it."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "target_dtype": self.target_dtype,
-            "device": self.device,
-            "total_nodes": self.total_nodes,
-            "eligible_nodes": self.eligible_nodes,
-            "listed_nodes": self.listed_nodes,
-            "converted_nodes": self.converted_nodes,
-            "allow_nodes": self.allow_nodes,
-            "denied_nodes": self.denied_nodes,
-            "blocked_nodes": self.blocked_nodes,
-            "casts_to_low": self.casts_to_low,
-            "casts_to_float32": self.casts_to_float32,
-            "weight_casts": self.weight_casts,
-            "notes": list(self.notes),
-            "fused_units": list(self.fused_units),
-            "near_misses": [dataclasses.asdict(miss) for miss in self.near_misses],
-            "decisions": [
-                {**d._asdict(), "reason": d.reason.name.lower(), "path": list(d.path)}
-                for d in self.decisions
-            ],
-        }
 
 
 def _candidates(plan: Plan) -> np.ndarray:

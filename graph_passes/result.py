@@ -64,7 +64,11 @@ class RewriteResult:
     def remarks(self, name: str = "", *, lines: Lines = no_lines) -> FunctionRemarks:
         """Everything that was decided, functions included, as `Report.remarks`."""
         found = self.report.remarks(name, failure=self.failure, lines=lines)
-        remarks = list(found.remarks)
+        matched = [
+            Remark(kind="note", rule=str(rule), reason=f"{count} nodes meet its criteria")
+            for rule, count in self.matched.items()
+        ]
+        remarks = [*matched, *found.remarks]
         for function, report in self.function_reports.items():
             inner = report.remarks(lines=lines_within(lines, function))
             remarks.extend(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         diagnose_callback,
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
+        explain,
         rewrite_graph_def,
         status,
     )
@@ -40,6 +41,7 @@ __all__ = [
     "enable_mixed_precision_graph_rewrite",
     "disable_mixed_precision_graph_rewrite",
     "status",
+    "explain",
     "rewrite_graph_def",
     "convert_saved_model",
     "compare_models",
@@ -59,10 +61,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:8],
-    "tf_amp.scopes": __all__[8:10],
-    "graph_passes": __all__[10:15],
-    "tf_amp.loss_scale": __all__[15:],
+    "tf_amp.api": __all__[:9],
+    "tf_amp.scopes": __all__[9:11],
+    "graph_passes": __all__[11:16],
+    "tf_amp.loss_scale": __all__[16:],
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tf_amp.env_variables import ENABLING_VARIABLES, is_on
+from tf_amp.explanation import Explanation
 from tf_amp.keras_policy import mixed_policy
 from tf_amp.state import Status
 
@@ -115,6 +116,16 @@ def status() -> Status:
         return installed.status()
     refusal: str | None = module.refusal() if module else None
     return Status(why=refusal or _why_off())
+
+
+def explain() -> Explanation:
+    """Tells people what AMP did in this process, function by function, and why not more.
+
+    Returns:
+        A frozen record to `print`; its `status` is that of `status()`. For single nodes and their
+        Python lines there is ``tf-amp explain``.
+    """
+    return Explanation(status())
 
 
 def rewrite_graph_def(

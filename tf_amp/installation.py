@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -20,13 +21,15 @@ from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
-from tf_amp.loss_scale import auto_wrap, counters
+from tf_amp.loss_scale import auto_wrap, counters, history
 from tf_amp.plan import ENVIRONMENT, Plan, make_plan
 from tf_amp.state import Status
 from tf_amp.tally import NodeCounts, Tally
 from tf_amp.visible_log import ensure_visible
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from graph_passes import RewriteResult, Rule
 
 __all__ = ["ENVIRONMENT", "Installation", "current", "install", "refusal", "uninstall"]
@@ -60,11 +63,7 @@ class Installation:
         self.refusals: dict[str, str] = {}
         self._said_policy = False
         self._tally = Tally()
-        self._dumps = (
-            Dumps(plan.settings.log_path, plan.config, lambda: describe(plan))
-            if plan.config
-            else None
-        )
+        self._dumps = Dumps(plan.settings.log_path, lambda: describe(plan)) if plan.config else None
         self.graph_log = GraphLog(str(plan.target.target_dtype))
 
     @property
@@ -86,6 +85,8 @@ class Installation:
             for name, hook in hooks.items():
                 if (why := hook(self)) is not None:
                     self.refusals[name] = why
+            if self._dumps is not None:
+                history.listen(functools.partial(self._dumps.append, history.LOSS_SCALE_EVENTS))
             self._announce()
         except BaseException:
             self.stop()
@@ -98,6 +99,7 @@ class Installation:
         atexit.unregister(self.say_if_nothing_happened)
         atexit.unregister(self._write_status)
         self._write_status()
+        history.listen(None)
         for host in (session, function, auto_wrap):
             host.uninstall()
 
@@ -134,9 +136,14 @@ class Installation:
         """
         own = NodeCounts() if result.failure else NodeCounts.of(result.report)
         counts = sum(parts, own)
-        self._tally.add(name, result, counts, (*covered, counts) if is_part else covered)
-        write = self._dumps.write if self._dumps else None
-        directory = write(name, result, original, origin=origin) if write else None
+        self._tally.add(
+            name,
+            result,
+            counts,
+            (*covered, counts) if is_part else covered,
+            is_top=announce and not is_part,
+        )
+        directory = self.trace(name, result, original, origin)
         if result.failure is not None:
             _log.log(
                 logging.ERROR if self._tally.failed <= _FAILURES_SAID else logging.DEBUG,
@@ -163,6 +170,33 @@ class Installation:
                 policy.name,
                 policy.remedy,
             )
+
+    def trace(
+        self, name: str, result: RewriteResult, original: Proto | None, origin: Origin
+    ) -> Path | None:
+        """Writes a rewrite to the trace, where one is asked for; it is counted nowhere.
+
+        Args:
+            name: the graph's name, for people.
+            result: what the pass returned.
+            original: the graph before the rewrite.
+            origin: what else is known of it.
+
+        Returns:
+            The directory written to, None if nothing was.
+        """
+        return self._dumps.write(name, result, original, origin=origin) if self._dumps else None
+
+    def record_loss(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
+        """Takes back what was counted for a graph whose float32 original was faster in a trial.
+
+        Args:
+            name: the graph's name, for people.
+            counts: what `record` returned for it.
+            changed: whether the pass changed it.
+            counted: whether no later plan for other sizes is counted in its place.
+        """
+        self._tally.take_back(name, counts, changed=changed, counted=counted)
 
     def record_fault(self, host: str, name: str, error: Exception) -> None:
         """Counts a graph that stays in float32 because the host failed, and says so once.

@@ -23,11 +23,9 @@ def require_acyclic(view: GraphView) -> None:
         InvalidGraphError: nodes read each other in a circle; the message names one of them.
     """
     makers, readers = _forward_edges(view)
-    if can_order(makers, readers, np.arange(len(view.nodes), dtype=np.float64)):
-        return
-    ready = in_order(len(view.nodes), makers, readers)
-    if len(ready) < len(view.nodes):
-        name = view.names[min(set(range(len(view.nodes))).difference(ready))]
+    stuck = without_order(makers, readers, np.arange(len(view.nodes), dtype=np.float64))
+    if stuck:
+        name = view.names[min(stuck)]
         raise InvalidGraphError(f"node {name!r} reads what is made of its own output")
 
 
@@ -47,11 +45,11 @@ def _forward_edges(view: GraphView) -> tuple[np.ndarray, np.ndarray]:
     return makers[kept], view.edge_readers[kept]
 
 
-def can_order(makers: np.ndarray, readers: np.ndarray, place: np.ndarray) -> bool:
-    """Whether nodes are found to read each other in no circle; False where that takes long to tell.
+def without_order(makers: np.ndarray, readers: np.ndarray, place: np.ndarray) -> set[int]:
+    """The nodes that cannot stand behind what they read: those in circles, and all behind them.
 
     The nodes are put in an order in which each stands behind what it reads, starting from one that
-    is right but for a few.
+    is right but for a few. Where that takes many steps, all are counted.
 
     Args:
         makers: for each edge the node that is read.
@@ -61,6 +59,8 @@ def can_order(makers: np.ndarray, readers: np.ndarray, place: np.ndarray) -> boo
     for _ in range(_MOST_ROUNDS):
         wrong = np.flatnonzero(place[makers] >= place[readers])
         if not len(wrong):
-            return True
+            return set()
+        if len(wrong) > len(place) // 16 + 64:
+            break
         np.maximum.at(place, readers[wrong], place[makers[wrong]] + _STEP)
-    return False
+    return set(range(len(place))).difference(in_order(len(place), makers, readers))

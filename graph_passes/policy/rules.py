@@ -106,8 +106,13 @@ class Rule:
             )
 
     def __str__(self) -> str:
-        criteria = (f"{n} = {getattr(self, n)!r}" for n in CRITERIA if getattr(self, n) != "")
-        return f"{self.origin or 'a rule'}: {repr(self.why) if self.why else ', '.join(criteria)}"
+        return f"{self.origin or 'a rule'}: {repr(self.why) if self.why else self.criteria}"
+
+    @property
+    def criteria(self) -> str:
+        """Which nodes it is about, for people."""
+        given = (name for name in CRITERIA if getattr(self, name) != "")
+        return ", ".join(f"{name} = {getattr(self, name)!r}" for name in given)
 
     @property
     def keeps(self) -> bool:

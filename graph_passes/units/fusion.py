@@ -65,7 +65,11 @@ class Fusion:
 
 
 def find_units(
-    proto: Proto, view: GraphView, config: PrecisionConfig, preserve: Collection[str]
+    proto: Proto,
+    view: GraphView,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    observe: Callable[[str, Proto], None] | None = None,
 ) -> Fusion:
     """Replaces the subgraphs that the patterns in force recognize.
 
@@ -76,6 +80,7 @@ def find_units(
         view: its view.
         config: says which patterns are in force.
         preserve: names of nodes or tensors that must stay.
+        observe: is told of each pass, by its rule, and of the graph as it has left it.
 
     Returns:
         The new graph, what was replaced, and near misses.
@@ -93,6 +98,8 @@ def find_units(
     for each in passes:
         each.run(search)
         alone = alone or (each.alone and bool(search.edits.units))
+        if observe is not None:
+            observe(each.rule, copy_graph(proto, search.edits.preview()))
     edits = search.edits
     keep_inside(edits, search.in_float32)
     if not edits.units:

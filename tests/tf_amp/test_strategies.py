@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from cluster_ports import free_ports
 
+from tf_amp.tracing.jobs import jobs_of
+from tf_amp.tracing.trace import read_traces
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
 AMP = {
@@ -165,7 +168,7 @@ print("@@" + repr((status.graphs_rewritten > 0, status.graphs_failed)), flush=Tr
 )
 
 
-def run_workers(script: Path, folder: Path, die_at: int) -> list[list[Any]]:
+def run_workers(script: Path, folder: Path, die_at: int, **settings: str) -> list[list[Any]]:
     workers = [f"localhost:{port}" for port in free_ports(2)]
     running = []
     for index in range(2):
@@ -173,6 +176,7 @@ def run_workers(script: Path, folder: Path, die_at: int) -> list[list[Any]]:
         environment = {
             **os.environ,
             **AMP,
+            **settings,
             "TF_CONFIG": repr(config).replace("'", '"'),
             "PYTHONPATH": str(REPOSITORY),
         }
@@ -205,7 +209,8 @@ def test_a_worker_that_is_killed_and_comes_back(tmp_path: Path) -> None:
     script.write_text(MULTI_WORKER)
     _, first = run_workers(script, tmp_path / "broken", die_at=2)
     chief, second = run_workers(script, tmp_path / "broken", die_at=-1)
-    chief_whole, whole = run_workers(script, tmp_path / "whole", die_at=-1)
+    trace = {f"{PREFIX}LOG_PATH": str(tmp_path / "trace")}
+    chief_whole, whole = run_workers(script, tmp_path / "whole", die_at=-1, **trace)
     assert [epoch for epoch, _ in first] == [0, 1, 2]
     assert second[-1] == whole[-1] == chief[-1] == chief_whole[-1] == (True, 0)
     losses = dict(whole[:-1])
@@ -214,3 +219,9 @@ def test_a_worker_that_is_killed_and_comes_back(tmp_path: Path) -> None:
     # The last epoch before the end may not have been saved.
     assert [epoch for epoch, _ in second[:-1]] in ([2, 3, 4], [3, 4])
     assert dict(second[:-1]) == pytest.approx({n: losses[n] for n, _ in second[:-1]}, rel=0.02)
+    # Both planned the same, so that the trace tells it once.
+    (job,) = jobs_of(read_traces(tmp_path / "trace"))
+    assert [rank.rank for rank in job.traces] == ["worker 0", "worker 1"]
+    (step,) = [f for f in job.functions if f.figures.products]
+    assert step.ranks == ()
+    assert step.figures.products_low == step.figures.products > 0

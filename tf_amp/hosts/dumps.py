@@ -12,6 +12,7 @@ import re
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,12 +24,11 @@ from graph_passes.driver import no_library
 from graph_passes.functions.call_tree import Library
 from graph_passes.ir.view import FunctionShapes, Shapes, no_shapes
 from graph_passes.plan_remarks import Lines, no_lines
-from graph_passes.policy.op_lists import LIST_NAMES, load_op_lists
 from tf_amp.hosts.function_redirects import with_callees
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from graph_passes import PrecisionConfig, RewriteResult
+    from graph_passes import RewriteResult
 
 _log = logging.getLogger("tf_amp")
 Proto: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
@@ -59,6 +59,8 @@ _NAME_LENGTH = 150
 
 MAX_BYTES = 1 << 30
 """How much one process writes. Graphs are traced until then; a warning says when it is reached."""
+MAX_LINES = 10_000
+"""How many lines a file that grows gets, some 3 MB; a warning says when it has them."""
 GZIP_FROM = 1 << 20
 """From how many bytes on remarks are compressed."""
 STATUS = "status.json"
@@ -72,7 +74,6 @@ class Dumps:
         directory: where everything is written, made if it does not exist. Each process writes to
             a new folder in it, named by time and process number, so that nothing is overwritten.
             None writes failed rewrites alone, to a new temporary directory.
-        config: what graphs are rewritten with.
         describe: gives the files that tell of the process, name -> text; asked once for a folder.
         max_bytes: how much a process may write; see `MAX_BYTES`.
     """
@@ -80,15 +81,14 @@ class Dumps:
     def __init__(
         self,
         directory: str | None,
-        config: PrecisionConfig,
         describe: Callable[[], Mapping[str, str]] = dict,
         *,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._config = config
         self._describe = describe
         self._max_bytes, self._written = max_bytes, 0
         self._numbers = itertools.count()
+        self._lines: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._gave_up = False
         self._parent = self._usable(directory) if directory else None
@@ -106,11 +106,10 @@ class Dumps:
 
         The files are ``graphdef_preop_<name>_<n>.pb`` and ``.pb.txt`` (before),
         ``graphdef_AutoMixedPrecision_<name>_<n>.pb`` and ``.pb.txt`` (after; of a failed rewrite:
-        what was rejected), ``paintbuckets_AutoMixedPrecision_<name>_<n>.txt`` (the four lists),
-        ``report_AutoMixedPrecision_<name>_<n>.json``, ``remarks_<name>_<n>.jsonl`` (or
-        ``.jsonl.gz``) and ``shapes_<name>_<n>.json.gz``. A function is written as a GraphDef
-        that has it in its library, the first one there; those that it calls stand behind it. A file
-        is there whole or not at all.
+        what was rejected), ``remarks_<name>_<n>.jsonl`` (or ``.jsonl.gz``) and
+        ``shapes_<name>_<n>.json.gz``. A function is written as a GraphDef that has it in its
+        library, the first one there; those that it calls stand behind it. A file is there whole or
+        not at all.
 
         Args:
             name: the graph's name; what a file name cannot hold is replaced.
@@ -129,17 +128,12 @@ class Dumps:
             return None
         stem = f"{re.sub('[^A-Za-z0-9_.-]+', '_', name)[-_NAME_LENGTH:]}_{number:04d}"
         after = result.rejected if failed else result.proto
-        report = {"name": name, "failure": result.failure, **result.report.to_dict()}
         remarks = result.remarks(name, lines=origin.lines)
         callees = _callees(original, origin.library)
         shapes = json.dumps(known_shapes(original, origin, callees)).encode()
         files = {
             **_graph_files(f"graphdef_preop_{stem}", original, callees=callees),
             **_graph_files(f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions),
-            f"paintbuckets_AutoMixedPrecision_{stem}.txt": self._lists_in_force().encode(),
-            f"report_AutoMixedPrecision_{stem}.json": json.dumps(
-                report, indent=1, default=str
-            ).encode(),
             f"shapes_{stem}.json.gz": gzip.compress(shapes),
         }
         text = "\n".join(remarks.to_lines()).encode()
@@ -148,6 +142,33 @@ class Dumps:
             gzip.compress(text) if large else text
         )
         return directory if self._put(directory, files) else None
+
+    def append(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Adds a line to a file of this process, if a trace is asked for.
+
+        Whoever reads the file meanwhile may find the last line cut off.
+
+        Args:
+            name: the file's name.
+            entry: what becomes a JSON object.
+        """
+        line = json.dumps(entry, default=str) + "\n"
+        with self._lock:
+            folder = self._folder_of_process() if self._parent else None
+            if folder is None or self._written + len(line) > self._max_bytes:
+                return
+            self._lines[name] += 1
+            if self._lines[name] > MAX_LINES:
+                return
+            self._written += len(line)
+            try:
+                with (folder / name).open("a") as file:
+                    file.write(line)
+            except OSError as error:
+                self._give_up(folder, error)
+                return
+            if self._lines[name] == MAX_LINES:
+                _log.warning("%s has %d lines, and gets no more.", folder / name, MAX_LINES)
 
     def finish(self, status: Callable[[], Mapping[str, Any]]) -> None:
         """Writes the final state to the folder of this process, if it has one.
@@ -212,6 +233,7 @@ class Dumps:
                 return None
             self._folder = process, folder
             self._written = 0
+            self._lines.clear()
             described = self._describe() if self._parent else {}
             try:
                 for name, text in described.items():
@@ -230,13 +252,6 @@ class Dumps:
                 error.strerror or error,
             )
         self._gave_up = True
-
-    def _lists_in_force(self) -> str:
-        lists = load_op_lists(self._config)
-        return "\n".join(
-            f"{list_name}:\n" + "".join(f"  {op}\n" for op in sorted(lists.ops(list_name)))
-            for list_name in LIST_NAMES
-        )
 
 
 def _callees(proto: Proto | None, library: Library) -> list[function_pb2.FunctionDef]:

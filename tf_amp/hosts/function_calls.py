@@ -102,8 +102,10 @@ class FunctionCalls:
 
     def __init__(self, installation: Installation, originals: Originals) -> None:
         self._originals = originals
-        self._sizes = FunctionSizes(functools.partial(installation.record_fault, "function"))
-        self._trials = FunctionTrials(installation.settings.trial_steps, trials_directory())
+        say_fault = functools.partial(installation.record_fault, "function")
+        self._sizes = FunctionSizes(say_fault)
+        steps = installation.settings.trial_steps
+        self._trials = FunctionTrials(steps, trials_directory(), say_fault)
 
     def call(
         self,
@@ -126,6 +128,7 @@ class FunctionCalls:
         config: PrecisionConfig,
         result: RewriteResult,
         record: Callable[[RewriteResult, list[RewriteResult], int], None],
+        lose: Callable[[int], None],
         *,
         tried: bool,
     ) -> None:
@@ -137,6 +140,7 @@ class FunctionCalls:
             config: with which it was rewritten.
             result: what became of it.
             record: is told what was planned for a size, of it and of the functions that it calls.
+            lose: is told the size for which float32 proved faster; 0 if it was planned for none.
             tried: whether anything was converted that can be tried against float32.
         """
         source = None
@@ -166,7 +170,7 @@ class FunctionCalls:
             return planned
 
         try_out = functools.partial(
-            self._try_out, weakref.ref(function), traced, config, source, attach
+            self._try_out, weakref.ref(function), traced, config, source, attach, lose
         )
         if source is not None:
             try_size = try_out if self._trials.steps else None
@@ -181,6 +185,7 @@ class FunctionCalls:
         config: PrecisionConfig,
         source: Source | None,
         attach: Callable[[tuple[function_pb2.FunctionDef, ...]], None],
+        lose: Callable[[int], None],
         name: bytes,
         size: int,
     ) -> None:
@@ -196,5 +201,6 @@ class FunctionCalls:
         function = of()
         if function is not None:
             digest = functools.partial(digest_of, traced.definition, traced.find, config, size)
-            contest = Contest(traced.title, config.target_dtype, add_float32, digest)
+            lost = functools.partial(lose, size)
+            contest = Contest(traced.title, config.target_dtype, add_float32, digest, lost)
             self._trials.watch(function, name, contest)

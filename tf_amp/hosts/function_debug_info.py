@@ -23,6 +23,8 @@ _PACKAGES = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 # Folders of Keras whose frames say less than the layer that calls them.
 _PLUMBING = frozenset(("activations", "backend", "ops", "utils"))
 _NOT_THE_USERS = ("<", str(Path(__file__).parents[1]) + os.sep, sysconfig.get_path("stdlib"))
+# What AutoGraph made of a function; in a replica of a strategy its frames are not mapped back.
+_GENERATED = "__autograph_generated_file"
 _GRADIENT = re.compile(r"^gradient(s|_tape)/")
 
 _TAG = re.compile(r"\{\{function_node (\S+?)\}\}")
@@ -110,7 +112,7 @@ def _place(file: str) -> tuple[bool, str]:
     if in_package:
         tells = _PLUMBING.isdisjoint(Path(in_package[-1]).parts)
         return True, in_package[-1] if tells else ""
-    if file.startswith(_NOT_THE_USERS):
+    if file.startswith(_NOT_THE_USERS) or Path(file).name.startswith(_GENERATED):
         return False, ""
     near = os.path.relpath(file)
     return False, file if near.startswith(os.pardir) else near

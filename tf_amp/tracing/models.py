@@ -34,9 +34,7 @@ def plan_model(path: Path, config: PrecisionConfig) -> Trace:
     Raises:
         ModelError: it cannot be read, or there is nothing in it to plan.
     """
-    if not path.exists():
-        raise ModelError(f"There is no file or directory {str(path)!r}.")
-    graphs = [_planned(name, config, *graph) for name, *graph in _graphs(path)]
+    graphs = [_planned(name, config, *graph) for name, *graph in read_graphs(path)]
     process = {
         "variables": variables_set(),
         "settings": {
@@ -59,18 +57,24 @@ def _planned(
         device=config.device,
         total_nodes=len(graph.node),
     )
-    traced = TracedGraph(empty, config, lambda: graph, shapes, _ends(graph))
+    traced = TracedGraph(empty, config, lambda: graph, shapes, ends(graph))
     return dataclasses.replace(traced, remarks=traced.plan(config))
 
 
-def _ends(graph: GraphDef) -> tuple[str, ...]:
-    """The nodes that are fed, and those that no other reads."""
+def ends(graph: GraphDef) -> tuple[str, ...]:
+    """The nodes of a graph that are fed, and those that no other reads."""
     read = {name.lstrip("^").partition(":")[0] for node in graph.node for name in node.input}
     return tuple(n.name for n in graph.node if n.op == "Placeholder" or n.name not in read)
 
 
-def _graphs(path: Path) -> Sequence[tuple[Any, ...]]:
-    """The graphs of a model: a name, the graph, and how to get shapes if they are known."""
+def read_graphs(path: Path) -> Sequence[tuple[Any, ...]]:
+    """The graphs of a model: a name, the graph, and how to get shapes if they are known.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    if not path.exists():
+        raise ModelError(f"There is no file or directory {str(path)!r}.")
     if path.is_dir():
         saved = read_message(saved_model_file(path), SavedModel)
         return [(" ".join(m.meta_info_def.tags), m.graph_def) for m in saved.meta_graphs]

@@ -7,8 +7,9 @@ import dataclasses
 import functools
 import hashlib
 import importlib.resources
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -20,10 +21,12 @@ from tf_amp.tracing.blockers import Blocker
 from tf_amp.tracing.columns import columns, packed, shapes_text
 from tf_amp.tracing.figures import Figures, figures_of, why
 from tf_amp.tracing.jobs import Job, JobFunction
-from tf_amp.tracing.text import gain, in_bytes, in_flops, in_seconds, percent
+from tf_amp.tracing.text import gain, in_bytes, in_flops, in_seconds, percent, states
+from tf_amp.tracing.trace import Trace
 
 _MATRIX_UNIT, _TILE = 8, 128
 _PRODUCTS_SHOWN = 30
+_COURSE_FROM = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,18 +94,48 @@ class _Section:
         return [(*key[:3], number[key], flops[key], key[3]) for key in worst]
 
     @property
-    def loss_scales(self) -> list[tuple[str, dict[str, Any]]]:
-        """The rank and name of each loss scale, and its state at the end."""
+    def loss_scales(self) -> list[tuple[str, str]]:
+        """Each loss scale with its rank, and its state at the end."""
+        return [(_of_rank(t, name), told) for t in self.job.traces for name, told in states(t)]
+
+    @property
+    def scale_events(self) -> list[tuple[str, list[Mapping[str, Any]], int, str]]:
+        """Each loss scale with its events, the steps that it skipped, and points of its course.
+
+        The points are those of an SVG line in a box of 100 x 40.
+        """
+        found: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+        for trace in self.job.traces:
+            for event in trace.scale_events:
+                key = _of_rank(trace, event["name"]), event["loss_scale"]
+                found.setdefault(key, []).append(event)
         return [
-            (" ".join(filter(None, (trace.rank, scale["name"]))), scale)
-            for trace in self.job.traces
-            for scale in trace.status.get("loss_scale", {}).get("loss_scales", ())
+            (name, events, sum(event["steps"] or 0 for event in events), _course(events))
+            for (name, _), events in found.items()
         ]
 
     def _products(self) -> Iterator[Remark]:
         for graph in self.job.graphs:
             seen = {(r.function, r.node): r for r in graph.remarks.remarks if r.is_product}
             yield from seen.values()
+
+
+def _of_rank(trace: Trace, name: str) -> str:
+    return " ".join(filter(None, (trace.rank, name)))
+
+
+def _course(events: Sequence[Mapping[str, Any]]) -> str:
+    """The scale behind each event, by its logarithm; "" where that is no line."""
+    if len(events) < _COURSE_FROM:
+        return ""
+    scales = [math.log2(max(event["to"], 2.0**-40)) for event in events]
+    low, high = min(scales), max(scales)
+    width, height = 100 / len(scales), 36 / ((high - low) or 1)
+    points = []
+    for number, scale in enumerate(scales):
+        y = 38 - (scale - low) * height
+        points += [f"{number * width:.2f},{y:.2f}", f"{(number + 1) * width:.2f},{y:.2f}"]
+    return " ".join(points)
 
 
 def _misfits(sides: Sequence[int | None]) -> Iterator[str]:

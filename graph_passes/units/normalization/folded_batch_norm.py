@@ -182,4 +182,8 @@ class Folding:
 
     @staticmethod
     def _reshaped(new: Replacement, name: str, tensor: str, shape: Shape) -> str:
-        return tensor if new.view.shape(tensor) == shape else new.reshape(tensor, shape, name=name)
+        return (
+            tensor
+            if new.matcher.shape_of(tensor) == shape
+            else new.reshape(tensor, shape, name=name)
+        )

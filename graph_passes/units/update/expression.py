@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from fractions import Fraction
 
 from graph_passes.ir.view import FLOAT, Shape
 from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
@@ -62,11 +61,15 @@ class Update:
         tensors: name in its polynomials -> the tensor that it stands for; for "old 0" and so on
             the variable.
         contraction: the nodes.
+        shape: that of the slots.
+        broadcast: names of tensors that may be repeated to that shape.
     """
 
     formula: Formula
     tensors: Mapping[str, str]
     contraction: Contraction
+    shape: Shape | None
+    broadcast: frozenset[str]
 
 
 def is_float32_write(m: Matcher, number: int) -> bool:
@@ -155,6 +158,7 @@ class UpdateSearch:
         self._inside: set[int] = set()
         self._beside: set[int] = set()
         self._shapes: set[Shape | None] = set()
+        self._broadcast: set[str] = set()
 
     def require_free(self, preserved: Collection[int]) -> None:
         """Asks that its reads and writes need not stay: the gate would, once all else is done.
@@ -174,7 +178,7 @@ class UpdateSearch:
         """
         values = tuple(self._written(place, n) for place, n in enumerate(self.writes.values()))
         if len(self.writes) > 1 and (None in self._shapes or len(self._shapes) != 1):
-            raise NoMatchError("nothing shows that the gradient and the slots have one shape")
+            raise NoMatchError("the gradient and the slots have several shapes, or none is known")
         old = [number for number, is_new in self._reads.items() if not is_new]
         return Update(
             formula=Formula(
@@ -191,6 +195,8 @@ class UpdateSearch:
                 inside=frozenset(self._inside),
                 beside=frozenset(self._beside),
             ),
+            shape=next(iter(self._shapes), None),
+            broadcast=frozenset(self._broadcast),
         )
 
     def _find_slots(self) -> None:
@@ -298,18 +304,22 @@ class UpdateSearch:
             value = float(self._m.constant(tensor))
             if math.isfinite(value):
                 self._beside.add(self._m.maker(tensor))
-                return constant(Fraction(value))
-        return self._symbol(tensor, _SCALAR)
+                return constant(value)
+        return symbol(self._name(tensor, _SCALAR))
 
     def _tensor(self, tensor: str) -> Polynomial:
-        self._shapes.add(self._variables.shape(tensor))
-        return self._symbol(tensor, "x ")
+        name, shape = self._name(tensor, "x "), self._variables.shape(tensor)
+        if shape is None:
+            self._broadcast.add(name)
+        else:
+            self._shapes.add(shape)
+        return symbol(name)
 
-    def _symbol(self, tensor: str, kind: str) -> Polynomial:
+    def _name(self, tensor: str, kind: str) -> str:
         key = self._variable(tensor) or tensor
         name = self._names.setdefault(key, f"{kind}{len(self._names)}")
         self._tensors[name] = min(tensor, self._tensors.get(name, tensor))
-        return symbol(name)
+        return name
 
     def _variable(self, tensor: str) -> str | None:
         """The handle of the variable that a tensor was read from, where nothing writes to it."""

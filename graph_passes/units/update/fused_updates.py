@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from graph_passes.ir.view import Shape
 from graph_passes.ops.kernels import has_float32_kernel
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.effects import in_circles
@@ -87,6 +88,8 @@ def _find(
 
 
 def _write(op: str, arguments: Arguments, scalars: Scalars) -> Callable[[Replacement], None]:
+    update = scalars.update
+
     def write(new: Replacement) -> None:
         inputs: list[str] = []
         attrs: dict[str, bool] = {}
@@ -94,9 +97,18 @@ def _write(op: str, arguments: Arguments, scalars: Scalars) -> Callable[[Replace
             if isinstance(value, bool):
                 attrs[name] = value
             elif isinstance(value, str):
-                inputs.append(scalars.update.tensors[value])
+                inputs.append(update.tensors[value])
+                if value in update.broadcast and len(update.contraction.writes) > 1:
+                    inputs[-1] = _of_shape(new, inputs[-1], update.shape, name)
             else:
                 inputs.append(scalars.write(new, value, name))
-        new.contract(scalars.update.contraction, op, *inputs, use_locking=True, **attrs)
+        new.contract(update.contraction, op, *inputs, use_locking=True, **attrs)
 
     return write
+
+
+def _of_shape(new: Replacement, tensor: str, shape: Shape | None, name: str) -> str:
+    """A tensor repeated to a shape, as element-wise ops do; one that has it is passed on."""
+    sizes = new.constant(list(shape or ()), name=f"{name}_shape", beside=tensor)
+    made: str = new.op.BroadcastTo(tensor, sizes, name=name, shape=shape)
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +96,12 @@ def test_seeded_random_numbers_are_those_of_the_program(run_python: RunPython, t
 def test_a_fault_costs_the_plan_alone(run_python: RunPython, table: str) -> None:
     seen = facts(run_python, "sizes_cases.faults()", table)
     assert seen["fault"] == {"error": 0.0, "failed": 1}
+
+
+def test_the_plan_that_runs_is_in_the_trace(
+    run_python: RunPython, table: str, tmp_path: Path
+) -> None:
+    found = facts(run_python, "sizes_cases.traced()", table, str(tmp_path))["traced"]["found"]
+    assert found["inner"] == [32, ["kept"]]
+    assert found["inner, sizes near 2048"] == [2048, ["converted"]]
+    assert "outer, sizes near 2048" in found

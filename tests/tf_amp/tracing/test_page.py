@@ -60,8 +60,11 @@ def trace_of(
     settings = {"reason": "float16 on GPU", "list_edits": []}
     state = {"scale": 1024.0, "skipped_steps": 1}
     status = {"loss_scale": {"loss_scales": [{"name": "scale", "state": state}]}}
+    skip = {"event": "skipped", "loss_scale": 0, "name": "scale", "steps": 1, "from": 1.0}
+    culprit = {"kind": "NaN", "gradient": "dense/kernel"}
+    events = tuple({**skip, **culprit, "step": step, "to": 2.0**-step} for step in range(4))
     graph = TracedGraph(found, config, GraphDef)
-    return Trace("train.py", {"settings": settings, **process}, status, (graph,))
+    return Trace("train.py", {"settings": settings, **process}, status, (graph,), events)
 
 
 def made(*traces: Trace) -> str:
@@ -199,6 +202,8 @@ def test_a_click_through(opened: Callable[..., Any]) -> None:
     assert "2 of 3" in text_of(browser, ".headline")
     assert "60: no multiple of 8" in text_of(browser, "main")
     assert "scale 1024" in text_of(browser, "main")
+    assert "4 skipped steps" in text_of(browser, "main")
+    assert find(".course").size["height"] > 20
     # The tree: the one scope at the top is open, and has its scopes inside.
     assert "net|33%, 1 of 3 low" in text_of(browser, "#tree .name, #tree .told")
     assert "dense_1" not in text_of(browser, "#tree")

@@ -63,7 +63,7 @@ class Remarks {
   /** What a search looks at, in small letters. */
   haystack(row) {
     if (this.searched[row] === undefined) {
-      const parts = [this.name(row), this.text("op", row), this.text("reason", row), this.text("line", row)];
+      const parts = [this.name(row), this.text("op", row), this.text("reason", row), this.now(row), this.text("line", row)];
       this.searched[row] = parts.join("\n").toLowerCase();
     }
     return this.searched[row];
@@ -137,6 +137,11 @@ function facts(remarks, row) {
   say("time", time[row] != null ? `${inTime(time[row])} by the cost table` : "");
   say("made at", remarks.text("line", row).replaceAll("\n", ", in "));
   return list;
+}
+
+/** A name that breaks behind its slashes first. */
+function breakable(name) {
+  return name.split("/").flatMap((step, place) => (place ? ["/", element("wbr"), step] : [step]));
 }
 
 function mark(remarks, row) {
@@ -289,12 +294,12 @@ class Table {
   row(row) {
     const { remarks } = this, cell = (label, ...content) => element("td", { "data-label": label }, ...content);
     const button = element("button", { type: "button", class: "link", "aria-expanded": "false" },
-      remarks.name(row) || remarks.text("rule", row) || remarks.kind(row));
+      ...breakable(remarks.name(row) || remarks.text("rule", row) || remarks.kind(row)));
     const line = remarks.text("line", row).split("\n")[0];
     const made = element("tr", {},
       element("th", { scope: "row" }, button),
       cell("Op", remarks.text("op", row)),
-      cell("Now", mark(remarks, row), element("span", {}, remarks.now(row))),
+      cell("Now", element("span", {}, mark(remarks, row), remarks.now(row))),
       cell("Why", remarks.text("reason", row)),
       cell("Size", remarks.size(row)),
       cell("Python line", element("span", { title: line }, line.split("/").pop())));
