@@ -231,6 +231,7 @@ def convert_saved_model(
     device: Device = "GPU",
     weights: bool = False,
     io: Literal["float32", "target"] = "float32",
+    rows: int | None = None,
     outputs: Collection[str] = (),
     allow_lambda: bool = False,
     force: bool = False,
@@ -253,6 +254,8 @@ def convert_saved_model(
             are.
         io: "float32" (the default), or "target" for signatures that take and give the target dtype
             in place of float32.
+        rows: the batch that is expected where a signature leaves it open: what is faster in float32
+            for it stays so, where measured costs count. By default that of `config`, 32.
         outputs: for a graph without signatures, the nodes that are fetched; by default those that
             no other node reads.
         allow_lambda: whether Python code inside a `.keras` file may be loaded. It can do anything.
@@ -286,6 +289,8 @@ def convert_saved_model(
             f"`config` replaces `target_dtype` and `device`. Received `config` and target_dtype="
             f"{name!r}, device={device!r}; give only one."
         )
+    if rows is not None:
+        config = dataclasses.replace(config, unknown_dimension=rows)
     return convert(
         Path(src),
         Path(dst),

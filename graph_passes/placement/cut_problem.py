@@ -186,8 +186,9 @@ class _Problem:
     def _casts(self, tensors: np.ndarray) -> np.ndarray:
         """The prices of Casts to the target dtype, and of those to float32; int64 [2, tensors]."""
         view = self._view
-        is_constant = np.array([node_type.op == "Const" for node_type in view.node_types], bool)
-        has_price = ~is_constant[np.asarray(view.node_type_of)[tensors % len(view.nodes)]]
+        stored = ("Const", *(("ReadVariableOp",) * self._coloring.config.stores_weights))
+        is_stored = np.array([node_type.op in stored for node_type in view.node_types], bool)
+        has_price = ~is_stored[np.asarray(view.node_type_of)[tensors % len(view.nodes)]]
         prices = np.full((2, len(tensors)), _CONSTANT_CAST)
         prices[:, has_price] = self._prices.casts(tensors[has_price])
         return prices

@@ -93,6 +93,8 @@ class PrecisionConfig:
             the batch, where the cost of an op depends on it.
         fused: whether the graph is for a compiler that fuses element-wise ops (XLA), so that only
             matrix products and convolutions have a price of their own, and Casts have none.
+        stores_weights: whether the caller stores variables in the target dtype that only converted
+            ops read, as constants are, so that their Casts have no price.
         selection: what may be converted and replaced; None leaves nothing out.
 
     Raises:
@@ -109,6 +111,7 @@ class PrecisionConfig:
     cost_table: CostTable | None = None
     unknown_dimension: int = UNKNOWN_DIMENSION
     fused: bool = False
+    stores_weights: bool = False
     selection: Selection | None = None
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tf_amp.conversion.convert import Conversion
 
 _MEGABYTE = 1e6
+_ROWS = 32
 
 
 def add_parser(commands: Any) -> None:
@@ -55,6 +57,13 @@ def add_parser(commands: Any) -> None:
         help="the dtype of float32 inputs and outputs afterwards (default: float32)",
     )
     parser.add_argument(
+        "--rows",
+        type=int,
+        default=_ROWS,
+        help="the batch that is expected where a signature leaves it open; what is faster in "
+        f"float32 for it stays so (default: {_ROWS})",
+    )
+    parser.add_argument(
         "--outputs",
         metavar="NODE,...",
         type=lambda text: tuple(filter(None, text.split(","))),
@@ -83,6 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
         EnvConfigError: A variable holds an illegal value.
     """
     settings = read_settings()
+    if arguments.rows < 1:
+        print(f"tf-amp convert: error: --rows is at least 1, not {arguments.rows}", file=sys.stderr)
+        return 2
     # The conversion is the rewrite: loading and exporting must not do it before.
     autoload.deactivate()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -93,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         done = convert(
             arguments.source,
             arguments.destination,
-            config_for(settings, arguments),
+            dataclasses.replace(config_for(settings, arguments), unknown_dimension=arguments.rows),
             weights=arguments.weights,
             io=arguments.io,
             outputs=arguments.outputs,

@@ -100,7 +100,7 @@ def convert(
         raise ModelError(f"{str(source)!r} is source and destination. Choose another destination.")
     if source.resolve() in destination.resolve().parents:
         raise ModelError(f"The destination {str(destination)!r} is inside the model to convert.")
-    job = _Job(config, weights, io, outputs)
+    job = _Job(dataclasses.replace(config, stores_weights=weights), weights, io, outputs)
     with Progress(say) as progress, staged(destination, force=force) as path:
         try:
             if source.is_dir():

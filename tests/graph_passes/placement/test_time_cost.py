@@ -388,3 +388,19 @@ def test_costs_are_named_before_a_kernel_that_is_missing_elsewhere() -> None:
     assert not low
     assert Reason.NO_KERNEL in {decision.reason for decision in report.decisions}
     assert report.first_reason().endswith("is slower here for MatMul x2")
+
+
+def test_casts_of_stored_weights_have_no_price() -> None:
+    with tf.Graph().as_default() as made:
+        x = tf.compat.v1.placeholder(tf.float32, SQUARE, name="x")
+        for number in range(3):
+            variable = tf.compat.v1.get_variable(f"w{number}", SQUARE, use_resource=True)
+            x = tf.matmul(x, variable.read_value(), name=f"p{number}")
+    products = {"p0", "p1", "p2"}
+    # Five Casts of 100 cost more than three products gain, two of them less.
+    settings = config(table(cast=100.0))
+    names, _ = converted(made.as_graph_def(), settings)
+    assert not names & products
+    stored = dataclasses.replace(settings, stores_weights=True)
+    names, _ = converted(made.as_graph_def(), stored)
+    assert names >= products
