@@ -4,7 +4,7 @@
     python benchmarks/ablation.py CORPUS_DIRECTORY --dtypes bfloat16 --time
 
 Each graph of the corpus (see `cast_bytes.py`), and a training step and inference of each network of
-`workloads.py` and of BERT-base, is rewritten with all rules and with one of them switched off:
+`workloads.py`, is rewritten with all rules and with one of them switched off:
 for float16 on a GPU, and for bfloat16 on a CPU with the cost table of one with AVX512_BF16. A cast
 moves what it reads and writes. A rule's lines are those of the functions that run with the rule and
 never without it, for the two smallest graphs that it changes.
@@ -26,7 +26,7 @@ from typing import Any
 from cast_bytes import Cost, cost_of
 from results import RESULTS, machine, print_table, spread, write_json
 from step_worker import MODES, StepWorker
-from variants import DTYPES, environment, prepare
+from variants import DTYPES, environment
 from worker_channel import Worker, serve
 
 _RULES_DISABLE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_RULES_DISABLE"
@@ -170,20 +170,6 @@ def _row(rule: str, entry: dict[str, Any]) -> list[object]:
 # Step times
 
 
-class _Steps(StepWorker):
-    """Steps a workload, or BERT-base."""
-
-    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["do"] == "start":
-            # Before TensorFlow is imported.
-            prepare(self._arguments.variant, self._arguments.dtype)
-            import workloads
-            from sample_graphs import bert_base
-
-            workloads.WORKLOADS["bert_base"] = bert_base()
-        return super().handle(request)
-
-
 def time_rules(name: str, mode: str, rules: list[str], rounds: int) -> dict[str, Any]:
     """Seconds a step with all rules, under "", and without each of some, in turns.
 
@@ -259,7 +245,9 @@ def main() -> None:
         workload, mode = options.step
         arguments = {"workload": workload, "mode": mode, "variant": "tf_amp"}
         arguments |= {"unknown_batch": False, "rows": None}
-        serve(_Steps(argparse.Namespace(**arguments, dtype="bfloat16", jit_compile=False)).handle)
+        serve(
+            StepWorker(argparse.Namespace(**arguments, dtype="bfloat16", jit_compile=False)).handle
+        )
         return
     if options.corpus is None:
         parser.error("name the directory of a corpus")

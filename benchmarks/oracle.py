@@ -16,53 +16,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-from tensorflow.core.framework import graph_pb2
-from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
-from tensorflow.python.grappler import tf_optimizer
+from tensorflow.core.protobuf import meta_graph_pb2
 
-DEVICES = {"float16": "GPU", "bfloat16": "CPU"}
-"""Target dtype -> the device that its plan is for."""
+from tf_amp.tracing.upstream import DEVICES, FETCHES, FIELDS, with_fetches
+from tf_amp.tracing.upstream import UpstreamError as OracleError
+from tf_amp.tracing.upstream import run_upstream as run_oracle
 
-_FIELDS = {
-    "float16": "auto_mixed_precision",
-    "bfloat16": "auto_mixed_precision_onednn_bfloat16",
-}
-_FETCHES = "train_op"
-
-
-class OracleError(RuntimeError):
-    """The pass gave no graph: its bfloat16 version makes some graphs with loops invalid."""
-
-
-def run_oracle(meta_graph: meta_graph_pb2.MetaGraphDef, dtype: str) -> graph_pb2.GraphDef:
-    """Runs the pass, every other graph optimizer switched off.
-
-    Args:
-        meta_graph: the graph; the collection "train_op" names what is fetched.
-        dtype: "float16" or "bfloat16".
-
-    Returns:
-        The rewritten graph.
-
-    Raises:
-        OracleError: TensorFlow refused what the pass had made of the graph.
-    """
-    rewriter = rewriter_config_pb2.RewriterConfig
-    config = config_pb2.ConfigProto()
-    options = config.graph_options.rewrite_options
-    for field in options.DESCRIPTOR.fields:
-        if field.enum_type is not None and field.enum_type.name == "Toggle":
-            setattr(options, field.name, rewriter.OFF)
-    options.memory_optimization = rewriter.NO_MEM_OPT
-    options.meta_optimizer_iterations = rewriter.ONE
-    options.disable_model_pruning = True
-    options.min_graph_nodes = -1
-    setattr(options, _FIELDS[dtype], rewriter.ON)
-    try:
-        return tf_optimizer.OptimizeGraph(config, meta_graph)
-    except tf.errors.OpError as error:
-        raise OracleError(error.message.partition("\n")[0]) from error
+__all__ = [
+    "DEVICES",
+    "OracleError",
+    "corpus_names",
+    "fetches",
+    "read_graph",
+    "read_shapes",
+    "run_oracle",
+    "timed_oracle",
+    "with_fetches",
+]
 
 
 def timed_oracle(meta_graph: meta_graph_pb2.MetaGraphDef, dtype: str) -> float:
@@ -86,7 +56,7 @@ def timed_oracle(meta_graph: meta_graph_pb2.MetaGraphDef, dtype: str) -> float:
         log.seek(0)
         text = log.read().decode(errors="replace")
     # The summary has one indented line for each time that an optimizer ran.
-    line = rf"^  {_FIELDS[dtype]}: .* time = ([0-9.]+)ms"
+    line = rf"^  {FIELDS[dtype]}: .* time = ([0-9.]+)ms"
     times = re.findall(line, text, flags=re.MULTILINE)
     if not times:
         raise OracleError("TensorFlow's log has no time of the pass.")
@@ -95,15 +65,7 @@ def timed_oracle(meta_graph: meta_graph_pb2.MetaGraphDef, dtype: str) -> float:
 
 def fetches(meta_graph: meta_graph_pb2.MetaGraphDef) -> list[str]:
     """Returns the names that both passes must preserve."""
-    return list(meta_graph.collection_def[_FETCHES].node_list.value)
-
-
-def with_fetches(graph_def: graph_pb2.GraphDef, names: list[str]) -> meta_graph_pb2.MetaGraphDef:
-    """Wraps a graph for `run_oracle`."""
-    meta_graph = meta_graph_pb2.MetaGraphDef()
-    meta_graph.graph_def.CopyFrom(graph_def)
-    meta_graph.collection_def[_FETCHES].node_list.value.extend(names)
-    return meta_graph
+    return list(meta_graph.collection_def[FETCHES].node_list.value)
 
 
 def corpus_names(directory: Path) -> list[str]:

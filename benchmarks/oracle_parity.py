@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from oracle_environment import DTYPES, oracle_environment
 from results import RESULTS, print_table, spread, write_json
@@ -41,6 +39,7 @@ def measure(request: Message, directory: Path, dtype: str) -> Message:
     import oracle
 
     from graph_passes import PrecisionConfig, rewrite_graph_def
+    from tf_amp.tracing.upstream import difference_of
 
     meta_graph = oracle.read_graph(directory, request["name"])
     config = PrecisionConfig(target_dtype=dtype, device=oracle.DEVICES[dtype], parity=True)
@@ -54,16 +53,12 @@ def measure(request: Message, directory: Path, dtype: str) -> Message:
         theirs = oracle.run_oracle(meta_graph, dtype)
     except oracle.OracleError as error:
         return answer | {"refused": str(error)}
-    old, left, right = (dict(_vertices(g)) for g in (before, result.proto, theirs))
-    # Grappler drops functions that nothing calls.
-    kept = {"", *(function.signature.name for function in theirs.library.function)}
-    left = {key: dtype for key, dtype in left.items() if key[0] in kept}
-    differing = [key for key in left.keys() | right.keys() if left.get(key) != right.get(key)]
+    found = difference_of(before, result.proto, theirs)
     answer |= {
-        "vertices": len(left.keys() & right.keys()),
-        "retyped": sum(old.get(key, dtype) != dtype for key, dtype in left.items()),
-        "casts": len({key[:2] for key in left.keys() - old.keys() if key[2] == "SrcT"}),
-        "differences": sorted(" ".join(key) for key in differing),
+        "vertices": found.type_attributes,
+        "retyped": found.retyped,
+        "casts": found.casts,
+        "differences": sorted(" ".join(key) for key in found.differences),
         "ours_s": [],
         "oracle_s": [],
     }
@@ -73,24 +68,6 @@ def measure(request: Message, directory: Path, dtype: str) -> Message:
         answer["ours_s"].append(time.perf_counter() - start)
         answer["oracle_s"].append(oracle.timed_oracle(meta_graph, dtype))
     return answer
-
-
-def _vertices(graph_def: Any) -> Iterator[tuple[tuple[str, str, str], int]]:
-    """((function, node, type attribute), dtype) of a graph, defaults of the ops included."""
-    from tensorflow.python.framework import op_def_registry
-
-    bodies = [("", graph_def.node)]
-    bodies += [(f.signature.name, f.node_def) for f in graph_def.library.function]
-    for function, nodes in bodies:
-        for node in nodes:
-            op_def = op_def_registry.get(node.op)
-            attrs = {a.name: a.default_value for a in op_def.attr} if op_def else {}
-            attrs.update(node.attr)
-            for name, value in attrs.items():
-                if value.WhichOneof("value") == "type":
-                    yield (function, node.name, name), value.type
-                for index, dtype in enumerate(value.list.type):
-                    yield (function, node.name, f"{name}[{index}]"), dtype
 
 
 def _row(name: str, dtype: str, answer: Message) -> list[object]:

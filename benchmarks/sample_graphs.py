@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import oracle
 import tensorflow as tf
 from tensor_shapes import body_shapes, static_shapes
-from workloads import WORKLOADS, Workload
+from workloads import WORKLOADS
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def
 
@@ -69,27 +68,13 @@ def corpus_graphs(directory: Path, names: list[str] | None = None) -> Iterator[S
         yield SampleGraph(name, meta_graph.graph_def, fetched, shapes, batch)
 
 
-def bert_base() -> Workload:
-    """An encoder of the size of BERT-base: 12 layers of 768, over 30,522 words."""
-    small = WORKLOADS["encoder"]
-
-    def batch(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        text = rng.integers(30522, size=(8, 129), dtype=np.int32)
-        return text[:, :-1], text[:, 1:]
-
-    build: Callable[..., Any] = small.model
-    return Workload(
-        lambda: build(blocks=12, width=768, heads=12, vocabulary=30522), small.optimizer, batch
-    )
-
-
 def traced_graphs(names: list[str] | None = None) -> Iterator[SampleGraph]:
-    """Traces a training step and inference of each workload and of BERT-base.
+    """Traces a training step and inference of each workload.
 
     Args:
         names: the networks to trace; None for all.
     """
-    for name, workload in {**WORKLOADS, "bert_base": bert_base()}.items():
+    for name, workload in WORKLOADS.items():
         if names is not None and name not in names:
             continue
         model, (x, y) = workload.compiled(jit_compile=False)

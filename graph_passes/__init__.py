@@ -14,6 +14,7 @@ from graph_passes.driver import rewrite_function_def, rewrite_graph_def
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import RULES, ListEdit, PrecisionConfig
 from graph_passes.policy.op_lists import OpLists, list_notes, load_op_lists
+from graph_passes.policy.rules import Rule, RulesError, format_rules, load_rules
 from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.report import Decision, Report
 from graph_passes.result import RewriteResult
@@ -22,6 +23,10 @@ __all__ = [
     "PrecisionConfig",
     "ListEdit",
     "RULES",
+    "Rule",
+    "RulesError",
+    "load_rules",
+    "format_rules",
     "rewrite_graph_def",
     "rewrite_function_def",
     "RewriteResult",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -19,6 +20,7 @@ from graph_passes.functions.specialization import ConvertedTree, convert_tree, n
 from graph_passes.functions.verify_calls import verify_tree
 from graph_passes.ir.copying import Graph
 from graph_passes.ir.function_references import FunctionReferences
+from graph_passes.ir.rule_matching import Decisions, decide
 from graph_passes.ir.view import (
     FunctionShapes,
     GraphView,
@@ -29,13 +31,15 @@ from graph_passes.ir.view import (
     view_body,
 )
 from graph_passes.ops.kernels import kernel_support
-from graph_passes.pipeline import Observer, convert, is_idle, paint, prepare
+from graph_passes.pipeline import Observer, convert, paint, prepare
+from graph_passes.plan_remarks import Lines, no_lines
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
+from graph_passes.policy.rules import Rule
 from graph_passes.report import Report
 from graph_passes.result import RewriteResult
 from graph_passes.rewriter.editor import NearMiss
-from graph_passes.units.fusion import Fusion, may_gain_alone
+from graph_passes.units.fusion import Fusion, ops_at_work
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -52,6 +56,8 @@ def rewrite_graph_def(
     preserve: Collection[str] = (),
     shapes: Shapes | None = None,
     function_shapes: FunctionShapes = no_shapes,
+    lines: Lines = no_lines,
+    roots: Collection[str] = (),
     observe: Observer | None = None,
 ) -> RewriteResult:
     """Rewrites a graph and those functions of its library that it still calls then.
@@ -66,6 +72,9 @@ def rewrite_graph_def(
             they are.
         shapes: static shapes of the main graph's tensors; some patterns need them as proof.
         function_shapes: gives those of a function's body by the function's name.
+        lines: gives the Python lines that made a node, for rules that ask for them.
+        roots: names of functions of the library that others than the graph call, too. They keep
+            name and signature.
         observe: is told of every stage, see `pipeline.Observer`.
 
     Returns:
@@ -74,14 +83,14 @@ def rewrite_graph_def(
     """
     references = FunctionReferences(graph_def)
     library = references.library.get if references.library else no_library
-    rewrite = _Rewrite(config, library, function_shapes, observe)
+    rewrite = _Rewrite(config, library, function_shapes, lines, observe)
     left_alone = references.of_pipelines()
-    tree_of = rewrite.trees(graph_def, references.reachable())
+    tree_of = rewrite.trees(graph_def, references.reachable(("", *roots)))
     main = rewrite.rewrite(tree_of(graph_def), preserve, shapes)
     if main.failure is not None:
         return main
     results: dict[str, RewriteResult] = {}
-    pending = references.called(main.nodes())
+    pending = references.called(main.nodes()).union(roots)
     while pending:
         name = pending.pop()
         function = references.library[name]
@@ -117,6 +126,8 @@ def rewrite_function_def(
     library: Library = no_library,
     shapes: Shapes | None = None,
     function_shapes: FunctionShapes = no_shapes,
+    name: str = "",
+    lines: Lines = no_lines,
     observe: Observer | None = None,
 ) -> RewriteResult:
     """Rewrites the body of one function; its signature stays as it is.
@@ -128,12 +139,15 @@ def rewrite_function_def(
             ops that are calls by the function's name.
         shapes: static shapes of the body's tensors; some patterns need them as proof.
         function_shapes: gives those of the functions it calls by their names.
+        name: what the function is called besides, for rules on functions: "one_step (fit)".
+        lines: gives the Python lines that made a node, for rules that ask for them.
         observe: is told of every stage, see `pipeline.Observer`.
 
     Returns:
         The result, as `rewrite_graph_def`.
     """
-    rewrite = _Rewrite(config, library, function_shapes, observe)
+    main = function_def.signature.name
+    rewrite = _Rewrite(config, library, function_shapes, lines, observe, main, name)
     return rewrite.rewrite(rewrite.trees(function_def)(function_def), (), shapes)
 
 
@@ -144,7 +158,10 @@ class _Rewrite:
     config: PrecisionConfig
     library: Library
     function_shapes: FunctionShapes
+    lines: Lines
     observe: Observer | None
+    main: str = ""  # the function that is rewritten, if it is one
+    name: str = ""
 
     def trees(self, main: Graph, others: Collection[str] = ()) -> Callable[[Graph], Region]:
         """Gives the call tree of a graph; without calls where no rule asks for functions."""
@@ -159,18 +176,26 @@ class _Rewrite:
     ) -> RewriteResult:
         """Rewrites a call tree; most have the one region of a graph without calls."""
         lists = load_op_lists(self.config)
-        total = sum(len(region.nodes) for region in tree.walk())
-        target, device = self.config.target_dtype, self.config.device
+        regions = list(tree.walk())
         report = functools.partial(
-            Report, target_dtype=target, device=device, total_nodes=total, notes=lists.notes
+            Report,
+            target_dtype=self.config.target_dtype,
+            device=self.config.device,
+            total_nodes=sum(len(region.nodes) for region in regions),
+            planned_with=frozenset(one.proto.signature.name for one in regions[1:]),  # type: ignore[union-attr]
+            notes=lists.notes,
         )
         one = _TreeRewrite(self, tree, preserve, shapes)
-        ops = {node.op for node in tree.nodes}
-        if not tree.calls and is_idle(ops, lists) and not may_gain_alone(ops, self.config):
-            return RewriteResult(proto=tree.proto, report=report(plan=one.plan_in_vain))
+        wanted = ops_at_work(self.config)
+        works = lists.force_all or tree.calls or any(node.op in wanted for node in tree.nodes)
         try:
+            if not works and not one.decisions(tree).allows:
+                matched = one.matched()
+                done = report(plan=one.plan_in_vain, matched=matched)
+                return RewriteResult(proto=tree.proto, report=done)
             converted, fusion = one.convert()
-            done = report(plan=converted.plan, applied=converted.applied, fusion=fusion)
+            plan, applied = converted.plan, converted.applied
+            done = report(plan=plan, applied=applied, fusion=fusion, matched=one.matched())
             if converted.root is None:
                 return RewriteResult(proto=tree.proto, report=done)
             functions = one.finish(converted)
@@ -193,11 +218,36 @@ class _TreeRewrite:
         self, common: _Rewrite, tree: Region, preserve: Collection[str], shapes: Shapes | None
     ) -> None:
         self._common, self._config = common, common.config
+        if self._config.selection is not None:
+            is_function = isinstance(tree.proto, function_pb2.FunctionDef)
+            root = tree.proto.signature.name if is_function else ""  # type: ignore[union-attr]
+            selection = dataclasses.replace(self._config.selection, root=root)
+            self._config = dataclasses.replace(self._config, selection=selection)
         self._tree, self._preserve, self._shapes = tree, preserve, shapes
         self._node_types = node_types_with(common.library)
         self._plan = functools.partial(convert, config=self._config, observe=common.observe)
         self._originals: dict[int, GraphView] = {}  # by the id of the proto
         self._fused: dict[Region, GraphView] = {}
+        self._decisions: dict[int, Decisions] = {}  # by the id of the proto
+
+    def decisions(self, region: Region) -> Decisions:
+        """What rules say of the nodes of a body as the caller gave it."""
+        known = self._decisions.get(id(region.proto))
+        if known is None:
+            name, *names = (_name_of(region), self._common.name, _name_of(self._tree))
+            inner = "" if name == self._common.main else name
+            lines = functools.partial(self._common.lines, inner)
+            known = decide(region.nodes, self._config, [name, *names], lines)
+            self._decisions[id(region.proto)] = known
+        return known
+
+    def matched(self) -> Mapping[Rule, int]:
+        """How many nodes each rule matches; those of a function that is called twice count once."""
+        found = {id(region.proto): self.decisions(region) for region in self._tree.walk()}
+        total: collections.Counter[Rule] = collections.Counter()
+        for decisions in found.values():
+            total.update(decisions.matched)
+        return total
 
     def _details(self, region: Region) -> tuple[Collection[str], Shapes | None]:
         if region.is_main:
@@ -210,7 +260,13 @@ class _TreeRewrite:
         kept, sizes = self._details(region)
         sizes = extend_shapes(sizes, added)
         original, fusion = prepare(
-            body, self._config, kept, self._node_types, sizes, self._common.observe
+            body,
+            self._config,
+            kept,
+            self._node_types,
+            sizes,
+            self._common.observe,
+            self.decisions(region),
         )
         self._originals[id(body)] = original
         return fusion
@@ -275,10 +331,22 @@ class _TreeRewrite:
         """What a plan says of a graph with nothing to convert, None of an invalid one."""
         try:
             fusion = self._prepare(self._tree, self._tree.proto, {})
-            return make_plan(paint(fusion.view, self._config, self._preserve, fusion.node_lists))
+            painted = paint(
+                fusion.view,
+                self._config,
+                self._preserve,
+                fusion.node_lists,
+                rules=fusion.rules,
+            )
+            return make_plan(painted)
         except Exception:
             _LOGGER.debug("A graph was left as it is.", exc_info=True)
             return None
+
+
+def _name_of(region: Region) -> str:
+    """The name of the function that a region is the body of, "" for a GraphDef."""
+    return "" if isinstance(region.proto, graph_pb2.GraphDef) else region.proto.signature.name
 
 
 def _found_in_all(main: Region, fusions: Mapping[Region, Fusion]) -> Fusion:

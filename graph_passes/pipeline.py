@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 from tensorflow.core.framework import types_pb2
@@ -20,22 +20,37 @@ from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.v1_loops import match_loop_edges
 from graph_passes.coloring.variable_updates import protect_variable_updates
 from graph_passes.emit.apply import Applied, apply_plan
+from graph_passes.functions.inlining import split_prefix
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible
-from graph_passes.ir.view import GraphView, Shapes, view_body
+from graph_passes.ir.rule_matching import NO_DECISIONS, Decisions
+from graph_passes.ir.view import (
+    ARGUMENT,
+    FLOAT,
+    INLINED_ARGUMENT,
+    RESULT,
+    GraphView,
+    Shapes,
+    view_body,
+)
 from graph_passes.ops.node_types import NodeTypeTable
+from graph_passes.ops.reasons import Reason
 from graph_passes.placement.byte_cost import place_casts
 from graph_passes.placement.time_cost import keep_fast_ones
-from graph_passes.policy.config import RULES, PrecisionConfig
-from graph_passes.policy.op_lists import OpLists
+from graph_passes.policy.config import RULES, PrecisionConfig, Selection
+from graph_passes.policy.rules import Rule
 from graph_passes.units.fusion import Fusion, find_units
 from graph_passes.units.normalization import upgrade_batch_norm
 
+# They carry what others make: alone they change nothing.
+_FOLLOWING = frozenset(("Const", "Cast", ARGUMENT, RESULT, INLINED_ARGUMENT))
 NO_NODE_LISTS: Mapping[str, str] = types.MappingProxyType({})
+NO_RULES: Mapping[str, Rule] = types.MappingProxyType({})
 
 Observer: TypeAlias = Callable[[str, Graph | Coloring], None]
 """Is told the name of each stage that has run and what it has made: a graph, or its colours, which
-later stages change. With functions that are planned together, "units" runs once for each body."""
+later stages change. The passes of "units" are told by their rules. With functions that are planned
+together, these run once for each body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +84,7 @@ STAGES = (
     Stage("tensor-lists", tensor_lists.find_clusters, (), ("edges", "clusters")),
     Stage("variable-update", protect_variable_updates, ("edges",)),
     Stage("loss", keep_losses, ("edges",)),
+    Stage("rules", Coloring.move_by_rules),
     Stage("bounded-rsqrt", release_bounded_rsqrts),
     Stage(
         "constant-range",
@@ -125,12 +141,26 @@ def paint(
     preserve: Collection[str],
     node_lists: Mapping[str, str] = NO_NODE_LISTS,
     observe: Observer | None = None,
+    rules: Mapping[str, Rule] = NO_RULES,
 ) -> Coloring:
-    """Colours a graph: all stages, in order; `node_lists` is what units say of single nodes."""
+    """Colours a graph: all stages, in order.
+
+    Args:
+        view: the graph.
+        config: the mode and the lists.
+        preserve: names of nodes or tensors that must stay.
+        node_lists: what units say of single nodes.
+        observe: is told of each stage.
+        rules: node -> the rule of the user that decides it.
+    """
     coloring = Coloring(view, config, find_ineligible(view, preserve, config))
     coloring.relist(node_lists)
+    coloring.obey(rules)
+    if config.selection is not None:
+        _keep_unselected(coloring, config.selection)
     starts = (coloring.list_codes == ALLOW) & coloring.eligible
-    if not (coloring.lists.force_all or starts.any()):
+    allowed = any(rule.action == "allow" for rule in coloring.rules.values())
+    if not (coloring.lists.force_all or allowed or starts.any()):
         return coloring
     for stage in STAGES:
         if stage.applies(config):
@@ -141,9 +171,15 @@ def paint(
     return coloring
 
 
-def is_idle(ops: Iterable[str], lists: OpLists) -> bool:
-    """Whether a graph has no op that is converted for its own sake, nor one that is denied."""
-    return not lists.force_all and not any(lists.list_of(op) in ("allow", "deny") for op in ops)
+def _keep_unselected(coloring: Coloring, selection: Selection) -> None:
+    view = coloring.view
+    for vertex, dtype in enumerate(view.dtypes):
+        number = view.vertex_nodes[vertex]
+        if dtype != FLOAT or number < 0 or view.op_of(vertex) in _FOLLOWING:
+            continue
+        function, node = split_prefix(view.names[number])
+        if (function or selection.root, node) not in selection.nodes:
+            coloring.block((vertex,), Reason.BISECT_LIMIT)
 
 
 def prepare(
@@ -153,6 +189,7 @@ def prepare(
     node_types: NodeTypeTable,
     shapes: Shapes | None,
     observe: Observer | None = None,
+    decisions: Decisions = NO_DECISIONS,
 ) -> tuple[GraphView, Fusion]:
     """The view of a graph, and the graph with its units in place.
 
@@ -162,7 +199,8 @@ def prepare(
         preserve: names of nodes or tensors that must stay.
         node_types: those of all graphs with it.
         shapes: static shapes, where they are known.
-        observe: is told of the stage "units".
+        observe: is told of the stage "units" and of its passes.
+        decisions: what rules of the user say of its nodes.
     """
     graph, original = proto, view_body(proto, shapes, node_types)
     view = original
@@ -170,7 +208,8 @@ def prepare(
         graph = copy.deepcopy(proto)
         upgrade_batch_norm.upgrade_batch_norms(nodes_of(graph))
         view = view_body(graph, shapes, node_types)
-    fusion = find_units(graph, view, config, preserve)
+    fusion = find_units(graph, view, config, (*preserve, *decisions.kept), observe)
+    fusion = dataclasses.replace(fusion, rules=decisions.rules)
     if observe is not None:
         observe("units", fusion.proto)
     return original, fusion
@@ -181,12 +220,13 @@ def convert(
     view: GraphView,
     preserve: Collection[str],
     node_lists: Mapping[str, str],
+    rules: Mapping[str, Rule] = NO_RULES,
     *,
     config: PrecisionConfig,
     observe: Observer | None = None,
 ) -> tuple[Plan, Applied | None]:
     """Paints the graph and carries the plan out, where there is anything to do."""
-    plan = make_plan(paint(view, config, preserve, node_lists, observe))
+    plan = make_plan(paint(view, config, preserve, node_lists, observe, rules))
     if not plan.low:
         return plan, None
     applied = apply_plan(plan, graph)

@@ -26,6 +26,11 @@ def no_lines(_function: str, _node: str) -> tuple[str, ...]:
     return ()
 
 
+def lines_within(lines: Lines, function: str) -> Lines:
+    """The lines where a function that the graph calls is the one that is rewritten."""
+    return lambda inner, node: lines(inner or function, node)
+
+
 def remarks_of_plan(plan: Plan, lines: Lines = no_lines) -> Iterator[Remark]:
     """Yields a remark for each float32 type attribute of the graph, in node order."""
     view, costs = plan.coloring.view, _Estimates(plan)
@@ -38,6 +43,7 @@ def remarks_of_plan(plan: Plan, lines: Lines = no_lines) -> Iterator[Remark]:
         code = plan.coloring.list_codes[vertex]
         low, float32 = costs.seconds(number)
         function, node = split_prefix(view.names[number])
+        rule = plan.coloring.rules.get(number)
         yield Remark(
             kind="converted" if reason.converts else "kept",
             rule=reason.name.lower(),
@@ -46,7 +52,7 @@ def remarks_of_plan(plan: Plan, lines: Lines = no_lines) -> Iterator[Remark]:
             op=op,
             op_list=LIST_NAMES[code - 1] if code else "",
             attr=str(view.slot_of(vertex)),
-            reason=reason.text,
+            reason=f"{reason.text} ({rule})" if rule else reason.text,
             path=tuple("/".join(filter(None, split_prefix(name))) for name in path),
             blocked_by=view.op_of(view.base[view.index[path[0]]]) if path else "",
             shapes=tuple(view.output_shapes(number)),

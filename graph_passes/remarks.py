@@ -49,6 +49,7 @@ class Remark:
         seconds_float32: that in float32; 0 for a Cast, which float32 has not.
         lines: the Python lines that made it, "file.py:42": the innermost one outside installed
             packages first, then the innermost one of a package, if that is deeper.
+        number: its place among the conversions and units of the process, where they are numbered.
     """
 
     kind: Kind
@@ -68,6 +69,7 @@ class Remark:
     seconds: float | None = None
     seconds_float32: float | None = None
     lines: tuple[str, ...] = ()
+    number: int | None = None
 
     @property
     def is_product(self) -> bool:

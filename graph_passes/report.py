@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -15,10 +16,12 @@ from graph_passes.emit.apply import Applied
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.reasons import Reason
 from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks_of_plan
+from graph_passes.policy.rules import Rule
 from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.units.fusion import Fusion
 from graph_passes.units.update.fused_updates import RULE
 
+NO_MATCHES: Mapping[Rule, int] = types.MappingProxyType({})
 _SOURCES_OF_WEIGHTS = frozenset(("Const", "ReadVariableOp", "Variable", "VariableV2"))
 
 
@@ -52,7 +55,8 @@ class Report:
     Attributes:
         target_dtype: "float16" or "bfloat16".
         device: "GPU" or "CPU".
-        total_nodes: nodes of the graph (functions' bodies have reports of their own).
+        total_nodes: nodes of the graph and of the functions that were planned together with it.
+        planned_with: the names of those functions; all others have reports of their own.
         converted_nodes: nodes with at least one type attribute in the target dtype now.
         allow_nodes: converted nodes whose op is on the allow list.
         denied_nodes: float32 nodes whose op is on the deny list.
@@ -64,6 +68,7 @@ class Report:
         fused_units: the subgraphs replaced as units: "pattern: node" of each.
         fused_updates: how many of them are updates of variables.
         near_misses: subgraphs that look like a pattern, each with what is amiss.
+        matched: rule of the user -> how many nodes meet its criteria, for those that any does.
     """
 
     def __init__(
@@ -72,18 +77,22 @@ class Report:
         target_dtype: str,
         device: str,
         total_nodes: int,
+        planned_with: frozenset[str] = frozenset(),
         notes: tuple[str, ...] = (),
         plan: Plan | Callable[[], Plan | None] | None = None,
         applied: Applied | None = None,
         fusion: Fusion | None = None,
+        matched: Mapping[Rule, int] = NO_MATCHES,
     ) -> None:
         self.target_dtype = target_dtype
         self.device = device
         self.total_nodes = total_nodes
+        self.planned_with = planned_with
         self.notes = notes
         self.fused_units = fusion.units if fusion else ()
         self.fused_updates = sum(unit.startswith(f"{RULE}: ") for unit in self.fused_units)
         self.near_misses = fusion.misses if fusion else ()
+        self.matched = matched
         self._given_plan = plan
         self._casts: Mapping[str, int] = applied.casts if applied else {}
         self.converted_nodes = self.allow_nodes = self.denied_nodes = self.blocked_nodes = 0

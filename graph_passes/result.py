@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from tensorflow.core.framework import function_pb2, node_def_pb2
 
 from graph_passes.ir.copying import Graph, nodes_of
-from graph_passes.plan_remarks import Lines, no_lines
-from graph_passes.remarks import FunctionRemarks
+from graph_passes.plan_remarks import Lines, lines_within, no_lines
+from graph_passes.policy.rules import Rule
+from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.report import Report
 
 
@@ -29,6 +30,8 @@ class RewriteResult:
             stands behind those it calls itself. A rewritten GraphDef has them in its library.
         function_reports: the reports of functions of a GraphDef's library that were planned by
             themselves, by name; those planned with their callers are in `report`.
+        numbers: the places of conversions and units among those of the process, by what
+            `numbered` gives for their remarks.
     """
 
     proto: Graph
@@ -38,11 +41,20 @@ class RewriteResult:
     rejected: Graph | None = None
     extra_functions: tuple[function_pb2.FunctionDef, ...] = ()
     function_reports: Mapping[str, Report] = dataclasses.field(default_factory=dict)
+    numbers: Mapping[tuple[str, str, str], int] = dataclasses.field(default_factory=dict)
 
     @property
     def graph_def(self) -> Graph:
         """The same as `proto`."""
         return self.proto
+
+    @property
+    def matched(self) -> Counter[Rule]:
+        """Rule of the user -> how many nodes meet its criteria, functions included."""
+        total: Counter[Rule] = Counter()
+        for report in (self.report, *self.function_reports.values()):
+            total.update(report.matched)
+        return total
 
     def nodes(self) -> Iterator[node_def_pb2.NodeDef]:
         """The nodes of `proto`, but not of its library, and of `extra_functions`."""
@@ -52,14 +64,24 @@ class RewriteResult:
     def remarks(self, name: str = "", *, lines: Lines = no_lines) -> FunctionRemarks:
         """Everything that was decided, functions included, as `Report.remarks`."""
         found = self.report.remarks(name, failure=self.failure, lines=lines)
-        remarks = list(found.remarks)
+        matched = [
+            Remark(kind="note", rule=str(rule), reason=f"{count} nodes meet its criteria")
+            for rule, count in self.matched.items()
+        ]
+        remarks = [*matched, *found.remarks]
         for function, report in self.function_reports.items():
-            inner = report.remarks(lines=functools.partial(_lines_within, lines, function))
+            inner = report.remarks(lines=lines_within(lines, function))
             remarks.extend(
                 dataclasses.replace(remark, function=remark.function or function)
                 for remark in inner.remarks
                 if remark.kind != "note"  # the main graph has them too
             )
+        if self.numbers:
+            numbers = [self.numbers.get(numbered(remark)) for remark in remarks]
+            remarks = [
+                dataclasses.replace(remark, number=number) if number else remark
+                for remark, number in zip(remarks, numbers, strict=True)
+            ]
         return dataclasses.replace(found, remarks=tuple(remarks))
 
     def copy(self) -> Graph:
@@ -67,6 +89,6 @@ class RewriteResult:
         return copy.deepcopy(self.proto)
 
 
-def _lines_within(lines: Lines, function: str, inner: str, node: str) -> tuple[str, ...]:
-    """The lines of a node of a function, or of another one that was planned with it."""
-    return lines(inner or function, node)
+def numbered(remark: Remark) -> tuple[str, str, str]:
+    """What a conversion or unit is known by in its graph: (rule of a unit, function, node)."""
+    return (remark.rule if remark.kind == "unit" else "", remark.function, remark.node)

@@ -15,10 +15,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult
+    from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult, Rule
     from tf_amp.api import (
+        compare_models,
+        convert_saved_model,
+        diagnose,
+        diagnose_callback,
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
+        explain,
         rewrite_graph_def,
         status,
     )
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
         NoLossScale,
         StaticLossScale,
     )
+    from tf_amp.scopes import allow, keep_float32
 
 __version__ = "0.1.0"
 
@@ -35,11 +41,19 @@ __all__ = [
     "enable_mixed_precision_graph_rewrite",
     "disable_mixed_precision_graph_rewrite",
     "status",
+    "explain",
     "rewrite_graph_def",
+    "convert_saved_model",
+    "compare_models",
+    "diagnose",
+    "diagnose_callback",
+    "keep_float32",
+    "allow",
     "PrecisionConfig",
     "ListEdit",
     "Report",
     "RewriteResult",
+    "Rule",
     "DynamicLossScale",
     "StaticLossScale",
     "NoLossScale",
@@ -47,9 +61,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:4],
-    "graph_passes": __all__[4:8],
-    "tf_amp.loss_scale": __all__[8:],
+    "tf_amp.api": __all__[:9],
+    "tf_amp.scopes": __all__[9:11],
+    "graph_passes": __all__[11:16],
+    "tf_amp.loss_scale": __all__[16:],
 }
 
 

@@ -6,10 +6,12 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tf_amp.env_variables import ENABLING_VARIABLES, is_on
+from tf_amp.explanation import Explanation
 from tf_amp.keras_policy import mixed_policy
 from tf_amp.state import Status
 
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
-    from graph_passes import PrecisionConfig, RewriteResult
+    from graph_passes import PrecisionConfig, RewriteResult, Rule
     from graph_passes.policy.config import Device, TargetDtype
+    from tf_amp.comparison.compare import Comparison
+    from tf_amp.conversion.convert import Conversion
+    from tf_amp.diagnosis.diagnose import Diagnosis
     from tf_amp.installation import Installation
 
 # The modules that need TensorFlow are imported by the functions that use them: `status` answers
@@ -33,6 +38,8 @@ _NAMES_SHOWN = 5
 def enable_mixed_precision_graph_rewrite(
     opt: _Optimizer = None,  # type: ignore[assignment]
     loss_scale: Any = "dynamic",
+    *,
+    rules: str | os.PathLike[str] | Iterable[Rule] = (),
 ) -> _Optimizer:
     """Switches the graph rewrite on and gives the optimizer a loss scale.
 
@@ -47,6 +54,8 @@ def enable_mixed_precision_graph_rewrite(
             `tf_amp.loss_scale`. With "dynamic" and a target dtype of bfloat16, or none, the scale
             is 1 and never changes, unless ``TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING=1`` asks
             for one: bfloat16 has the range of float32.
+        rules: what single nodes are to be: `Rule` objects, or the path of a TOML file of rules
+            (`env_config.md`). They win over those of a file that a variable names.
 
     Returns:
         The wrapped optimizer, to be used in place of `opt`; None for None. Where this TensorFlow is
@@ -54,7 +63,7 @@ def enable_mixed_precision_graph_rewrite(
 
     Raises:
         ValueError: `opt` has a loss scale already or was wrapped before, a Keras mixed-precision
-            policy is active, or `loss_scale` is not a legal value.
+            policy is active, or `loss_scale` or a rule is not a legal value.
         TypeError: `opt` is not an optimizer of a kind that can be wrapped.
         tf_amp.env_config.EnvConfigError: an environment variable has an illegal value.
     """
@@ -66,7 +75,7 @@ def enable_mixed_precision_graph_rewrite(
         _refuse_optimizer(opt)
         resolve(loss_scale)
     before = installation.current()
-    installed = _switch_on(before)
+    installed = _switch_on(before, _rules_of(rules))
     if opt is None or installed is None:
         return opt
     try:
@@ -109,6 +118,16 @@ def status() -> Status:
     return Status(why=refusal or _why_off())
 
 
+def explain() -> Explanation:
+    """Tells people what AMP did in this process, function by function, and why not more.
+
+    Returns:
+        A frozen record to `print`; its `status` is that of `status()`. For single nodes and their
+        Python lines there is ``tf-amp explain``.
+    """
+    return Explanation(status())
+
+
 def rewrite_graph_def(
     graph_def: GraphDef,
     *,
@@ -116,6 +135,7 @@ def rewrite_graph_def(
     target_dtype: TargetDtype | tf.DType = "float16",
     device: Device = "GPU",
     parity: bool = False,
+    rules: str | os.PathLike[str] | Iterable[Rule] = (),
     config: PrecisionConfig | None = None,
 ) -> RewriteResult:
     """Rewrites one graph. Nothing has to be switched on, and no environment variable is read.
@@ -127,7 +147,8 @@ def rewrite_graph_def(
         device: "GPU" (the default) or "CPU": whose kernels must exist. No GPU is needed for a GPU
             plan.
         parity: plan as TensorFlow's own pass does, instead of with this project's rules.
-        config: everything at once, list edits included, in place of the three arguments above.
+        rules: what single nodes are to be: `Rule` objects, or the path of a TOML file of rules.
+        config: everything at once, list edits included, in place of the four arguments above.
 
     Returns:
         A result whose `graph_def` is the new graph and whose `report` says what was done and why.
@@ -157,12 +178,13 @@ def rewrite_graph_def(
     target_dtype = getattr(target_dtype, "name", target_dtype)
     if config is None:
         config = graph_passes.PrecisionConfig(
-            target_dtype=target_dtype, device=device, parity=parity
+            target_dtype=target_dtype, device=device, parity=parity, rules=_rules_of(rules)
         )
-    elif (target_dtype, device, parity) != ("float16", "GPU", False):
+    elif (target_dtype, device, parity, rules) != ("float16", "GPU", False, ()):
         raise ValueError(
-            "`config` replaces `target_dtype`, `device` and `parity`. Received `config` and "
-            f"target_dtype={target_dtype!r}, device={device!r}, parity={parity!r}; give only one."
+            "`config` replaces `target_dtype`, `device`, `parity` and `rules`. Received `config` "
+            f"and target_dtype={target_dtype!r}, device={device!r}, parity={parity!r}, "
+            f"rules={rules!r}; give only one."
         )
     known = {node.name for node in graph_def.node}
     for name in preserve:
@@ -178,23 +200,237 @@ def rewrite_graph_def(
     )
     if result.failure is not None:
         _log.error("The graph was not rewritten and is returned as it was: %s", result.failure)
+    else:
+        for rule in config.rules:
+            if not result.matched[rule]:
+                _log.warning("No node of the graph meets the criteria of %s", rule)
     return result
 
 
-def _switch_on(before: Installation | None) -> Installation | None:
+def _rules_of(rules: str | os.PathLike[str] | Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules that an argument stands for, as rules of a call."""
+    from graph_passes.policy.rules import Rule, load_rules
+
+    if isinstance(rules, (str, os.PathLike)):
+        return load_rules(os.fspath(rules), "call")
+    rules = tuple(rules)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise TypeError(
+                "`rules` must be the path of a file or tf_amp.Rule objects. "
+                f"Received among them: {rule!r}."
+            )
+    return rules
+
+
+def convert_saved_model(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    target_dtype: TargetDtype | tf.DType = "float16",
+    device: Device = "GPU",
+    weights: bool = False,
+    io: Literal["float32", "target"] = "float32",
+    outputs: Collection[str] = (),
+    allow_lambda: bool = False,
+    force: bool = False,
+    config: PrecisionConfig | None = None,
+) -> Conversion:
+    """Writes a model with its products in low precision, for plain TensorFlow to load.
+
+    Signatures, input and output names, shapes and dtypes, assets, variables, functions and objects
+    stay as they are. What is written is there whole or not at all.
+
+    Args:
+        src: a SavedModel's directory, a GraphDef or MetaGraphDef (`.pb`, `.pbtxt`, `.meta`), or a
+            Keras model (`.keras`), which becomes a SavedModel.
+        dst: the directory or file to make.
+        target_dtype: "float16" (the default) or "bfloat16", as a name or a dtype of TensorFlow.
+        device: "GPU" (the default) or "CPU": where the result is to run. No GPU is needed for a GPU
+            plan. Where it is this machine's, the measured costs of its kernels count.
+        weights: whether variables are stored in the target dtype if all that read them take them
+            so: smaller files, and no cast of them per call. The constants of a frozen graph always
+            are.
+        io: "float32" (the default), or "target" for signatures that take and give the target dtype
+            in place of float32.
+        outputs: for a graph without signatures, the nodes that are fetched; by default those that
+            no other node reads.
+        allow_lambda: whether Python code inside a `.keras` file may be loaded. It can do anything.
+        force: whether `dst` may be replaced if it exists.
+        config: everything at once, list edits included, in place of `target_dtype` and `device`.
+
+    Returns:
+        What was done: a remark on each decision, which variables changed, and the sizes.
+
+    Raises:
+        ValueError: an argument is not a legal value; or (`tf_amp.model_files.ModelError`) the model
+            cannot be read, has nothing to convert, or cannot be written.
+    """
+    import graph_passes
+    from tf_amp.conversion.convert import convert
+    from tf_amp.cost_tables import choose_table
+    from tf_amp.env_config import Settings
+    from tf_amp.hardware import Target
+
+    if io not in ("float32", "target"):
+        raise ValueError(f"`io` must be 'float32' or 'target'. Received: io={io!r}.")
+    if isinstance(outputs, str):
+        raise TypeError(f"`outputs` must be a collection of names. Received: {outputs!r}.")
+    name = getattr(target_dtype, "name", target_dtype)
+    if config is None:
+        config = graph_passes.PrecisionConfig(target_dtype=name, device=device)
+        costs = choose_table(Settings(), Target(name, device, "as asked for"))
+        config = dataclasses.replace(config, cost_table=costs.table)
+    elif (name, device) != ("float16", "GPU"):
+        raise ValueError(
+            f"`config` replaces `target_dtype` and `device`. Received `config` and target_dtype="
+            f"{name!r}, device={device!r}; give only one."
+        )
+    return convert(
+        Path(src),
+        Path(dst),
+        config,
+        weights=weights,
+        io=io,
+        outputs=outputs,
+        allow_lambda=allow_lambda,
+        force=force,
+    )
+
+
+def compare_models(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    samples: Iterable[Mapping[str, Any]] | None = None,
+    *,
+    seed: int = 0,
+    batch: int = 8,
+    count: int = 4,
+) -> Comparison:
+    """Runs two models on the same inputs and says how far apart their outputs are.
+
+    Args:
+        first: the model that is right: a SavedModel's directory, a frozen GraphDef, or a `.keras`
+            file.
+        second: the model to judge.
+        samples: dicts from names of inputs to arrays; by default random ones by signature.
+        seed: of random samples.
+        batch: rows of random samples where a signature leaves that open, 8 by default.
+        count: how many random samples, 4 by default.
+
+    Returns:
+        For each output the largest absolute and relative difference, the cosine, the shares that
+        overflowed or became 0, and the top-1 and top-5 agreement; the median time of a call of
+        each, taken in turns; and the sizes. `Comparison.beyond(tolerance)` gives what is too far.
+
+    Raises:
+        ValueError: (`tf_amp.model_files.ModelError`) a model cannot be loaded or fed, or the
+            second lacks what the first gives.
+    """
+    from tf_amp.comparison.compare import compare
+
+    return compare(Path(first), Path(second), samples, seed=seed, batch=batch, count=count)
+
+
+def diagnose(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    config: PrecisionConfig | None = None,
+    tolerance: float | None = None,
+) -> Diagnosis:
+    """Runs a function on one batch in float32 and in mixed precision, and says where values go.
+
+    Both run on copies of the variables, so nothing is changed. Of each tensor that a converted node
+    makes, the number of values that are not finite, the largest magnitude and 4,096 values are
+    kept, whatever its size.
+
+    Args:
+        fn: a function of one batch: a Python function or tf.function, such as `model.train_step`.
+        inputs: its arguments, as tensors or arrays.
+        config: how it is converted; by default as this process is, and with AMP off in float16 for
+            the GPU, or for the CPU where there is none.
+        tolerance: how far a converted node may be from float32, by the length of its value, where
+            all is finite and its inputs are near; by default 0.05 for float16, 0.25 for bfloat16.
+
+    Returns:
+        The first converted node, in the order in which they ran, whose values are not finite, or
+        far from float32; then, with that one in float32, the next one, until all is finite. Each
+        with the reason for its conversion, the Python line, and the rule to paste; `print` shows
+        them.
+
+    Raises:
+        ValueError: (`tf_amp.diagnosis.diagnose.DiagnosisError`) the function takes its batch from
+            an iterator, or cannot be converted.
+    """
+    from tf_amp.diagnosis.diagnose import diagnose
+
+    return diagnose(fn, inputs, config or _config_in_force(), tolerance=tolerance)
+
+
+def diagnose_callback(
+    model: Any,
+    *,
+    stop: bool = True,
+    tell: Callable[[Diagnosis], None] | None = None,
+    config: PrecisionConfig | None = None,
+) -> Any:
+    """A callback for `model.fit(callbacks=[...])` that diagnoses the batch that broke the loss.
+
+    It keeps each batch, and what variables held before it, until the loss is NaN or infinite for
+    the first time; then it does what `diagnose` does with that batch. Until then a step needs the
+    memory of the variables twice.
+
+    Args:
+        model: a compiled model of Keras 3 or tf_keras.
+        stop: whether training stops then (the default) or goes on.
+        tell: is given the diagnosis; by default it is logged as a warning.
+        config: as `diagnose`.
+
+    Returns:
+        A callback of the model's library. Its `diagnosis` is None until there is one.
+
+    Raises:
+        TypeError: `model` is of neither library.
+    """
+    from tf_amp.diagnosis.callback import make_callback
+
+    return make_callback(model, config or _config_in_force(), stop=stop, tell=tell)
+
+
+def _config_in_force() -> PrecisionConfig:
+    """What graphs are rewritten with; with AMP off, float16 without a cost table."""
+    import tensorflow as tf
+
+    import graph_passes
+
+    module = sys.modules.get("tf_amp.installation")
+    installed: Installation | None = module.current() if module else None
+    if installed is not None and installed.config is not None:
+        return installed.config
+    device: Device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
+    return graph_passes.PrecisionConfig(target_dtype="float16", device=device)
+
+
+def _switch_on(before: Installation | None, rules: tuple[Rule, ...]) -> Installation | None:
     """Installs the rewrite, unless it is on already; either way returns what is on, if anything."""
     from tf_amp import installation
     from tf_amp.env_config import read_settings
     from tf_amp.hosts import function
 
     if before is not None and before.settings.graph_rewrite:
-        return before
-    settings = read_settings()
-    settings = dataclasses.replace(
-        settings,
-        graph_rewrite=True,
-        decided_by={**settings.decided_by, "graph_rewrite": _ENABLE},
-    )
+        new = tuple(rule for rule in rules if rule not in before.settings.rules)
+        if not new:
+            return before
+        settings = dataclasses.replace(before.settings, rules=before.settings.rules + new)
+    else:
+        settings = read_settings()
+        settings = dataclasses.replace(
+            settings,
+            graph_rewrite=True,
+            rules=settings.rules + rules,
+            decided_by={**settings.decided_by, "graph_rewrite": _ENABLE},
+        )
     traced = function.traced_function_names()
     installed = installation.install(settings, source=_ENABLE)
     if traced and installed is not None and installed.config is not None:

@@ -105,6 +105,19 @@ SESSION_HOST = (
     Member(_POLICY_STATE, "non_mixed_precision_session_created"),
     Member(_POLICY_STATE, "set_non_mixed_precision_session_created"),
 )
+SCOPES = (
+    # Replaced.
+    Member("tensorflow.python.framework.func_graph", "FuncGraph.__init__"),
+    Member(
+        f"{_EAGER}.execute",
+        "record_gradient",
+        ("op_name", "inputs", "attrs", "outputs"),
+    ),
+    Member("tensorflow.python.framework.registry", "Registry.lookup", ("self", "name")),
+    # Read.
+    Member("tensorflow.python.framework.ops", "Graph._attr_scope"),
+    Member("tensorflow.python.framework.ops", "_gradient_registry"),
+)
 KERAS = (
     Member("keras", "Model.compile"),
     Member("keras", "Model.fit"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tf_amp.env_variables import (
+    BISECT_LIMIT,
     COST_TABLE,
     DTYPE,
     ENABLE,
@@ -23,6 +24,7 @@ from tf_amp.env_variables import (
     IGNORE_PERFORMANCE,
     LEVEL,
     LOG_PATH,
+    RULES,
     RULES_DISABLE,
     TRIAL,
     VARIABLES,
@@ -31,7 +33,7 @@ from tf_amp.env_variables import (
 )
 
 if TYPE_CHECKING:
-    from graph_passes import ListEdit
+    from graph_passes import ListEdit, Rule
 
 __all__ = [
     "VARIABLES",
@@ -56,11 +58,13 @@ class Settings:
         target_dtype: ``auto``, ``float16`` or ``bfloat16``.
         level: ``""`` or one of the legal levels.
         list_edits: Edits of the op lists, in the order in which they apply.
+        rules: What single nodes are to be.
         ignore_performance: Whether to rewrite on hardware without fast units too.
         log_path: Directory for dumps, or None.
         disabled_rules: Names of rules that are switched off.
         cost_table: ``auto``, ``off`` or the path of a file.
         trial_steps: How often a function's original and its rewrite are timed against each other.
+        bisect_limit: How many conversions and units are made at most, None for all.
         decided_by: Setting -> the variable that decided it; a default is not listed.
         notes: Variables that look like a misspelt name of this table, one sentence each.
     """
@@ -71,11 +75,13 @@ class Settings:
     target_dtype: str = "auto"
     level: str = ""
     list_edits: tuple[ListEdit, ...] = ()
+    rules: tuple[Rule, ...] = ()
     ignore_performance: bool = False
     log_path: str | None = None
     disabled_rules: frozenset[str] = frozenset()
     cost_table: str = "auto"
     trial_steps: int = 0
+    bisect_limit: int | None = None
     decided_by: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -146,6 +152,15 @@ def _refuse_unknown_rules(names: Sequence[str], rules: Mapping[str, str]) -> Non
             )
 
 
+def _read_rules(path: str) -> tuple[Rule, ...]:
+    from graph_passes.policy.rules import RulesError, load_rules
+
+    try:
+        return load_rules(path)
+    except RulesError as error:
+        raise EnvConfigError(f"{RULES} names a file that cannot be used: {error}") from error
+
+
 def misspelt(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Names variables that look like a misspelt name of the table, one sentence each."""
     known = [name for v in VARIABLES for name in (v.name, *v.legacy)] + list(FOREIGN_VARIABLES)
@@ -198,11 +213,13 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     edits = _list_edits(values)
     _refuse_conflicts(edits)
     disabled_rules = choose("disabled_rules", (), RULES_DISABLE)
-    if edits or disabled_rules:
+    rules_file = choose("rules", None, RULES)
+    if edits or disabled_rules or rules_file:
         # graph_passes needs TensorFlow's protos; checking or documenting variables must not.
-        from graph_passes.policy.config import RULES, ListEdit
+        from graph_passes.policy import config
+        from graph_passes.policy.config import ListEdit
 
-        _refuse_unknown_rules(disabled_rules, RULES)
+        _refuse_unknown_rules(disabled_rules, config.RULES)
     return Settings(
         graph_rewrite=choose("graph_rewrite", False, ENABLE_GRAPH_REWRITE, ENABLE),
         loss_scaling=choose("loss_scaling", False, ENABLE_LOSS_SCALING, ENABLE),
@@ -210,11 +227,13 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         target_dtype=choose("target_dtype", "auto", DTYPE),
         level=choose("level", "", LEVEL),
         list_edits=tuple(ListEdit(**edit._asdict()) for edit in edits),
+        rules=_read_rules(rules_file) if rules_file else (),
         ignore_performance=choose("ignore_performance", False, IGNORE_PERFORMANCE),
         log_path=choose("log_path", None, LOG_PATH),
         disabled_rules=frozenset(disabled_rules),
         cost_table=choose("cost_table", "auto", COST_TABLE),
         trial_steps=choose("trial_steps", 0, TRIAL),
+        bisect_limit=choose("bisect_limit", None, BISECT_LIMIT),
         decided_by=decided_by,
         notes=misspelt(environ),
     )
@@ -230,6 +249,30 @@ ignored. A call argument wins over a variable, a variable over the default.
 
 A value that cannot be parsed is an error at `import tensorflow`, never "off". A variable whose
 name starts like these but is none of them gets a warning with the nearest name.
+"""
+
+_RULES = """\
+## Rules on single nodes
+
+Each table of the file is a rule. All criteria that it gives must hold; at least one must be given.
+
+```toml
+[[rule]]
+action = "keep_float32"             # or allow, deny, infer, clear: the list that the node is on
+why = "the logits overflow float16" # shown by `tf-amp explain`
+node = "encoder/attention/.*"       # regular expression, matches the whole name; gradients follow
+op = "Softmax"                      # op type
+attr = "T"                          # an attribute ...
+value = "float32"                   # ... and what it must be
+function = "train_step|.*\\(fit\\)"  # regular expression, matches the whole name of the function
+source = "model.py:42"              # the Python line, or file, that made the node
+layer = "decoder/head"              # parts of the node's name, between slashes
+```
+
+A rule of a higher level wins: file < variables that edit lists < `rules=` of a call < the scopes
+`tf_amp.keep_float32` and `tf_amp.allow`. Two rules of one level that decide one node differently
+are an error that names both: the graph that has the node runs as it is, and one line says so. A
+rule that no node met gets a warning at the end of the process.
 """
 
 _LISTS = """\
@@ -266,6 +309,7 @@ def markdown() -> str:
             lines.append(f"- Legacy name, read as well: {', '.join(variable.legacy)}.")
         lines.append("")
     lines += ["## What the three enabling variables do together", "", *_truth_table(), "", _LISTS]
+    lines.append(_RULES)
     return "\n".join(lines)
 
 

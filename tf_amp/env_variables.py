@@ -21,11 +21,13 @@ ENABLING_VARIABLES = (ENABLE, ENABLE_GRAPH_REWRITE, ENABLE_LOSS_SCALING)
 REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 DTYPE = f"{REWRITE}_DTYPE"
 LEVEL = f"{REWRITE}_LEVEL"
+RULES = f"{REWRITE}_RULES"
 RULES_DISABLE = f"{REWRITE}_RULES_DISABLE"
 COST_TABLE = f"{REWRITE}_COST_TABLE"
 IGNORE_PERFORMANCE = f"{REWRITE}_IGNORE_PERFORMANCE"
 LOG_PATH = f"{REWRITE}_LOG_PATH"
 TRIAL = f"{REWRITE}_TRIAL"
+BISECT_LIMIT = f"{REWRITE}_BISECT_LIMIT"
 
 # Read by TensorFlow's own pass: not ours to parse, and no typing errors either.
 FOREIGN_VARIABLES = (f"{REWRITE}_SIMULATE_GPU", f"{REWRITE}_EMULATE_FP16")
@@ -51,8 +53,8 @@ class Variable:
         name: The variable's name.
         kind: How its value is read. ``boolean``: 0, 1, true or false in any case. ``choice``: one
             of `choices` in any case. ``names``: names separated by commas, blanks around them
-            ignored. ``path``: a directory. ``count``: a whole number, 0 or more. ``choice or
-            file``: one of `choices` in any case, else a file.
+            ignored. ``path``: a directory. ``file``: a file. ``count``: a whole number, 0 or more.
+            ``choice or file``: one of `choices` in any case, else a file.
         meaning: What it does, one or two sentences.
         default: What holds while it is unset, as text.
         choices: The legal values of a ``choice``, the legal words of a ``choice or file``.
@@ -61,7 +63,7 @@ class Variable:
     """
 
     name: str
-    kind: Literal["boolean", "choice", "names", "path", "count", "choice or file"]
+    kind: Literal["boolean", "choice", "names", "path", "file", "count", "choice or file"]
     meaning: str
     default: str = ""
     choices: tuple[str, ...] = ()
@@ -80,11 +82,12 @@ class Variable:
         if self.kind == "names":
             what = "op types (case-sensitive)" if self.edits else "rule names"
             return f"{what} separated by commas"
-        return (
-            "a whole number, 0 or more"
-            if self.kind == "count"
-            else "a directory, created if missing"
-        )
+        others = {
+            "count": "a whole number, 0 or more",
+            "path": "a directory, created if missing",
+            "file": "the path of a file",
+        }
+        return others[self.kind]
 
     def parse(self, name: str, value: str) -> Any:
         """Parses a value that is not empty.
@@ -111,7 +114,7 @@ class Variable:
                 return names
         if self.kind == "count" and value.isdecimal():
             return int(value)
-        if self.kind in ("path", "choice or file"):
+        if self.kind in ("path", "file", "choice or file"):
             return value
         raise EnvConfigError(
             f"{name} has the value {value!r}, which is not legal. Legal values: {self.legal}. "
@@ -174,9 +177,18 @@ VARIABLES: tuple[Variable, ...] = (
         choices=("TENSOR_CORES_ONLY", "TREAT_INFER_AS_DENY", "UNSAFE_FORCE_ALL"),
     ),
     Variable(
+        RULES,
+        "file",
+        "A TOML file of rules on single nodes, whatever list their op is on: by name, attribute, "
+        "function, layer or Python line. What it says comes behind the shipped lists and before "
+        "the edits of lists above, rules of a call, and the scopes `tf_amp.keep_float32` and "
+        "`tf_amp.allow`.",
+        default="no rules on single nodes",
+    ),
+    Variable(
         RULES_DISABLE,
         "names",
-        "Rules of the rewrite to switch off by name; `tf-amp env` lists them.",
+        "Rules of the rewrite itself to switch off by name; `tf-amp env` lists them.",
         default="every rule is on",
     ),
     Variable(
@@ -207,6 +219,14 @@ VARIABLES: tuple[Variable, ...] = (
         "Not tried: functions whose random ops have a seed, which a line says, and those of jobs "
         "with servers in other processes. `status()` counts a rewrite that lost as well.",
         default="0: nothing is tried",
+    ),
+    Variable(
+        BISECT_LIMIT,
+        "count",
+        "How many conversions and units are made, in the order in which the process plans them; "
+        "what is beyond stays as it is. A node that is planned again keeps its number. "
+        "`tf-amp bisect` finds with it the one that breaks a program.",
+        default="all of them, and nothing is numbered",
     ),
     Variable(
         LOG_PATH,

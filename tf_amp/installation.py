@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -16,17 +17,20 @@ from tf_amp.compiled import CompiledFunctions
 from tf_amp.env_config import Settings
 from tf_amp.graph_log import GraphLog
 from tf_amp.hosts import function, session
+from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
-from tf_amp.loss_scale import auto_wrap, counters, skips
+from tf_amp.loss_scale import auto_wrap, counters, history
 from tf_amp.plan import ENVIRONMENT, Plan, make_plan
 from tf_amp.state import Status
 from tf_amp.tally import NodeCounts, Tally
 from tf_amp.visible_log import ensure_visible
 
 if TYPE_CHECKING:
-    from graph_passes import RewriteResult
+    from pathlib import Path
+
+    from graph_passes import RewriteResult, Rule
 
 __all__ = ["ENVIRONMENT", "Installation", "current", "install", "refusal", "uninstall"]
 
@@ -34,6 +38,7 @@ _log = logging.getLogger("tf_amp")
 
 # What fails once tends to fail for every graph; `status` counts them all.
 _FAILURES_SAID = 3
+_RULES_NAMED = 5
 
 
 class Installation:
@@ -44,6 +49,7 @@ class Installation:
         settings: what was asked for.
         config: what graphs are rewritten with; None if nothing is rewritten.
         compiled: how functions that XLA compiles are rewritten; None if nothing is rewritten.
+        numbers: rewrites graphs up to the bisect limit.
         graph_log: says what was done to single graphs.
         refusals: host name -> why it could not hook this TensorFlow.
     """
@@ -53,6 +59,7 @@ class Installation:
         self.settings = plan.settings
         self.config = plan.config
         self.compiled = CompiledFunctions(plan.compiled_costs, plan.config) if plan.config else None
+        self.numbers = ConversionNumbers(plan.settings.bisect_limit)
         self.refusals: dict[str, str] = {}
         self._said_policy = False
         self._tally = Tally()
@@ -78,6 +85,8 @@ class Installation:
             for name, hook in hooks.items():
                 if (why := hook(self)) is not None:
                     self.refusals[name] = why
+            if self._dumps is not None:
+                history.listen(functools.partial(self._dumps.append, history.LOSS_SCALE_EVENTS))
             self._announce()
         except BaseException:
             self.stop()
@@ -90,6 +99,7 @@ class Installation:
         atexit.unregister(self.say_if_nothing_happened)
         atexit.unregister(self._write_status)
         self._write_status()
+        history.listen(None)
         for host in (session, function, auto_wrap):
             host.uninstall()
 
@@ -126,9 +136,14 @@ class Installation:
         """
         own = NodeCounts() if result.failure else NodeCounts.of(result.report)
         counts = sum(parts, own)
-        self._tally.add(name, result, counts, (*covered, counts) if is_part else covered)
-        write = self._dumps.write if self._dumps else None
-        directory = write(name, result, original, origin=origin) if write else None
+        self._tally.add(
+            name,
+            result,
+            counts,
+            (*covered, counts) if is_part else covered,
+            is_top=announce and not is_part,
+        )
+        directory = self.trace(name, result, original, origin)
         if result.failure is not None:
             _log.log(
                 logging.ERROR if self._tally.failed <= _FAILURES_SAID else logging.DEBUG,
@@ -156,6 +171,33 @@ class Installation:
                 policy.remedy,
             )
 
+    def trace(
+        self, name: str, result: RewriteResult, original: Proto | None, origin: Origin
+    ) -> Path | None:
+        """Writes a rewrite to the trace, where one is asked for; it is counted nowhere.
+
+        Args:
+            name: the graph's name, for people.
+            result: what the pass returned.
+            original: the graph before the rewrite.
+            origin: what else is known of it.
+
+        Returns:
+            The directory written to, None if nothing was.
+        """
+        return self._dumps.write(name, result, original, origin=origin) if self._dumps else None
+
+    def record_loss(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
+        """Takes back what was counted for a graph whose float32 original was faster in a trial.
+
+        Args:
+            name: the graph's name, for people.
+            counts: what `record` returned for it.
+            changed: whether the pass changed it.
+            counted: whether no later plan for other sizes is counted in its place.
+        """
+        self._tally.take_back(name, counts, changed=changed, counted=counted)
+
     def record_fault(self, host: str, name: str, error: Exception) -> None:
         """Counts a graph that stays in float32 because the host failed, and says so once.
 
@@ -181,13 +223,18 @@ class Installation:
             self.plan.status(),
             hosts=hosts | self.refusals,
             loss_scale=counters(),
+            rules={f"{r} ({r.action})": n for r, n in self._matches().items()},
             **self._tally.as_dict(),
         )
 
+    def _matches(self) -> dict[Rule, int]:
+        """Rules in force -> how many nodes met their criteria."""
+        return self._tally.matches(self.settings.rules)
+
     def _write_status(self) -> None:
-        """Leaves the final counters and skipped steps in the trace, if there is one."""
+        """Leaves the final counters and loss scales in the trace, if there is one."""
         if self._dumps is not None:
-            self._dumps.finish(lambda: self.status().as_dict() | {"skips": skips()})
+            self._dumps.finish(lambda: self.status().as_dict())
 
     def _announce(self) -> None:
         """Says once what is on and who decided it."""
@@ -205,6 +252,14 @@ class Installation:
             _log.warning(
                 "AMP was on, but no graph was converted: %s",
                 self._tally.why_nothing(),
+            )
+        elif unmet := [str(rule) for rule, count in self._matches().items() if not count]:
+            _log.warning(
+                "No node met the criteria of %d of %d rules, so they did nothing: %s. `tf-amp "
+                "explain --node` shows the names that nodes have.",
+                len(unmet),
+                len(self.settings.rules),
+                "; ".join(unmet[:_RULES_NAMED]) + ("; ..." if len(unmet) > _RULES_NAMED else ""),
             )
 
 

@@ -59,8 +59,11 @@ class Plan:
             what = "no graph is rewritten"
         else:
             what = self.target.reason
+        edits = f"{len(settings.list_edits)} list edits"
+        if settings.rules:
+            edits += f", {len(settings.rules)} rules"
         return (
-            f"{what}; level {settings.level or 'default'}; {len(settings.list_edits)} list edits; "
+            f"{what}; level {settings.level or 'default'}; {edits}; "
             f"loss scaling {'on' if self.loss_scaling else 'off'} ({self.loss_scaling_reason}); "
             f"decided by {', '.join(sorted(set(settings.decided_by.values())) or [self.source])}"
         )
@@ -80,6 +83,7 @@ class Plan:
             cost_table=self.costs.reason,
             cost_table_xla=self.compiled_costs.reason,
             list_edits=tuple(f"{e.list_name} {e.action} {e.op}" for e in settings.list_edits),
+            rules={f"{rule} ({rule.action})": 0 for rule in settings.rules},
             loss_scaling=self.loss_scaling,
             loss_scaling_reason=self.loss_scaling_reason,
             log_path=settings.log_path,
@@ -128,6 +132,7 @@ def precision_config(
             device=target.device,
             level=cast("Level", settings.level),
             list_edits=settings.list_edits,
+            rules=settings.rules,
             disabled_rules=settings.disabled_rules,
             cost_table=costs.table,
         )

@@ -10,6 +10,25 @@ _OFF = "AMP is off"
 
 
 @dataclasses.dataclass(frozen=True)
+class FunctionStatus:
+    """What became of one function or session graph.
+
+    Attributes:
+        name: Its name, for people, such as "one_step_on_data (fit)".
+        products: Its matrix products and convolutions.
+        products_low: Those of them that work in the target dtype.
+        casts: Casts in it.
+        kept: Op type and reason -> how many products stay float32 for it.
+    """
+
+    name: str
+    products: int
+    products_low: int
+    casts: int
+    kept: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
 class Status(Mapping[str, Any]):
     """The state of AMP in this process. `status.name` and `status["name"]` are the same.
 
@@ -25,6 +44,7 @@ class Status(Mapping[str, Any]):
         cost_table: Which measured costs count, or why none do.
         cost_table_xla: The same for functions that XLA compiles.
         list_edits: Edits of the op lists in force, such as "allow add Relu".
+        rules: Rules on single nodes -> how many nodes met their criteria so far.
         loss_scaling: Whether optimizers are wrapped by themselves.
         loss_scaling_reason: Why.
         log_path: Where graphs are written, None if they are not.
@@ -35,6 +55,8 @@ class Status(Mapping[str, Any]):
         nodes_total: Nodes of the rewritten graphs.
         nodes_converted: Those of them that work in the target dtype.
         casts: Casts in the rewritten graphs.
+        functions: The functions and session graphs, those that they call included, in the order in
+            which they were traced; without those in which there was nothing to do. At most 100.
         loss_scale: Counters of the loss scales in use.
     """
 
@@ -49,6 +71,7 @@ class Status(Mapping[str, Any]):
     cost_table: str = _OFF
     cost_table_xla: str = _OFF
     list_edits: tuple[str, ...] = ()
+    rules: Mapping[str, int] = dataclasses.field(default_factory=dict)
     loss_scaling: bool = False
     loss_scaling_reason: str = _OFF
     log_path: str | None = None
@@ -59,6 +82,7 @@ class Status(Mapping[str, Any]):
     nodes_total: int = 0
     nodes_converted: int = 0
     casts: int = 0
+    functions: tuple[FunctionStatus, ...] = ()
     loss_scale: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:

@@ -9,10 +9,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from graph_passes.ops.reasons import Reason
+from tf_amp.state import FunctionStatus
 
 if TYPE_CHECKING:
-    from graph_passes import Report, RewriteResult
+    from graph_passes import Report, RewriteResult, Rule
 
+_MOST_FUNCTIONS = 100
 _SHORT = {Reason.SLOWER_HERE: "slower here"}
 
 
@@ -63,20 +65,37 @@ class NodeCounts:
         """Says in one line what was done to the graph `name`, the products first."""
         all_of: Counter[str] = Counter()
         low: Counter[str] = Counter()
-        kept: Counter[str] = Counter()
         for (op, reason), count in self.products.items():
             all_of[op] += count
             if reason.converts:
                 low[op] += count
-            else:
-                kept[f"{op} {{}} float32: {_SHORT.get(reason, reason.text)}"] += count
         what = ", ".join(f"{op} {low[op]} of {count}" for op, count in all_of.most_common())
         line = f"{name}: {what or f'{self.converted} nodes'} in {target_dtype}, {self.casts} casts"
         if self.updates:
             line += f", {self.updates} update{'s'[: self.updates > 1]} fused"
-        for text, count in kept.most_common():
-            line += f"; {count} {text.format('stays' if count == 1 else 'stay')}"
+        for (op, why), count in self.kept.most_common():
+            line += f"; {count} {op} {'stays' if count == 1 else 'stay'} float32: {why}"
         return line
+
+    @property
+    def kept(self) -> Counter[tuple[str, str]]:
+        """How many products stay float32, by op type and by the reason in few words."""
+        found: Counter[tuple[str, str]] = Counter()
+        for (op, reason), count in self.products.items():
+            if not reason.converts:
+                found[op, _SHORT.get(reason, reason.text)] += count
+        return found
+
+    def status(self, name: str) -> FunctionStatus:
+        """The same as a row of `tf_amp.status().functions`."""
+        products, kept = self.products.total(), self.kept
+        return FunctionStatus(
+            name=name,
+            products=products,
+            products_low=products - kept.total(),
+            casts=self.casts,
+            kept={f"{op}: {why}": count for (op, why), count in kept.most_common()},
+        )
 
 
 class Tally:
@@ -89,6 +108,8 @@ class Tally:
         self._failed = 0
         self._faults = 0
         self._nodes = self._converted = self._casts = 0
+        self._matched: Counter[Rule] = Counter()
+        self._functions: dict[int, tuple[str, NodeCounts]] = {}  # by the id of the counts
         self._unchanged_nodes = -1
         self._unchanged_reason: str | None = None
 
@@ -98,6 +119,8 @@ class Tally:
         result: RewriteResult,
         counts: NodeCounts,
         covered: Iterable[NodeCounts] = (),
+        *,
+        is_top: bool = True,
     ) -> None:
         """Counts one graph.
 
@@ -106,9 +129,17 @@ class Tally:
             result: what the pass returned.
             counts: the counts of the graph and of what it calls.
             covered: what was added before and is part of `counts` now.
+            is_top: whether it is a graph of its own, and not a part of another.
         """
+        covered = tuple(covered)
         with self._lock:
+            for part in covered:
+                self._functions.pop(id(part), None)
+            works_at_all = counts.converted or counts.products
+            if is_top and works_at_all and len(self._functions) < _MOST_FUNCTIONS:
+                self._functions[id(counts)] = name, counts
             self._seen += 1
+            self._matched.update(result.matched)
             if result.failure is not None:
                 self._failed += 1
             elif result.changed:
@@ -125,6 +156,23 @@ class Tally:
                 self._unchanged_reason = (
                     f"{name!r}: {result.failure or result.report.first_reason()}"
                 )
+
+    def take_back(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
+        """Takes a graph back whose original runs, because it was faster in a trial.
+
+        Args:
+            name: the graph's name, for people.
+            counts: what was added for it.
+            changed: whether the pass changed it.
+            counted: whether its counts are still part of the sum.
+        """
+        with self._lock:
+            self._rewritten -= changed
+            if counted:
+                self._count(counts, -1)
+            if counts.total > self._unchanged_nodes:
+                self._unchanged_nodes = counts.total
+                self._unchanged_reason = f"{name!r}: in float32 it was faster in a trial"
 
     def _count(self, counts: NodeCounts, sign: int) -> None:
         if counts.converted:  # else they were not counted either
@@ -164,6 +212,11 @@ class Tally:
                 return "no function was traced and no session ran a graph while it was on."
             return f"the largest graph looked at was {self._unchanged_reason}"
 
+    def matches(self, rules: Iterable[Rule]) -> dict[Rule, int]:
+        """How many nodes met the criteria of rules, in all graphs together."""
+        with self._lock:
+            return {rule: self._matched[rule] for rule in rules}
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the counters under the names that `status()` gives them."""
         with self._lock:
@@ -174,4 +227,5 @@ class Tally:
                 "nodes_total": self._nodes,
                 "nodes_converted": self._converted,
                 "casts": self._casts,
+                "functions": tuple(c.status(name) for name, c in self._functions.values()),
             }

@@ -14,11 +14,10 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import tensor_util
 
 from graph_passes.coloring.state import DENY, Coloring
+from graph_passes.rewriter.matcher import ADDS
 
 LARGEST_RESULT = 16384.0
 """A quarter of float16's range is left for what the result is multiplied by."""
-
-_ADDS = frozenset(("Add", "AddV2"))
 
 
 def release_bounded_rsqrts(coloring: Coloring) -> None:
@@ -32,7 +31,7 @@ def release_bounded_rsqrts(coloring: Coloring) -> None:
 def _is_bounded(coloring: Coloring, rsqrt: node_def_pb2.NodeDef) -> bool:
     view = coloring.view
     total = view.nodes[view.index[view.split(rsqrt.input[0])[0]]]
-    if total.op not in _ADDS:
+    if total.op not in ADDS:
         return False
     for tensor in total.input[:2]:
         addend = view.nodes[view.index[view.split(tensor)[0]]]

@@ -13,7 +13,13 @@ from graph_passes.ops.kernels import KernelSupport, kernel_support
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import PrecisionConfig
-from graph_passes.policy.op_lists import FLOAT32, LIST_NAMES, OpLists, load_op_lists
+from graph_passes.policy.op_lists import (
+    FLOAT32,
+    LIST_NAMES,
+    OpLists,
+    load_op_lists,
+)
+from graph_passes.policy.rules import Rule
 
 ALLOW, INFER, CLEAR, DENY = (LIST_NAMES.index(name) + 1 for name in LIST_NAMES)
 """List codes in `Coloring.list_codes`; 0 is a vertex on no list."""
@@ -39,6 +45,7 @@ class Coloring:
         clusters: groups of vertices that share a tensor list and must have one colour.
         out_of_range: vertices that were denied for a constant's sake.
         followers: vertices that were painted for the Casts that it may save.
+        rules: number of a node -> the rule of the user that decides it.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class Coloring:
         self.clusters: list[list[int]] = []
         self.out_of_range: list[int] = []
         self.followers: list[int] = []
+        self.rules: dict[int, Rule] = {}
 
     def relist(self, node_lists: Mapping[str, str]) -> None:
         """Gives single nodes another list than their op has.
@@ -85,6 +93,44 @@ class Coloring:
                     self.list_codes[vertex] = code
                     if list_name == FLOAT32:
                         self.block((vertex,), Reason.INSIDE_UNIT)
+
+    def obey(self, rules: Mapping[str, Rule]) -> None:
+        """Takes rules of the user, and lets those that keep nodes in float32 do so.
+
+        A node that is kept float32 still denies what its op denies.
+
+        Args:
+            rules: name of a node -> its rule.
+        """
+        found = {self.view.index.get(name): rule for name, rule in rules.items()}
+        # A unit may have taken the place of a node.
+        self.rules = {number: rule for number, rule in found.items() if number is not None}
+        for number, rule in self.rules.items():
+            for vertex in self._float_vertices(number) if rule.keeps else ():
+                if rule.action == "deny":
+                    self.list_codes[vertex] = DENY
+                else:
+                    self.block((vertex,), Reason.KEPT_BY_RULE)
+
+    def move_by_rules(self) -> None:
+        """Lets rules of the user put nodes on other lists, but for what stays float32 anyway.
+
+        What only hands values on goes by its neighbours, unless a rule asks for its op. No rule
+        converts what has a state or brings values into the graph.
+        """
+        protected = (Reason.INSIDE_UNIT, Reason.VARIABLE_UPDATE)
+        for number, rule in self.rules.items():
+            if rule.keeps or not _computes(self.view.node_type(number)):
+                continue
+            for vertex in self._float_vertices(number):
+                follows = self.list_codes[vertex] == CLEAR and not rule.op
+                if not follows and self.why[vertex] not in protected:
+                    self.list_codes[vertex] = LIST_NAMES.index(rule.action) + 1
+
+    def _float_vertices(self, number: int) -> list[int]:
+        """The float32 vertices of a node."""
+        dtypes = self.view.node_type(number).dtypes
+        return [v for v, dtype in enumerate(dtypes, self.view.base[number]) if dtype == FLOAT]
 
     def connect(self, implicit_edges: list[tuple[int, int]]) -> None:
         """Makes the edge tables, with implicit edges between the ends of tensor lists."""
@@ -161,6 +207,17 @@ def _list_codes(lists: OpLists, node_type: NodeType) -> tuple[int, ...]:
     if node_type.is_inlined_call:  # its functions change with it
         code = code or CLEAR
     return tuple(code if dtype == FLOAT else 0 for dtype in node_type.dtypes)
+
+
+@_OF_NODE_TYPE
+def _computes(node_type: NodeType) -> bool:
+    """Whether nodes of a node type make values of others alone."""
+    op_type = node_type.op_type
+    if op_type is None or not node_type.layout.in_slots or op_type.name == "Cast":
+        return False
+    op_def = op_type.op_def
+    refs = any(arg.is_ref for arg in (*op_def.input_arg, *op_def.output_arg))
+    return not (refs or op_def.is_stateful)
 
 
 @_OF_NODE_TYPE

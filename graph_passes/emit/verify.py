@@ -25,7 +25,7 @@ from graph_passes.ops.node_types import NodeType
 
 
 def verify(
-    given: GraphView,
+    original: GraphView,
     fused: GraphView,
     new: graph_pb2.GraphDef | function_pb2.FunctionDef,
     support: KernelSupport,
@@ -39,7 +39,7 @@ def verify(
     loops take on, each node is as it was once units were replaced. For those see `verify_units`.
 
     Args:
-        given: the view of the body as the caller gave it.
+        original: the view of the body as the caller gave it.
         fused: that of the body after its units were replaced, with the same table of node types.
         new: the rewritten body; its nodes are those of `fused`, in order, and more behind them.
         support: tells what has a kernel in the target dtype.
@@ -51,10 +51,10 @@ def verify(
         VerificationError: a post-condition does not hold. The message names the node.
     """
     try:
-        verify_units(given, fused, preserve)
+        verify_units(original, fused, preserve)
         _Verification(fused, new, touched).check(support, preserve)
     except VerificationError as error:
-        given.require_matching_dtypes()
+        original.require_matching_dtypes()
         error.rejected = new
         raise
 

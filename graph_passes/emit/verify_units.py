@@ -8,17 +8,12 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 from tensorflow.core.framework import function_pb2, graph_pb2
 
-from graph_passes.ir.adjacency import in_order
 from graph_passes.ir.eligibility import numbers_of
-from graph_passes.ir.node_order import order_edges
+from graph_passes.ir.node_order import order_edges, without_order
 from graph_passes.ir.view import COLOCATION, GraphView
 from graph_passes.ops.node_types import NodeType
 
 _BACK = "NextIteration"
-_STEP = 2.0**-16
-"""How far behind what it reads a node that was added counts as standing."""
-_MOST_ROUNDS = 64
-"""Longer chains of nodes that are out of order are rare."""
 
 
 class VerificationError(Exception):
@@ -35,7 +30,7 @@ class VerificationError(Exception):
         self.rejected = rejected
 
 
-def verify_units(given: GraphView, fused: GraphView, preserve: Collection[str] = ()) -> None:
+def verify_units(original: GraphView, fused: GraphView, preserve: Collection[str] = ()) -> None:
     """Checks what became of a body when its units were replaced, in time linear in its size.
 
     Preserved nodes, everything that has an effect, control inputs and devices are still there;
@@ -43,22 +38,22 @@ def verify_units(given: GraphView, fused: GraphView, preserve: Collection[str] =
     circle was made. Dtypes are left to `verify`.
 
     Args:
-        given: the view of the body as the caller gave it.
+        original: the view of the body as the caller gave it.
         fused: that of the body after its units were replaced, with the same table of node types.
         preserve: names of the nodes or tensors that are fed or fetched.
 
     Raises:
         VerificationError: a post-condition does not hold. The message names the node.
     """
-    if given is not fused:
-        _Comparison(given, fused).check(preserve)
+    if original is not fused:
+        _Comparison(original, fused).check(preserve)
 
 
 class _Comparison:
-    def __init__(self, given: GraphView, fused: GraphView) -> None:
-        self._given, self._fused = given, fused
-        numbers = map(fused.index.get, given.index, itertools.repeat(-1))
-        self._numbers = np.fromiter(numbers, np.int64, len(given.index))
+    def __init__(self, original: GraphView, fused: GraphView) -> None:
+        self._original, self._fused = original, fused
+        numbers = map(fused.index.get, original.index, itertools.repeat(-1))
+        self._numbers = np.fromiter(numbers, np.int64, len(original.index))
         self._is_added = np.ones(len(fused.nodes), bool)
         self._is_added[self._numbers[self._numbers >= 0]] = False
 
@@ -69,47 +64,51 @@ class _Comparison:
         self._check_controls()
         self._check_locations()
         self._check_effects(preserve)
-        if _has_circle(self._fused, np.flatnonzero(self._is_added)):
+        place = np.where(self._is_added, -1.0, np.arange(len(self._fused.nodes)))
+        if without_order(*order_edges(self._fused), place):
             raise VerificationError("nodes read each other in a circle")
 
     def _check_nodes(self) -> None:
-        given, fused = self._given, self._fused
-        lost = _has_effect(given) & (self._numbers < 0)
+        original, fused = self._original, self._fused
+        lost = _has_effect(original) & (self._numbers < 0)
         if lost.any():
-            name = given.names[int(np.argmax(lost))]
+            name = original.names[int(np.argmax(lost))]
             raise VerificationError(f"node {name!r}, which has an effect, is gone")
         kept = np.flatnonzero(self._numbers >= 0)
-        devices = np.asarray(given.node_index.device_of)[kept]
+        devices = np.asarray(original.node_index.device_of)[kept]
         moved = devices != np.asarray(fused.node_index.device_of)[self._numbers[kept]]
         if moved.any():
-            name = given.names[int(kept[np.argmax(moved)])]
+            name = original.names[int(kept[np.argmax(moved)])]
             raise VerificationError(f"node {name!r} has another device")
 
     def _check_preserved(self, preserve: Collection[str]) -> None:
-        given, fused = self._given, self._fused
-        numbers = np.array(numbers_of(given, preserve), np.int64)
+        original, fused = self._original, self._fused
+        numbers = np.array(numbers_of(original, preserve), np.int64)
         there = self._numbers[numbers]
-        types, now = np.asarray(given.node_type_of)[numbers], np.asarray(fused.node_type_of)[there]
+        types, now = (
+            np.asarray(original.node_type_of)[numbers],
+            np.asarray(fused.node_type_of)[there],
+        )
         for position in np.flatnonzero((there < 0) | (types != now)).tolist():
-            name = given.names[numbers[position]]
+            name = original.names[numbers[position]]
             if there[position] < 0:
                 raise VerificationError(f"the preserved node {name!r} is gone")
-            before, after = given.node_types[types[position]], fused.node_types[now[position]]
+            before, after = original.node_types[types[position]], fused.node_types[now[position]]
             if not same_outputs(before, after):
                 raise VerificationError(f"the preserved node {name!r} was retyped")
 
     def _check_controls(self) -> None:
         """No node has lost a control input, and none waits for a node that is not there."""
-        given, fused = self._given, self._fused
+        original, fused = self._original, self._fused
         numbers = self._numbers.tolist()
-        for number, before in given.waits.items():
+        for number, before in original.waits.items():
             if numbers[number] >= 0:
                 after = fused.waits.get(numbers[number], ())
-                name = given.names[number]
+                name = original.names[number]
                 if before is not after:
                     require_controls(name, before, {*after, *self._now_behind(name)})
         for name in fused.awaited - fused.index.keys():
-            if name in given.index or name not in given.awaited:
+            if name in original.index or name not in original.awaited:
                 raise VerificationError(f"a node waits for {name!r}, which is not there")
 
     def _now_behind(self, name: str) -> set[str]:
@@ -119,30 +118,32 @@ class _Comparison:
         return {fused.names[n] for n in waiting if fused.op_names[n] == "NoOp"}
 
     def _check_locations(self) -> None:
-        given, fused = self._given, self._fused
+        original, fused = self._original, self._fused
         for node in [fused.nodes[number] for number in fused.located]:
             for value in node.attr[COLOCATION].list.s:
                 name = value.decode(errors="replace").removeprefix("loc:@")
-                if name in given.index and name not in fused.index:
+                if name in original.index and name not in fused.index:
                     raise VerificationError(f"{node.name!r} is to stand beside {name!r}, now gone")
 
     def _check_effects(self, preserve: Collection[str]) -> None:
         """What nodes that are gone waited for is still made to happen by what is fetched."""
-        given, fused = self._given, self._fused
-        gone = [names for number, names in given.waits.items() if self._numbers[number] < 0]
+        original, fused = self._original, self._fused
+        gone = [names for number, names in original.waits.items() if self._numbers[number] < 0]
         left = set().union(*gone).difference(fused.awaited)
         if all(fused.reading_nodes(number) for number in numbers_of(fused, left)):
             return  # an effect is lost where the last that asks for it goes
-        read = np.zeros(len(given.nodes) + 1, bool)  # the maker of number -1 is not known
-        read[np.asarray(given.maker_nodes)] = True
-        read[numbers_of(given, given.awaited)] = True
+        read = np.zeros(len(original.nodes) + 1, bool)  # the maker of number -1 is not known
+        read[np.asarray(original.maker_nodes)] = True
+        read[numbers_of(original, original.awaited)] = True
         ends = np.flatnonzero(~read[:-1] & (self._numbers >= 0)).tolist()
-        ends.extend(numbers_of(given, preserve))
-        before = _reached(given, ends)
+        ends.extend(numbers_of(original, preserve))
+        before = _reached(original, ends)
         after = _reached(fused, self._numbers[ends].tolist())
-        for number in np.flatnonzero(_has_effect(given)).tolist():
+        for number in np.flatnonzero(_has_effect(original)).tolist():
             if before[number] and not after[self._numbers[number]]:
-                raise VerificationError(f"what is fetched no longer needs {given.names[number]!r}")
+                raise VerificationError(
+                    f"what is fetched no longer needs {original.names[number]!r}"
+                )
 
 
 def same_outputs(before: NodeType, after: NodeType) -> bool:
@@ -165,10 +166,7 @@ def require_controls(name: str, before: Iterable[str], after: Iterable[str]) -> 
 
 def _has_effect(view: GraphView) -> np.ndarray:
     """For each node whether it may do more than make tensors; bool [nodes]."""
-    table = [
-        node_type.op_type is None or node_type.op_type.op_def.is_stateful or node_type.is_call
-        for node_type in view.node_types
-    ]
+    table = [node_type.has_effect for node_type in view.node_types]
     return np.array(table, bool)[np.asarray(view.node_type_of)]
 
 
@@ -187,22 +185,3 @@ def _reached(view: GraphView, ends: list[int]) -> bytearray:
             found[number] = 1
             pending.extend(_makers(view, number))
     return found
-
-
-def _has_circle(view: GraphView, added: np.ndarray) -> bool:
-    """Whether nodes read each other in a circle.
-
-    The nodes are put in an order in which each stands behind what it reads, starting from their
-    own, which mostly is one but for what was added. Where that takes many steps, all are counted.
-    """
-    makers, readers = order_edges(view)
-    place = np.arange(len(view.nodes), dtype=np.float64)
-    place[added] = -1
-    for _ in range(_MOST_ROUNDS):
-        wrong = np.flatnonzero(place[makers] >= place[readers])
-        if not len(wrong):
-            return False
-        if len(wrong) > 16 * len(added) + 64:
-            break
-        np.maximum.at(place, readers[wrong], place[makers[wrong]] + _STEP)
-    return len(in_order(len(view.nodes), makers, readers)) < len(view.nodes)

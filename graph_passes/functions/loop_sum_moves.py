@@ -13,7 +13,7 @@ from graph_passes.functions.loop_editor import LoopEditor
 from graph_passes.functions.loop_sum_edits import SumMover
 from graph_passes.functions.loop_sums import LoopSearch
 from graph_passes.ir.copying import Graph, nodes_of
-from graph_passes.ir.eligibility import find_ineligible, node_name
+from graph_passes.ir.eligibility import find_ineligible, node_name, numbers_of
 from graph_passes.ir.view import Shape, view_body
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
@@ -110,11 +110,14 @@ class _Mover:
         body, cond = call.callee("body"), call.callee("cond")
         view = self._fusions[body].view
         lists, support = load_op_lists(config), kernel_support(config.device, config.target)
-        ineligible = find_ineligible(view, (), config)
+        rules = self._fusions[body].rules
+        kept = frozenset(numbers_of(view, (name for name, rule in rules.items() if rule.keeps)))
+        ineligible = kept.union(find_ineligible(view, (), config))
         matcher = Matcher(view)
         low = ConvertedProducts(matcher, lists, support, ineligible)
         old: function_pb2.FunctionDef = self._bodies[body]  # type: ignore[assignment]
-        sums, misses = LoopSearch(loop, old, matcher, self._fusions[cond].view, low).find()
+        search = LoopSearch(loop, old, matcher, self._fusions[cond].view, low, kept)
+        sums, misses = search.find()
         self.misses.extend(misses)
         if not sums:
             return

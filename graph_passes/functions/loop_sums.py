@@ -78,6 +78,7 @@ class LoopSearch:
         m: reads it.
         cond_view: the view of the loop's condition.
         products: tells which products of the body go low.
+        kept: numbers of nodes of the body that rules of the user keep in float32.
     """
 
     loop: node_def_pb2.NodeDef
@@ -85,6 +86,7 @@ class LoopSearch:
     m: Matcher
     cond_view: GraphView
     products: ConvertedProducts
+    kept: frozenset[int] = frozenset()
 
     def find(self) -> tuple[list[LoopSum], list[NearMiss]]:
         """The sums that are worth moving, and what came close to one."""
@@ -161,6 +163,8 @@ class LoopSearch:
 
     def _require_removable(self, number: int) -> None:
         node = self.m.node(number)
+        if number in self.kept:
+            raise NoMatchError(f"a rule keeps {node.name!r}")
         if (
             node.name in self.m.view.awaited
             or node.name in self.body.control_ret.values()

@@ -20,13 +20,15 @@ from graph_passes.functions.call_tree import Library, Region
 from graph_passes.functions.inlining import Inlined, outline
 from graph_passes.ir.copying import Graph
 from graph_passes.ir.view import GraphView, Shapes
+from graph_passes.policy.rules import Rule
 from graph_passes.units.fusion import Fusion
 
 Convert = Callable[
-    [Graph, GraphView, Collection[str], Mapping[str, str]], tuple[Plan, Applied | None]
+    [Graph, GraphView, Collection[str], Mapping[str, str], Mapping[str, Rule]],
+    tuple[Plan, Applied | None],
 ]
-"""Plans a graph, given its view, what to preserve and nodes with a list of their own, and carries
-the plan out."""
+"""Plans a graph, given its view, what to preserve, nodes with a list of their own and nodes that
+rules of the user decide, and carries the plan out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,9 @@ def convert_tree(
     """
     if not root.calls:  # it is inlined already
         fusion = fusions[root]
-        plan, applied = convert(fusion.original, fusion.view, preserve, fusion.node_lists)
+        plan, applied = convert(
+            fusion.original, fusion.view, preserve, fusion.node_lists, fusion.rules
+        )
         proto = applied.proto if applied else fusion.proto if fusion.alone else None
         new = None if proto is None else Region(proto, callee_of=root.callee_of)
         return ConvertedTree(new, plan, applied)
@@ -73,7 +77,12 @@ def convert_tree(
         for region, found in fusions.items()
         for node, list_name in found.node_lists.items()
     }
-    plan, applied = convert(inlined.proto, view, (*preserve, *inlined.boundary), own_lists)
+    rules = {
+        inlined.prefixes[region] + node: rule
+        for region, found in fusions.items()
+        for node, rule in found.rules.items()
+    }
+    plan, applied = convert(inlined.proto, view, (*preserve, *inlined.boundary), own_lists, rules)
     if applied is not None:
         return ConvertedTree(outline(root, inlined, applied), plan, applied)
     alone = any(found.alone for found in fusions.values())

@@ -23,7 +23,7 @@ def numbers_of(view: GraphView, references: Iterable[str]) -> list[int]:
     for reference in references:
         number = find(reference)  # most are plain names, which need no taking apart
         if number is None:
-            number = find(node_name(reference))
+            number = find(reference[1:] if reference[:1] == "^" else node_name(reference))
         if number is not None:
             numbers.append(number)
     return numbers

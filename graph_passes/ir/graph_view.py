@@ -11,7 +11,7 @@ import array
 import functools
 import itertools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -335,6 +335,16 @@ class GraphView:
         """The vertices of the tensors that a node reads, by port."""
         edges = slice(self.edge_starts[number], self.edge_starts[number + 1])
         return self.sources[edges].tolist()  # type: ignore[no-any-return]
+
+
+def elements(shape: Iterable[int | None]) -> int | None:
+    """The number of elements of a shape, None where a dimension is not known."""
+    total = 1
+    for size in shape:
+        if size is None:
+            return None
+        total *= size
+    return total
 
 
 def no_shapes(_: str) -> None:

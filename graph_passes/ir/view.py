@@ -19,6 +19,7 @@ from graph_passes.ir.graph_view import (
     GraphView,
     Shape,
     Shapes,
+    elements,
     extend_shapes,
     no_shapes,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "InvalidGraphError",
     "Shape",
     "Shapes",
+    "elements",
     "extend_shapes",
     "no_shapes",
     "view_body",

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from tensorflow.core.framework import kernel_def_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import kernel_def_pb2, types_pb2
 from tensorflow.python.framework import kernels
 
 from graph_passes.ops.node_types import NodeType
-from graph_passes.ops.op_types import OpType, Slot
 
 _DEFAULT = "DEFAULT"
 """The device type of kernels that serve every device without one of its own."""
@@ -67,6 +66,7 @@ def missing_kernels_note(device: str) -> str | None:
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def has_float32_kernel(op: str, device: str) -> bool:
     """Whether an op whose tensors all are float32 can run on a type of device."""
     return any(
@@ -86,13 +86,6 @@ class KernelSupport:
     device: str
     dtype: int
 
-    def has_kernel(self, op_type: OpType, slot: Slot, node: node_def_pb2.NodeDef) -> bool:
-        """Whether the node could run with the slot in the target dtype."""
-        if not slot.attr:
-            return False
-        slots = op_type.layout_of(node).slots
-        return self._has(op_type, slot, slots, [op_type.dtype_of(node, each) for each in slots])
-
     def supports(self, node_type: NodeType, position: int) -> bool:
         """Whether nodes of a node type could run with one of its slots in the target dtype.
 
@@ -102,26 +95,20 @@ class KernelSupport:
         """
         return _supports(self, node_type, position)
 
-    def _has(
-        self, op_type: OpType, retyped: Slot, slots: Sequence[Slot], dtypes: Sequence[int]
-    ) -> bool:
-        if not op_type.allows(retyped, self.dtype):
-            return False
-        held: dict[str, set[int]] = {}
-        for slot, dtype in zip(slots, dtypes, strict=True):
-            held.setdefault(slot.attr, set()).add(self.dtype if slot == retyped else dtype)
-        return any(
-            all(held.get(attr, _NOTHING) <= legal for attr, legal in constraints)
-            for constraints in _kernels_of(op_type.name, self.device)
-        )
-
 
 @functools.lru_cache(maxsize=1 << 14)
 def _supports(support: KernelSupport, node_type: NodeType, position: int) -> bool:
-    slot = node_type.layout.slots[position]
-    if node_type.op_type is None or not slot.attr:
+    op_type, slots = node_type.op_type, node_type.layout.slots
+    retyped = slots[position]
+    if op_type is None or not retyped.attr or not op_type.allows(retyped, support.dtype):
         return False
-    return support._has(node_type.op_type, slot, node_type.layout.slots, node_type.dtypes)
+    held: dict[str, set[int]] = {}
+    for slot, dtype in zip(slots, node_type.dtypes, strict=True):
+        held.setdefault(slot.attr, set()).add(support.dtype if slot == retyped else dtype)
+    return any(
+        all(held.get(attr, _NOTHING) <= legal for attr, legal in constraints)
+        for constraints in _kernels_of(op_type.name, support.device)
+    )
 
 
 @functools.cache

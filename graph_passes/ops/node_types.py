@@ -40,6 +40,11 @@ class NodeType:
     is_call: bool = False
 
     @property
+    def has_effect(self) -> bool:
+        """Whether a node may do more than make tensors; of an unknown op nobody knows."""
+        return self.op_type is None or self.op_type.op_def.is_stateful or self.is_call
+
+    @property
     def is_inlined_call(self) -> bool:
         """Whether the op stands for a call whose functions' bodies are in the graph too."""
         return self.op_type is not None and self.op_type.name != self.op

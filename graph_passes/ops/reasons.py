@@ -49,6 +49,8 @@ class Reason(enum.IntEnum):
     SLOWER_HERE = 34, "slower in the target dtype on this device, casts included"
     INSIDE_UNIT = 35, "inside a unit, which computes in float32"
     MOVES_MORE = 36, "moves more bytes in the target dtype, casts included"
+    KEPT_BY_RULE = 37, "kept by a rule"
+    BISECT_LIMIT = 40, "beyond the bisect limit"
 
     @property
     def converts(self) -> bool:

@@ -79,29 +79,63 @@ class WorkSizes:
         return np.array([UNKNOWN_ELEMENTS if size is None else size for size in sizes], np.int64)
 
     def elements(self, tensor: int) -> int | None:
-        """The number of elements of a tensor, None where its shape is not known."""
-        known, way = self._elements, []
-        step: int | None = tensor
-        while step is not None and step not in known:
-            shape = self._shape(step)
-            way.append((step, shape))
-            known[step] = None  # for a way that leads back here
-            is_known = shape is not None and None not in shape
-            step = None if is_known else self._reshaped(step)
-        elements = None if step is None else known[step]
-        for passed, shape in reversed(way):
-            # Of what is reshaped more may be known than of the shape that it gets.
-            elements = known[passed] = self._product(shape) if elements is None else elements
-        return elements
+        """The number of elements of a tensor, None where its shape is not known.
 
-    def _reshaped(self, tensor: int) -> int | None:
-        """Another tensor of as many elements."""
+        Of what is reshaped, and of the factors of a product, more may be known than of the shape
+        that comes out: the rows of a Tensordot's product count for those of all its axes.
+        """
+        known, pending = self._elements, [(tensor, False)]
+        while pending:
+            step, has_makers = pending.pop()
+            if has_makers:
+                known[step] = self._told_by(self._of_as_many(step), step)
+            elif step not in known:
+                shape = self._shape(step)
+                known[step] = self._product(shape)  # for a way that leads back here, too
+                if shape is None or None in shape:
+                    pending.append((step, True))
+                    pending += [(maker, False) for maker in self._of_as_many(step)]
+        return known[tensor]
+
+    def _told_by(self, makers: Sequence[int], tensor: int) -> int | None:
+        """The elements of a tensor, once those of what tells them are known."""
+        if len(makers) == 2:
+            lengths = self._lengths(tensor % self._nodes)
+            made = None if lengths is None else lengths[0] * lengths[2]
+        else:
+            made = self._elements[makers[0]] if makers else None
+        return self._elements[tensor] if made is None else made
+
+    def _of_as_many(self, tensor: int) -> Sequence[int]:
+        """Another tensor of as many elements, or the two matrices that a tensor is made of."""
         view, number = self._view, tensor % self._nodes
+        start = view.edge_starts[number]
         if number in view.aliases:
             call, port = view.aliases[number]
-            return view.tensors[view.edge_starts[call] + port]
-        is_reshape = view.node_type(number).op == "Reshape"
-        return view.tensors[view.edge_starts[number]] if is_reshape else None
+            return (view.tensors[view.edge_starts[call] + port],)
+        op = view.node_type(number).op
+        if op == "MatMul":
+            return view.tensors[start : start + 2]
+        return (view.tensors[start],) if op == "Reshape" else ()
+
+    def _lengths(self, product: int) -> tuple[int, int, int] | None:
+        """How many rows, terms of each sum, and columns a MatMul has; None if that is not known."""
+        left, right = self._of_as_many(product)
+        shapes = [self._shape(tensor) for tensor in (left, right, product)]
+        if any(shape is None or len(shape) != 2 for shape in shapes):
+            return None
+        of_left, of_right, made = (tuple(shape or ()) for shape in shapes)
+        attr = self._view.nodes[product].attr
+        # Asking a protobuf map for a key that it lacks would add the key.
+        if "transpose_a" in attr and attr["transpose_a"].b:
+            of_left = of_left[::-1]
+        if "transpose_b" in attr and attr["transpose_b"].b:
+            of_right = of_right[::-1]
+        rows, terms, columns = made[0] or of_left[0], of_left[1] or of_right[0], made[1]
+        columns = columns or of_right[1]
+        in_left, in_right = self._elements.get(left) or 0, self._elements.get(right) or 0
+        terms = terms or in_right // (columns or in_right or 1) or self._unknown
+        return rows or in_left // terms or self._unknown, terms, columns or self._unknown
 
     def variant(self, number: int) -> str:
         """The variant of its op that a node is."""
@@ -140,6 +174,11 @@ class WorkSizes:
             return 2 * windows * math.prod(read)
         if op == "Einsum":
             return self._einsum_flops(number)
+        if op == "MatMul" and len(self._read(number)) == 2:
+            for factor in self._read(number):
+                self.elements(factor)
+            lengths = self._lengths(number)
+            return None if lengths is None else 2 * math.prod(lengths)
         # A matrix product: every element made is a sum over one axis of the first factor.
         made, summed = self._product(self._shape(number)), self._summed_axis(number)
         if made is None or summed is None:
@@ -171,7 +210,6 @@ class WorkSizes:
         if left is None or len(left) < 2:
             return None
         attr = self._view.nodes[number].attr
-        # Asking a protobuf map for a key that it lacks would add the key.
         transposed = any(name in attr and attr[name].b for name in ("transpose_a", "adj_x"))
         return factors[0], left, -2 if transposed else -1
 

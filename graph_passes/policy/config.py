@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal, get_args
 
+from graph_passes.policy.rules import Rule
+
 if TYPE_CHECKING:
     from graph_passes.policy.cost_table import CostTable
 
@@ -53,6 +55,23 @@ class ListEdit:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What is converted and replaced, of all that would be: for finding what breaks a program.
+
+    Attributes:
+        nodes: the nodes that may be converted, each with its function, "" for the main graph.
+            Constants and Casts go by those that read them.
+        units: the units that may be made: rule, function that was planned with its callees, and
+            node as in `Remark`.
+        root: the function that is being planned; the pass sets it.
+    """
+
+    nodes: frozenset[tuple[str, str]]
+    units: frozenset[tuple[str, str, str]]
+    root: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
     """Everything that decides how a graph is rewritten.
 
@@ -65,6 +84,7 @@ class PrecisionConfig:
         level: "" (all four lists), "TENSOR_CORES_ONLY" (the allow list alone),
             "TREAT_INFER_AS_DENY", or "UNSAFE_FORCE_ALL" (float16 on a GPU only).
         list_edits: changes of the lists, applied in order.
+        rules: what single nodes are to be, whatever list their op is on.
         disabled_rules: names of rules and patterns (see `graph_passes.RULES`) to leave out.
         cost_table: what kernels and Casts cost on the device, or in what XLA makes of a function
             for it; what is slower in the target dtype stays float32. None leaves cost out of
@@ -73,6 +93,7 @@ class PrecisionConfig:
             the batch, where the cost of an op depends on it.
         fused: whether the graph is for a compiler that fuses element-wise ops (XLA), so that only
             matrix products and convolutions have a price of their own, and Casts have none.
+        selection: what may be converted and replaced; None leaves nothing out.
 
     Raises:
         ValueError: a value is not one of the legal ones, or they do not go together.
@@ -83,14 +104,20 @@ class PrecisionConfig:
     parity: bool = False
     level: Level = ""
     list_edits: tuple[ListEdit, ...] = ()
+    rules: tuple[Rule, ...] = ()
     disabled_rules: frozenset[str] = frozenset()
     cost_table: CostTable | None = None
     unknown_dimension: int = UNKNOWN_DIMENSION
     fused: bool = False
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         # Configurations are keys of caches: a list or a set would be none.
         object.__setattr__(self, "list_edits", tuple(self.list_edits))
+        object.__setattr__(self, "rules", tuple(self.rules))
+        for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise ValueError(f"`rules` must be Rule objects. Received one: {rule!r}.")
         object.__setattr__(self, "disabled_rules", frozenset(self.disabled_rules))
         _require("target_dtype", self.target_dtype, get_args(TargetDtype))
         _require("device", self.device, get_args(Device))
@@ -159,7 +186,6 @@ RULES: dict[str, str] = {
     "ones-product": "on a CPU the gradient of a bias becomes a bfloat16 matrix product with ones",
     "constant-folding": "a constant that only converted ops read is stored in the target dtype",
     "attention-mask": "a mask before a softmax becomes one that float16 can hold",
-    "softmax": "a softmax over several axes takes and gives the target dtype",
     "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",
     "unread-sum": "a sum that nothing reads denies nothing, nor does what it is made with",
     "gelu": "the powers and exponentials in a GELU and its gradient deny nothing",

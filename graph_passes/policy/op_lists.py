@@ -146,6 +146,12 @@ def load_op_lists(config: PrecisionConfig) -> OpLists:
             notes.append(note)
         if op_def_registry.get(edit.op) is None:
             notes.append(_unknown_op(edit, _registered_names()))
+    edited = {edit.op: edit for edit in config.list_edits}
+    notes += (
+        f"{_origin(edited[rule.op])} overrules {rule} for the op {rule.op!r}."
+        for rule in config.rules
+        if rule.level == "file" and rule.op in edited
+    )
     if config.level == "TENSOR_CORES_ONLY":
         entries = {op: entry for op, entry in entries.items() if entry.list_name == "allow"}
     elif config.level == "TREAT_INFER_AS_DENY":

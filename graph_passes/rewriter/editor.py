@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import graph_pb2
 
 from graph_passes.ir.eligibility import numbers_of
-from graph_passes.ir.view import GraphView, Shape
+from graph_passes.ir.view import GraphView
+from graph_passes.ops.reasons import Reason
 from graph_passes.rewriter.emitter import TensorFact
 from graph_passes.rewriter.gate import Gate
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.surgery import Unread, replace_tensors
+from graph_passes.rewriter.surgery import Edits, Unread, make_edits
 
 _LOGGER = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
@@ -35,18 +37,12 @@ class NearMiss:
     why: str
 
 
-class GraphEdits:
+class GraphEdits(Edits):
     """The replacements that were accepted in one graph, and what came close.
 
     Attributes:
         view: the graph that the edits are for.
-        redirect: tensor -> the tensor that its readers shall read instead.
-        inputs: node -> all its new data inputs.
-        controls: node with new inputs -> control inputs that it gets besides.
-        new_nodes: nodes to add.
         made: tensors of new nodes -> what is known of them.
-        in_place: what takes the place, under their names, of nodes by number.
-        shapes: static shapes of the outputs of new nodes.
         units: "rule: node" of each subgraph that is replaced.
         misses: what came close to a pattern.
         node_lists: node -> the list that it counts as being on, `op_lists.FLOAT32` for what
@@ -57,7 +53,11 @@ class GraphEdits:
     """
 
     def __init__(
-        self, view: GraphView, preserve: Collection[str] = (), effects: Collection[str] = ()
+        self,
+        view: GraphView,
+        preserve: Collection[str] = (),
+        effects: Collection[str] = (),
+        permits: Callable[[str, str], bool] = lambda _rule, _node: True,
     ) -> None:
         """Starts without edits.
 
@@ -65,22 +65,18 @@ class GraphEdits:
             view: the graph.
             preserve: names of nodes or tensors that must stay.
             effects: names of nodes that must stay for what they do, whatever they make.
+            permits: tells of a rule and a node whether the replacement may be made.
         """
+        super().__init__()
         self.view = view
-        self.redirect: dict[str, str] = {}
-        self.inputs: dict[str, Sequence[str]] = {}
-        self.controls: dict[str, Sequence[str]] = {}
-        self.new_nodes: list[node_def_pb2.NodeDef] = []
-        self.in_place: dict[int, node_def_pb2.NodeDef] = {}
         self.made: dict[str, TensorFact] = {}
-        self.shapes: dict[str, tuple[Shape | None, ...]] = {}
         self.units: list[str] = []
         self.misses: list[NearMiss] = []
         self.node_lists: dict[str, str] = {}
         self.owner = graph_pb2.GraphDef()
         self.taken: set[str] = set()
         self._facts: dict[str, TensorFact] = {}
-        self._preserve, self._effects = preserve, effects
+        self._preserve, self._effects, self._permits = preserve, effects, permits
         self._preserved = frozenset(numbers_of(view, preserve))
         self.kept = self._preserved.union(numbers_of(view, effects))
 
@@ -147,6 +143,9 @@ class GraphEdits:
         new = self.attempt(number, admitted)
         if new is None or not (new.edits_graph or new.node_lists):
             return False
+        if not self._permits(rule, self.view.names[number]):
+            self.miss(number, Reason.BISECT_LIMIT.text)
+            return False
         self._accept(new)
         self.units.append(f"{rule}: {self.view.names[number]}")
         return True
@@ -172,7 +171,7 @@ class GraphEdits:
         slots = view.layout(number).out_slots
         port = view.split(tensor)[1]
         dtype = view.dtypes[view.base[number] + slots[port]] if slots else 0
-        fact = self._facts[tensor] = TensorFact(dtype % 100, view.shape(tensor))
+        fact = self._facts[tensor] = TensorFact(dtype % 100, self.matcher.shape_of(tensor))
         return fact
 
     def apply(self) -> GraphView:
@@ -181,25 +180,17 @@ class GraphEdits:
             return self.view
         for name in ("matcher", "gate", "_facts"):
             self.__dict__.pop(name, None)  # in a large graph they remember a lot
-        return replace_tensors(
-            self.view,
-            redirect={tensor: self._final(tensor) for tensor in self.redirect},
-            inputs={n: [self._final(t) for t in tensors] for n, tensors in self.inputs.items()},
-            controls=self.controls,
-            in_place=self.in_place,
-            new_nodes=self.new_nodes,
-            unread=self.unread,
-            shapes=self.shapes,
-        )
+        return make_edits(self.view, self, self.unread)
+
+    def preview(self) -> GraphView:
+        """The graph as `apply` would make it now; more edits may follow."""
+        trial = copy.copy(self)
+        trial.new_nodes = copy.deepcopy(self.new_nodes)
+        trial.in_place = copy.deepcopy(self.in_place)
+        return trial.apply()
 
     def applied(self) -> GraphEdits:
         """The edits made: further ones, for the graph that they give."""
-        after = GraphEdits(self.apply(), self._preserve, self._effects)
+        after = GraphEdits(self.apply(), self._preserve, self._effects, self._permits)
         after.units, after.misses, after.shapes = self.units, self.misses, self.shapes
         return after
-
-    def _final(self, tensor: str) -> str:
-        """Follows redirections whose target is redirected as well (two units in a row)."""
-        while tensor in self.redirect:
-            tensor = self.redirect[tensor]
-        return tensor

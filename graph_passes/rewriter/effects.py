@@ -22,13 +22,14 @@ are made for the order in which a function was written.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 
 import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.adjacency import in_order
-from graph_passes.ir.node_order import order_edges
+from graph_passes.ir.node_order import order_edges, without_order
 from graph_passes.ir.view import COLOCATION, GraphView
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 
@@ -56,12 +57,12 @@ class Contraction:
     inside: frozenset[int]
     beside: frozenset[int] = frozenset()
 
-    @property
+    @functools.cached_property
     def effects(self) -> frozenset[int]:
         """The reads and the writes."""
         return frozenset((*self.reads, *self.writes.values()))
 
-    @property
+    @functools.cached_property
     def members(self) -> frozenset[int]:
         """All that becomes one node."""
         return self.effects | self.inside
@@ -95,28 +96,28 @@ def admit_contraction(
         for reader in m.readers(number):
             if reader not in unit.members:
                 raise NoMatchError(f"{names[reader]!r} outside the update reads {names[number]!r}")
-    for number in sorted(unit.inside):
-        for waiting in m.view.waiting.get(names[number], ()):
+    for number in sorted(n for n in unit.inside if names[n] in m.view.awaited):
+        for waiting in m.view.waiting[names[number]]:
             if waiting not in unit.members:
                 raise NoMatchError(f"{names[waiting]!r} waits for {names[number]!r}")
 
 
 def _require_variables(m: Matcher, unit: Contraction) -> None:
-    view, names = m.view, m.view.names
-    # A read without a device runs where its variable is.
-    devices = {view.nodes[number].device for number in unit.writes.values()}
-    if len(devices.union(view.nodes[number].device for number in unit.reads) - {""}) > 1 or (
-        len(devices) > 1
-    ):
+    view, names, device_of = m.view, m.view.names, m.view.node_index.device_of
+    # A read without a device (number 0) runs where its variable is.
+    devices = {device_of[number] for number in unit.writes.values()}
+    read_on = {device_of[number] for number in unit.reads} - {0}
+    if len(devices) > 1 or len(devices - {0} | read_on) > 1:
         raise NoMatchError(f"{names[unit.last]!r} updates variables of several devices")
     variables: set[tuple[str | bytes, ...]] = set()
     for handle, number in unit.writes.items():
         if m.ops[number] not in WRITES or m.tensor(number, 0) != handle:
             raise NoMatchError(f"{names[number]!r} does not write to {handle!r}")
-        node = m.node(m.maker(handle))
+        maker = m.maker(handle)
+        attrs = m.node(maker).attr if m.ops[maker] == _HANDLE else {}
         # To read an attribute that is not there would add it.
-        known = [node.attr[name].s if name in node.attr else b"" for name in _NAMES]
-        variables.add(tuple(known) if node.op == _HANDLE and known[-1] else (handle,))
+        known = [attrs[name].s if name in attrs else b"" for name in _NAMES]
+        variables.add(tuple(known) if known[-1] else (handle,))
     if len(variables) < len(unit.writes):
         raise NoMatchError(f"{names[unit.last]!r} updates a variable by two names")
     for number, is_new in unit.reads.items():
@@ -124,7 +125,7 @@ def _require_variables(m: Matcher, unit: Contraction) -> None:
         if write is None:
             raise NoMatchError(f"{names[number]!r} reads another variable")
         first, then = (write, number) if is_new else (number, write)
-        waits = f"^{names[first]}" in m.node(then).input
+        waits = names[first] in view.waits.get(then, ())
         if not waits and (is_new or not _leads_to(m, number, write, unit.inside)):
             raise NoMatchError(f"{names[then]!r} does not wait for {names[first]!r}")
 
@@ -153,21 +154,20 @@ def write_contraction(
         new: the new op with its data inputs; it receives the name of the last write, and waits for
             all that any of the nodes waited for.
     """
-    names = m.view.names
+    names, waits = m.view.names, m.view.waits
     members = {names[number] for number in unit.members}
     last = m.node(unit.last)
-    new.name, new.device = last.name, last.device
-    waits: dict[str, None] = {}
+    new.name, new.device = names[unit.last], last.device
+    awaited: dict[str, None] = {}
     for number in (unit.last, *sorted(unit.members | unit.beside)):
-        if number in m.view.waits:
-            waits.update((c, None) for c in m.node(number).input[:] if c[0] == "^")
-    new.input.extend(name for name in waits if name[1:] not in members)
+        awaited.update(dict.fromkeys(waits.get(number, ())))
+    new.input.extend(f"^{name}" for name in awaited if name not in members)
     nodes = {unit.last: new}
     for number in unit.effects - {unit.last}:
         old = m.node(number)
-        controls = [name for name in old.input[:] if name[0] == "^"]
-        empty = node_def_pb2.NodeDef(name=old.name, op="NoOp", device=old.device)
-        empty.input.extend(dict.fromkeys((*controls, f"^{new.name}")))
+        empty = node_def_pb2.NodeDef(name=names[number], op="NoOp", device=old.device)
+        behind = dict.fromkeys((*waits.get(number, ()), new.name))
+        empty.input.extend([f"^{name}" for name in behind])
         if COLOCATION in old.attr:
             empty.attr[COLOCATION].CopyFrom(old.attr[COLOCATION])
         nodes[number] = empty
@@ -180,8 +180,10 @@ def in_circles(view: GraphView, units: Sequence[Contraction]) -> list[bool]:
     Those for which it is False may be made together: a circle of the graph with these alone would
     be one of the graph with all, and name one of the others. Linear in the size of the graph.
     """
+    if not units:
+        return []
     count = len(view.nodes)
-    ends, place = np.arange(count), np.arange(count)
+    ends, place = np.arange(count), np.arange(count, dtype=np.float64)
     for unit in units:
         members = list(unit.members)
         ends[members] = unit.last
@@ -190,8 +192,6 @@ def in_circles(view: GraphView, units: Sequence[Contraction]) -> list[bool]:
     makers, readers = ends[makers], ends[readers]
     across = makers != readers
     makers, readers = makers[across], readers[across]
-    if np.all(place[makers] < place[readers]):
-        return [False] * len(units)  # most graphs are in an order in which they can run
-    ahead = set(range(count)).difference(in_order(count, makers, readers))
-    behind = set(range(count)).difference(in_order(count, readers, makers))
+    behind = without_order(makers, readers, place)
+    ahead = set(range(count)).difference(in_order(count, readers, makers)) if behind else set[int]()
     return [unit.last in ahead and unit.last in behind for unit in units]

@@ -93,10 +93,14 @@ class Emitter:
         self.makers: dict[str, node_def_pb2.NodeDef] = {}
         self.new_nodes: list[tuple[node_def_pb2.NodeDef, NodeType, Sequence[TensorFact]]] = []
         self.read: set[str] = set()
-        self.op = _Ops(self.add)
         self._colocation = like.attr.get(COLOCATION)
         self._nodes, self._known, self._taken, self._fact = nodes, known, taken, fact
         self._is_function, self._has_frames = is_function, has_frames
+
+    @property
+    def op(self) -> _Ops:
+        """Adds nodes, see above."""
+        return _Ops(self.add)  # kept, it would keep the emitter from being freed at once
 
     def fact(self, tensor: str) -> TensorFact:
         """What is known of a tensor, new or old."""

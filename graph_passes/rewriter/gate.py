@@ -18,13 +18,10 @@ from graph_passes.ir.node_order import order_edges
 from graph_passes.ir.view import ARGUMENT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
 from graph_passes.rewriter.effects import admit_contraction
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.matcher import SHAPERS, SIZES, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.search import SHAPERS
 from graph_passes.rewriter.stored_shapes import known_shape
 
-SIZES = ("Shape", "ShapeN", "Size", "Rank")
-"""Ops that ask for the shape of a tensor only."""
 CONTROL_FLOW = ("Enter", "Exit", "Switch", "Merge", "NextIteration", "LoopCond")
 _ANY = 1 << 30
 _NORM = dict.fromkeys((1, 2, 3, 4), (1, 1))
@@ -156,7 +153,7 @@ class Gate:
         if number in self.kept or view.names[number] in view.awaited or not depth:
             return False
         node_type = view.node_type(number)
-        if not node_type.layout.out_slots or _has_state(node_type):
+        if not node_type.layout.out_slots or node_type.has_effect:
             return False  # the result of a function, or an op that has an effect
         return all(self.is_idle(reader, depth - 1) for reader in self._m.readers(number))
 
@@ -286,12 +283,7 @@ class _Interior:
 
 
 def _is_boundary(node_type: NodeType) -> bool:
-    return _has_state(node_type) or node_type.op in (*CONTROL_FLOW, "Placeholder", ARGUMENT)
-
-
-def _has_state(node_type: NodeType) -> bool:
-    op_type = node_type.op_type
-    return op_type is None or op_type.op_def.is_stateful or node_type.is_call
+    return node_type.has_effect or node_type.op in (*CONTROL_FLOW, "Placeholder", ARGUMENT)
 
 
 @functools.lru_cache(maxsize=1024)

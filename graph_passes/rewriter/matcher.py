@@ -15,6 +15,21 @@ from tensorflow.python.framework import tensor_util
 
 from graph_passes.ir.view import GraphView, Shape
 
+SHAPERS = ("Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient")
+"""Ops that give the elements of their first input as they are."""
+MOVES = (*SHAPERS, "Transpose")
+"""Ops that give them in another order at most."""
+SPREADS = ("BroadcastTo", "Tile")
+"""Ops that repeat the elements of their first input."""
+SELECTS = ("SelectV2", "Select")
+"""Ops that give those of one of two tensors."""
+SIZES = ("Shape", "ShapeN", "Size", "Rank")
+"""Ops that ask for the shape of a tensor only."""
+ADDS = ("AddV2", "Add")
+"""Sums of two tensors."""
+SUMS = ("AddN", *ADDS)
+"""Sums of any number of tensors."""
+
 _FEW_BYTES = 64
 """Constants of no more are mostly shapes and axes, which come again all over a graph."""
 

@@ -82,7 +82,7 @@ class Replacement(Emitter):
 
     def shaped_as(self, tensor: str, made: str) -> str:
         """What stands for a tensor, reshaped to its static shape unless all its readers do that."""
-        shape, own, m = self.view.shape(tensor), self.fact(made).shape, self.matcher
+        shape, own, m = self.matcher.shape_of(tensor), self.fact(made).shape, self.matcher
         if shape is None or own is None or len(shape) == len(own) or None in shape:
             return made
         if all(m.op(reader) == "Reshape" for reader in m.readers(m.maker(tensor))):
@@ -91,10 +91,10 @@ class Replacement(Emitter):
 
     def take_shapes_of(self, tensor: str, nodes: Iterable[int]) -> None:
         """Lets what asks for the shape of one of some nodes ask a tensor of the same shape."""
-        m, shape = self.matcher, self.view.shape(tensor)
+        m, shape = self.matcher, self.matcher.shape_of(tensor)
         if shape is None or "Shape" not in self.view.ops:
             return
         for number in nodes:
             asking = [reader for reader in m.readers(number) if m.op(reader) == "Shape"]
-            if asking and self.view.shape(m.output(number)) == shape:
+            if asking and self.matcher.shape_of(m.output(number)) == shape:
                 self.inputs.update((m.node(reader).name, [tensor]) for reader in asking)

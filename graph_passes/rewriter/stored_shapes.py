@@ -13,7 +13,7 @@ _MOST_STEPS = 16
 
 def known_shape(m: Matcher, tensor: str) -> Shape | None:
     """The static shape of a tensor, or that of the constant or variable that it comes from."""
-    shape = m.view.shape(tensor)
+    shape = m.shape_of(tensor)
     for _ in range(_MOST_STEPS):
         if shape is not None:
             return shape
@@ -27,7 +27,7 @@ def known_shape(m: Matcher, tensor: str) -> Shape | None:
         if op not in _PASSES:
             return _sizes(node.attr["shape"].shape) if "shape" in node.attr else None
         tensor = m.tensor(number, 0)
-        shape = m.view.shape(tensor) if op != "ReadVariableOp" else None
+        shape = m.shape_of(tensor) if op != "ReadVariableOp" else None
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
@@ -10,34 +11,46 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from graph_passes.ir.eligibility import node_name, numbers_of
 from graph_passes.ir.view import ARGUMENT, COLOCATION, RESULT, GraphView, Shape
-from graph_passes.ops.node_types import NodeType
 
 _AT = "loc:@"
 
 
-def replace_tensors(
-    view: GraphView,
-    *,
-    redirect: Mapping[str, str],
-    inputs: Mapping[str, Sequence[str]],
-    controls: Mapping[str, Sequence[str]],
-    in_place: Mapping[int, node_def_pb2.NodeDef],
-    new_nodes: Sequence[node_def_pb2.NodeDef],
-    unread: Unread,
-    shapes: Mapping[str, Sequence[Shape | None]],
-) -> GraphView:
-    """A graph in which tensors come from elsewhere.
+@dataclasses.dataclass
+class Edits:
+    """Changes of a graph.
 
-    Args:
-        view: the graph; it is not changed.
-        redirect: tensor -> the tensor that its readers shall read instead.
+    Attributes:
+        redirect: tensor -> the tensor that its readers shall read instead, itself redirected where
+            two units stand in a row.
         inputs: node -> all its new data inputs.
         controls: one of these nodes -> control inputs that it gets besides those it has.
         in_place: number of a node -> what takes its place under its name; reads no new tensor
             that is redirected.
         new_nodes: nodes to add; their inputs are redirected too.
-        unread: finds what nothing reads, and knows what must stay.
         shapes: name of a new node -> static shapes of its outputs.
+    """
+
+    redirect: dict[str, str] = dataclasses.field(default_factory=dict)
+    inputs: dict[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    controls: dict[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    in_place: dict[int, node_def_pb2.NodeDef] = dataclasses.field(default_factory=dict)
+    new_nodes: list[node_def_pb2.NodeDef] = dataclasses.field(default_factory=list)
+    shapes: dict[str, tuple[Shape | None, ...]] = dataclasses.field(default_factory=dict)
+
+    def final(self, tensor: str) -> str:
+        """What is read in the end where a tensor was to be read."""
+        while tensor in self.redirect:
+            tensor = self.redirect[tensor]
+        return tensor
+
+
+def make_edits(view: GraphView, edits: Edits, unread: Unread) -> GraphView:
+    """A graph in which tensors come from elsewhere.
+
+    Args:
+        view: the graph; it is not changed.
+        edits: what changes; new nodes then read what is redirected.
+        unread: finds what nothing reads, and knows what must stay.
 
     Returns:
         The view of the new graph, which shares with the old one the nodes that are as they were.
@@ -47,27 +60,29 @@ def replace_tensors(
     Raises:
         InvalidGraphError: a name is used twice, or an input names no tensor.
     """
-    orphans = {view.split(tensor)[0] for tensor in redirect}
-    touched = {view.index[name] for name in inputs}
-    for name in orphans:
-        touched.update(view.reading_nodes(view.index[name]))
+    in_place, new_nodes = edits.in_place, edits.new_nodes
+    redirect = {tensor: edits.final(tensor) for tensor in edits.redirect}
+    orphans = {view.index[view.split(tensor)[0]] for tensor in redirect}
+    touched = {view.index[name] for name in edits.inputs}
+    for number in orphans:
+        touched.update(view.reading_nodes(number))
     # What a tensor is redirected to has readers that its view does not know of.
     targets = (view.index.get(view.split(tensor)[0]) for tensor in redirect.values())
     kept = {number for number in targets if number is not None}
     reads: dict[int, list[str]] = {}  # by changed nodes
     for number in touched:
         name, read = view.names[number], view.nodes[number].input[:]
-        given = inputs.get(name)
+        given = edits.inputs.get(name)
         if given is not None:
-            orphans.update(node_name(tensor) for tensor in read if tensor[0] != "^")
+            orphans.update(view.makers(number))
             waits = dict.fromkeys(tensor for tensor in read if tensor[0] == "^")
-            waits.update(dict.fromkeys(controls.get(name, ())))
+            waits.update(dict.fromkeys(edits.controls.get(name, ())))
             read = [*given, *waits]
         elif redirect.keys().isdisjoint(read):
             continue
         reads[number] = [redirect.get(name, name) for name in read]
     for number, node in in_place.items():
-        orphans.update(node_name(name) for name in view.nodes[number].input[:])
+        orphans.update(unread.read_before(number))
         reads[number] = node.input[:]
     added = [node.input[:] for node in new_nodes]
     for node, read in zip(new_nodes, added, strict=True):
@@ -96,7 +111,7 @@ def replace_tensors(
             if COLOCATION in node.attr:
                 relocate(node, gone)
     nodes, moved, anew = _assemble(view, changed, new_nodes, dead)
-    return view.edited(nodes, moved, anew, shapes)
+    return view.edited(nodes, moved, anew, edits.shapes)
 
 
 def _is_beside(node: node_def_pb2.NodeDef, gone: Container[str]) -> bool:
@@ -165,9 +180,9 @@ class Unread:
     def __init__(self, view: GraphView, kept: Collection[int]) -> None:
         self._view = view
         self._starts, self._makers = view.edge_starts, view.maker_nodes
-        stays = np.array([_has_effect(node_type) for node_type in view.node_types])[
-            np.asarray(view.node_type_of)
-        ]
+        ends = ("Placeholder", ARGUMENT, RESULT)
+        stays = np.array([each.has_effect or each.op in ends for each in view.node_types])
+        stays = stays[np.asarray(view.node_type_of)]
         stays[list(kept)] = True
         makers = np.asarray(self._makers)
         # How often a node that stays reads each node, control inputs included. One that stays in
@@ -187,7 +202,7 @@ class Unread:
         reads: Mapping[int, Sequence[str]],
         added: Iterable[Sequence[str]],
         kept: Iterable[int],
-        orphans: Collection[str],
+        orphans: Collection[int],
     ) -> set[int]:
         """Those among some nodes, and among what only they read, once the graph is edited.
 
@@ -195,24 +210,23 @@ class Unread:
             reads: number of a changed node -> what it reads then.
             added: what each new node reads.
             kept: numbers of more nodes that must stay.
-            orphans: names of the nodes to begin with.
+            orphans: numbers of the nodes to begin with.
         """
         uses: list[int] = self._uses.tolist()
         for number in kept:
             uses[number] += 1
         for number in reads:
-            for read in self._read_before(number):
+            for read in self.read_before(number):
                 uses[read] -= 1
         for read in numbers_of(self._view, itertools.chain(*reads.values(), *added)):
             uses[read] += 1
-        orphaned = numbers_of(self._view, orphans)
-        return self._behind([number for number in orphaned if not uses[number]], uses, reads)
+        return self._behind([number for number in orphans if not uses[number]], uses, reads)
 
     def _behind(
         self, pending: list[int], uses: list[int], reads: Mapping[int, Sequence[str]]
     ) -> set[int]:
         dead: set[int] = set()
-        read_before, view = self._read_before, self._view
+        read_before, view = self.read_before, self._view
         while pending:
             number = pending.pop()
             dead.add(number)
@@ -223,17 +237,8 @@ class Unread:
                     pending.append(read)
         return dead
 
-    def _read_before(self, number: int) -> Sequence[int]:
+    def read_before(self, number: int) -> Sequence[int]:
         """The nodes that a node read before the edits, each as often as it did."""
         read = self._makers[self._starts[number] : self._starts[number + 1]]
         waits = self._view.waits.get(number)
         return read if waits is None else [*read, *numbers_of(self._view, waits)]
-
-
-def _has_effect(node_type: NodeType) -> bool:
-    return (
-        node_type.op_type is None
-        or node_type.op_type.op_def.is_stateful
-        or node_type.op in ("Placeholder", ARGUMENT, RESULT)
-        or node_type.is_call  # it may have an effect inside
-    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
-from collections.abc import Set as AbstractSet
+
+from tensorflow.core.framework import function_pb2
 
 from graph_passes.ir.copying import Proto, copy_graph
 from graph_passes.ir.eligibility import find_ineligible
@@ -13,8 +14,9 @@ from graph_passes.ir.view import GraphView, Shape
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
+from graph_passes.policy.rules import Rule
 from graph_passes.rewriter.editor import GraphEdits, NearMiss
-from graph_passes.units.activation import gelu, softmax
+from graph_passes.units.activation import gelu
 from graph_passes.units.attention import mask, softmax_gradient
 from graph_passes.units.float32_units import Float32Unit, keep_inside
 from graph_passes.units.normalization.fused_batch_norm import (
@@ -43,6 +45,7 @@ class Fusion:
         misses: what came close.
         shapes: static shapes of the outputs of new nodes.
         node_lists: node -> the list that it counts as being on, as in `GraphEdits`.
+        rules: node of the original -> the rule of the user that decides it.
         alone: whether some of the units are of use where nothing is converted.
     """
 
@@ -52,6 +55,7 @@ class Fusion:
     misses: tuple[NearMiss, ...] = ()
     shapes: Mapping[str, tuple[Shape | None, ...]] = dataclasses.field(default_factory=dict)
     node_lists: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    rules: Mapping[str, Rule] = dataclasses.field(default_factory=dict)
     alone: bool = False
 
     @functools.cached_property
@@ -61,7 +65,11 @@ class Fusion:
 
 
 def find_units(
-    proto: Proto, view: GraphView, config: PrecisionConfig, preserve: Collection[str]
+    proto: Proto,
+    view: GraphView,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    observe: Callable[[str, Proto], None] | None = None,
 ) -> Fusion:
     """Replaces the subgraphs that the patterns in force recognize.
 
@@ -72,6 +80,7 @@ def find_units(
         view: its view.
         config: says which patterns are in force.
         preserve: names of nodes or tensors that must stay.
+        observe: is told of each pass, by its rule, and of the graph as it has left it.
 
     Returns:
         The new graph, what was replaced, and near misses.
@@ -83,12 +92,14 @@ def find_units(
     if not passes:
         return Fusion(proto, view)
     effects: Collection[str] = proto.control_ret.values() if view.is_function else ()
-    edits = GraphEdits(view, preserve, effects)
+    edits = GraphEdits(view, preserve, effects, _permitted(proto, config))
     search = UnitSearch(edits, config, lists, kernel_support(config.device, config.target))
     alone = False
     for each in passes:
         each.run(search)
         alone = alone or (each.alone and bool(search.edits.units))
+        if observe is not None:
+            observe(each.rule, copy_graph(proto, search.edits.preview()))
     edits = search.edits
     keep_inside(edits, search.in_float32)
     if not edits.units:
@@ -96,7 +107,18 @@ def find_units(
     new = edits.apply()
     node_lists = {n: where for n, where in edits.node_lists.items() if n in new.index}
     units, misses = tuple(edits.units), tuple(edits.misses)
-    return Fusion(proto, new, units, misses, edits.shapes, node_lists, alone)
+    return Fusion(proto, new, units, misses, edits.shapes, node_lists, alone=alone)
+
+
+def _permitted(proto: Proto, config: PrecisionConfig) -> Callable[[str, str], bool]:
+    """Tells of a unit's rule and node whether a selection has it."""
+    selection = config.selection
+    if selection is None:
+        return lambda _rule, _node: True
+    root, units = selection.root, selection.units
+    name = proto.signature.name if isinstance(proto, function_pb2.FunctionDef) else ""
+    where = "" if name == root else f"{name}/"
+    return lambda rule, node: (rule, root, f"{where}{node}") in units
 
 
 def passes_in_force(config: PrecisionConfig) -> list[UnitPass]:
@@ -104,10 +126,12 @@ def passes_in_force(config: PrecisionConfig) -> list[UnitPass]:
     return [each for each in UNIT_PASSES if config.has_rule(each.rule)]
 
 
-def may_gain_alone(ops: AbstractSet[str], config: PrecisionConfig) -> bool:
-    """Whether there may be units of use in a graph with some ops, were nothing converted in it."""
-    passes = passes_in_force(config)
-    return any(each.alone and not ops.isdisjoint(each.ops) for each in passes)
+@functools.lru_cache(maxsize=64)
+def ops_at_work(config: PrecisionConfig) -> frozenset[str]:
+    """The ops without any of which no plan and no unit changes a graph."""
+    lists = load_op_lists(config)
+    alone = [op for each in passes_in_force(config) if each.alone for op in each.ops]
+    return frozenset((*lists.ops("allow"), *lists.ops("deny"), *alone))
 
 
 def _fuse_updates(search: UnitSearch) -> None:
@@ -127,16 +151,8 @@ def _fuse_batch_norms(search: UnitSearch) -> None:
         fold=search.is_bfloat16_cpu,
         products=search.lists.ops("allow"),
     )
-    _keep_exact(search, left)
-
-
-def _find_softmaxes(search: UnitSearch) -> None:
-    _keep_exact(search, softmax.find_softmaxes(search.edits))
-
-
-def _keep_exact(search: UnitSearch, units: list[Float32Unit]) -> None:
-    search.in_float32 += units
-    search.exact.update(number for unit in units for number in unit.inside)
+    search.in_float32 += left
+    search.exact.update(number for unit in left for number in unit.inside)
 
 
 def _fuse_layer_norms(search: UnitSearch) -> None:
@@ -197,7 +213,6 @@ def _run(write: Callable[[GraphEdits], None]) -> Callable[[UnitSearch], None]:
 UNIT_PASSES = (
     UnitPass(fused_updates.RULE, _fuse_updates, ops=fused_updates.OPS, alone=True),
     UnitPass(OF_BATCH, _fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
-    UnitPass(softmax.RULE, _find_softmaxes, ops=("Log",), ensures=("exact sums",)),
     UnitPass(FUSED_LAYER_NORM, _fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
     UnitPass(
         CENTRED,

@@ -127,12 +127,6 @@ LIBRARY: Mapping[str, Callable[[], Program]] = {
     "tf_keras group norm": lambda: keras_layer(
         lambda: tf_keras.layers.GroupNormalization(2), IMAGES
     ),
-    "keras softmax over axes": lambda: keras_layer(
-        lambda: keras.layers.Softmax(axis=(1, 2)), TOKENS
-    ),
-    "tf_keras softmax over axes": lambda: keras_layer(
-        lambda: tf_keras.layers.Softmax(axis=(1, 2)), TOKENS
-    ),
     "keras gelu, tanh": lambda: keras_layer(
         lambda: keras.layers.Activation(lambda x: keras.activations.gelu(x, approximate=True)),
         TOKENS,

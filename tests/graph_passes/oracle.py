@@ -16,12 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO
 
 from tensorflow.core.framework import graph_pb2
-from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
+from tensorflow.core.protobuf import meta_graph_pb2
+
+from tf_amp.tracing.upstream import with_fetches as meta_graph
+
+__all__ = ["MODES", "Mode", "Oracle", "OracleError", "fetches_of", "meta_graph"]
 
 _SIMULATE_GPU = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_SIMULATE_GPU"
 _PREFIX = "TF_AUTO_MIXED_PRECISION"
@@ -50,15 +53,6 @@ MODES = {
 
 class OracleError(Exception):
     """TensorFlow's pass refused the graph, or its process died."""
-
-
-def meta_graph(
-    graph_def: graph_pb2.GraphDef, fetches: Collection[str]
-) -> meta_graph_pb2.MetaGraphDef:
-    """A graph with the nodes to preserve, in the form that Grappler reads."""
-    meta = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
-    meta.collection_def["train_op"].node_list.value.extend(fetches)
-    return meta
 
 
 def fetches_of(meta: meta_graph_pb2.MetaGraphDef) -> list[str]:
@@ -136,29 +130,15 @@ def _read(pipe: BinaryIO, size: int) -> bytes:
     return data
 
 
-def _only(field: str) -> config_pb2.ConfigProto:
-    """A configuration in which Grappler runs one pass once, on graphs of any size."""
-    config = config_pb2.ConfigProto()
-    options = config.graph_options.rewrite_options
-    off, on = rewriter_config_pb2.RewriterConfig.OFF, rewriter_config_pb2.RewriterConfig.ON
-    for toggle in options.DESCRIPTOR.fields:
-        if toggle.enum_type is not None and toggle.enum_type.name == "Toggle":
-            setattr(options, toggle.name, off)
-    setattr(options, field, on)
-    options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
-    options.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
-    options.min_graph_nodes = -1
-    options.disable_model_pruning = True
-    return config
-
-
 def _serve(field: str) -> None:
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints to stdout must not get between the answers
     from tensorflow.python.grappler import tf_optimizer
 
-    config = _only(field)
+    from tf_amp.tracing.upstream import only
+
+    config = only(field)
     while header := requests.read(_LENGTH.size):
         meta = meta_graph_pb2.MetaGraphDef.FromString(_read(requests, *_LENGTH.unpack(header)))
         start = time.perf_counter()

@@ -341,3 +341,15 @@ def test_every_stage_tells_what_it_has_made() -> None:
     rewrite_graph_def(before, CONFIG, observe=observe)
     stages = [stage.name for stage in pipeline.STAGES if stage.applies(CONFIG)]
     assert seen == ["units", *stages, "apply"]
+
+
+def test_functions_that_others_call_keep_name_and_signature() -> None:
+    before = nested_calls(2)
+    del before.node[:]
+    named = sorted(f.signature.name for f in before.library.function)
+    assert not rewrite_graph_def(before, CONFIG).changed
+    result = rewrite_graph_def(before, CONFIG, roots=named)
+    assert result.changed
+    after = {f.signature.name: f for f in result.proto.library.function}
+    for function in before.library.function:
+        assert after[function.signature.name].signature == function.signature

@@ -69,10 +69,6 @@ def erf_gelu(x: tf.Tensor, _: Sequence[tf.Tensor]) -> tf.Tensor:
     return 0.5 * x * (1.0 + tf.math.erf(x * np.sqrt(0.5)))
 
 
-def softmax(x: tf.Tensor, _: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.exp(x - tf.reduce_logsumexp(x, (1, 2), keepdims=True))
-
-
 def weights_of(x: tf.Tensor, mask: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Attention of a tensor to itself."""
     weights = tf.nn.softmax(mask(tf.matmul(x, x, transpose_b=True)))

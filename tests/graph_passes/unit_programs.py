@@ -108,7 +108,6 @@ _LAYERS: Mapping[str, Callable[[Options], Program]] = {
     ),
     "gelu, tanh": _layer(layers.gelu, TOKENS, 0),
     "gelu, erf": _layer(layers.erf_gelu, TOKENS, 0),
-    "softmax over axes": _layer(layers.softmax, TOKENS, 0),
     **{
         name: _layer(
             functools.partial(lambda mask, x, _: layers.weights_of(x, mask), mask), TOKENS, 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 from graph_passes import ListEdit, PrecisionConfig, load_op_lists
 from tf_amp.cli.lists import list_rows
@@ -43,10 +44,33 @@ def test_lists(run_python: RunPython) -> None:
     env = {f"{REWRITE}_INFERLIST_ADD": "Exp"}
     target = ("--device", "GPU", "--dtype", "float16")
     printed = run_python(MAIN, env, args=("lists", "--diff", "--json", *target)).stdout
-    (row,) = json.loads(printed)
+    (row,) = json.loads(printed)["ops"]
     assert (row["op"], row["list_name"], row["shipped"]) == ("Exp", "infer", "deny")
     assert row["origin"] == f"{REWRITE}_INFERLIST_ADD"
     done = run_python(MAIN, args=("lists", "MatMul", "Exq", *target), check=False)
     assert done.returncode == 1
     assert "MatMul  allow" in done.stdout
     assert "Exq" in done.stderr
+
+
+def test_lists_have_the_rules_and_who_made_them(run_python: RunPython, tmp_path: Path) -> None:
+    files = [tmp_path / "weak.toml", tmp_path / "strong.toml"]
+    for file in files:
+        file.write_text(
+            '[[rule]]\naction = "keep_float32"\nop = "Softmax"\nlayer = "head"\nwhy = "NaN"\n'
+        )
+    env = {f"{REWRITE}_RULES": str(files[0]), f"{REWRITE}_ALLOWLIST_ADD": "Softmax"}
+    args = ("lists", "--diff", "--rules", str(files[1]))
+    printed = run_python(MAIN, env, args=args).stdout
+    rows = [line.split(maxsplit=4) for line in printed.splitlines() if ".toml [1]  " in line]
+    assert [(row[0], row[2], row[3]) for row in rows] == [
+        ("weak.toml", "keep_float32", "file"),
+        ("strong.toml", "keep_float32", "call"),
+    ]
+    assert rows[0][4].split("  ") == ["op = 'Softmax', layer = 'head'", "NaN"]
+    assert (
+        f"{REWRITE}_ALLOWLIST_ADD overrules weak.toml [1]: 'NaN' for the op 'Softmax'." in printed
+    )
+    told = json.loads(run_python(MAIN, env, args=(*args, "--json", "Softmax")).stdout)
+    assert [rule["level"] for rule in told["rules"]] == ["file", "call"]
+    assert told["rules"][0]["layer"] == "head"

@@ -100,3 +100,13 @@ def test_wrong_calls_and_hardware_are_told_with_a_remedy(
         done = run_python(MAIN, env, args=("tune", *arguments), check=False)
         assert done.returncode == 1, done.stderr[-2000:]
         assert said in done.stderr
+
+
+def test_a_table_that_cannot_be_written_is_not_lost(run_python: RunPython, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    arguments = ("--only", "Neg", "--output", str(tmp_path / "file" / "x.toml"))
+    done = run_python(MAIN, IGNORE, args=("tune", *arguments), check=False)
+    assert done.returncode == 1
+    assert "on standard output" in done.stderr
+    (tmp_path / "saved.toml").write_text(done.stdout)
+    assert [key for key, _ in load_table(tmp_path / "saved.toml").rows] == ["Neg"]

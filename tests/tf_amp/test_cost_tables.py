@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +66,32 @@ def test_the_users_table_wins_over_the_shipped_one(
     path.write_text("[casts")
     assert choose_table(read_settings({}), CPU, environ).table == shipped
     assert str(path) in caplog.text
+
+
+@pytest.mark.parametrize("member", ["exists", "read_text"])
+def test_a_cache_that_cannot_be_read_leaves_the_shipped_table(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    member: str,
+) -> None:
+    monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-avx512_bf16")
+    shipped = shipped_table("cpu-avx512_bf16", "bfloat16")
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    path = cached_table_path("cpu-avx512_bf16", "bfloat16", environ)
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    original = getattr(Path, member)
+
+    def fail(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, member, fail)
+    assert choose_table(read_settings({}), CPU, environ).table == shipped
+    # A cache of somebody else is none of this user's; a table in one's own is.
+    assert ("Permission denied" in caplog.text) == (member == "read_text")
 
 
 def test_what_xla_compiles_has_a_table_of_its_own(

@@ -232,3 +232,26 @@ def test_the_module_prints_the_page_without_tensorflow() -> None:
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert done.stdout == markdown()
+
+
+def test_rules_are_read_from_the_file_that_a_variable_names(tmp_path: Path) -> None:
+    file = tmp_path / "rules.toml"
+    file.write_text('[[rule]]\naction = "keep_float32"\nlayer = "head"\n')
+    settings = read_settings({f"{REWRITE}_RULES": str(file)})
+    (rule,) = settings.rules
+    assert (rule.layer, rule.level, rule.origin) == ("head", "file", "rules.toml [1]")
+    assert settings.decided_by["rules"] == f"{REWRITE}_RULES"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "No such file"), ('[[rule]]\naction = "keep"', "line 1.*`action` must be one of")],
+)
+def test_rules_that_cannot_be_read_are_an_error(
+    tmp_path: Path, text: str | None, message: str
+) -> None:
+    file = tmp_path / "rules.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(EnvConfigError, match=f"_RULES names a file.*{message}"):
+        read_settings({f"{REWRITE}_RULES": str(file)})

@@ -110,6 +110,26 @@ def test_what_is_part_of_a_later_graph_counts_once() -> None:
     assert found["graphs_rewritten"] == 2
 
 
+def test_functions_have_a_row_each_but_for_parts_of_others() -> None:
+    tally = Tally()
+    callee = add(tally, "callee", converted(1))
+    add(tally, "idle", unchanged())
+    add(tally, "inner", converted(1), is_top=False)
+    add(tally, "caller", converted(3), covered=[callee])
+    (row,) = tally.as_dict()["functions"]
+    assert (row.name, row.casts) == ("caller", 1)
+    for number in range(200):
+        add(tally, f"more {number}", converted(1))
+    assert len(tally.as_dict()["functions"]) == 100
+
+
+def test_row_of_a_function_says_what_keeps_its_products() -> None:
+    counts = NodeCounts(9, 3, 2, Counter({MATMUL: 3, KEPT: 2}))
+    row = counts.status("step")
+    assert (row.name, row.products, row.products_low, row.casts) == ("step", 5, 3, 2)
+    assert row.kept == {"MatMul: slower here": 2}
+
+
 def test_reason_for_nothing_is_that_of_the_largest_graph() -> None:
     tally = Tally()
     assert "no function was traced" in tally.why_nothing()
@@ -129,3 +149,14 @@ def test_fused_updates_are_counted_and_said() -> None:
     assert counts.converted_alone().updates == 3
     assert counts.line("step", "bfloat16").endswith("0 casts, 3 updates fused")
     assert NodeCounts(updates=1).line("step", "bfloat16").endswith("0 casts, 1 update fused")
+
+
+def test_what_lost_its_trial_is_not_counted() -> None:
+    tally = Tally()
+    for name, result in (("kept", converted(1)), ("lost", converted(3))):
+        tally.add(name, result, NodeCounts.of(result.report))
+    tally.take_back("lost", NodeCounts.of(converted(3).report), changed=True, counted=True)
+    found = tally.as_dict()
+    assert (found["graphs_seen"], found["graphs_rewritten"]) == (2, 1)
+    assert (found["nodes_total"], found["nodes_converted"]) == (2, 1)
+    assert "'lost': in float32 it was faster" in tally.why_nothing()

@@ -18,6 +18,7 @@ def add_parser(commands: Any) -> None:
         "env",
         help="print the settings in force",
         description="Prints what the environment asks for and what this machine makes of it.",
+        epilog="Exit status: 0; 2 for a wrong call or setting.",
     )
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     parser.set_defaults(run=run, needs_tensorflow=True)
@@ -67,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "log_path",
             )
         },
+        "node_rules": list(status.rules),
         "rules": [
             f"{name}: {'off' if name in settings.disabled_rules else 'on'} ({meaning})"
             for name, meaning in RULES.items()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_amp import autoload
+from tf_amp.cli.conditions import Condition, ConditionError
 from tf_amp.env_variables import LOG_PATH
 from tf_amp.whole_files import write_whole
 
@@ -42,8 +43,13 @@ def add_parser(commands: Any) -> None:
 
 EXIT_CODES = (
     "Exit status: 0; 1 if there is nothing to tell of, or no remark fits the filters; 2 for a "
-    "wrong call."
+    "wrong call or setting; 3 if a condition of --fail-if holds."
 )
+FIGURES = (
+    *("products", "products_low", "products_kept", "product_share", "flops", "flops_low"),
+    *("flops_share", "casts", "cast_bytes", "failures"),
+)
+"""What a condition may name, over all graphs together."""
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +78,28 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensorboard", type=Path, metavar="DIR", help="write graphs before and after as events"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON: the overview, or a line each")
+    parser.add_argument(
+        "--fail-if",
+        metavar="CONDITION",
+        type=_condition,
+        help="exit with status 3 if it holds, such as 'casts>200 or product_share<0.9'; figures: "
+        + ", ".join(FIGURES),
+    )
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="as JSON: the overview, or a line each")
+    forms.add_argument(
+        "--format",
+        choices=("text", "github"),
+        default="text",
+        help="github: products that stay float32 as annotations of lines in a workflow's log",
+    )
+
+
+def _condition(text: str) -> Condition:
+    try:
+        return Condition(text, FIGURES)
+    except ConditionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _regex(text: str) -> re.Pattern[str]:
@@ -115,8 +142,42 @@ def show(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
     """
     chosen = (arguments.op, arguments.node, arguments.function, arguments.line, arguments.missed)
     if arguments.html or arguments.model_explorer or arguments.tensorboard:
-        return _write(traces, arguments)
-    return _show_remarks(traces, arguments) if any(chosen) else _show_overview(traces, arguments)
+        status = _write(traces, arguments)
+    elif arguments.format == "github":
+        status = _show_annotations(traces)
+    elif any(chosen):
+        status = _show_remarks(traces, arguments)
+    else:
+        status = _show_overview(traces, arguments)
+    if arguments.fail_if is None or status:
+        return status
+    figures = _figures_for_conditions(traces)
+    if not arguments.fail_if.holds(figures):
+        return status
+    print(", ".join(f"{name} = {value:g}" for name, value in figures.items()), file=sys.stderr)
+    return 3
+
+
+def _show_annotations(traces: Sequence[Trace]) -> int:
+    from tf_amp.tracing.workflow import workflow_lines
+
+    for trace in traces:
+        print(*workflow_lines(graph.remarks for graph in trace.graphs), sep="\n")
+    return 0
+
+
+def _figures_for_conditions(traces: Sequence[Trace]) -> dict[str, float]:
+    """The figures that a condition may name; shares of nothing are 1."""
+    from tf_amp.tracing.figures import figures_of
+
+    graphs = [graph.remarks for trace in traces for graph in trace.graphs]
+    found = figures_of(graphs)
+    derived = {
+        "product_share": found.products_low / found.products if found.products else 1.0,
+        "flops_share": 1.0 if found.flops_share is None else found.flops_share,
+        "failures": sum(graph.failure is not None for graph in graphs),
+    }
+    return {name: derived[name] if name in derived else getattr(found, name) for name in FIGURES}
 
 
 def _jobs(
@@ -221,6 +282,8 @@ def _show_remarks(traces: Sequence[Trace], arguments: argparse.Namespace) -> int
 
 
 def _chosen(graph: TracedGraph, arguments: argparse.Namespace) -> Iterator[Remark]:
+    from graph_passes.ir.rule_matching import is_at
+
     if arguments.function and arguments.function not in graph.remarks.name:
         inner = arguments.function
     else:
@@ -231,12 +294,6 @@ def _chosen(graph: TracedGraph, arguments: argparse.Namespace) -> Iterator[Remar
             and (not arguments.op or remark.op == arguments.op)
             and (not arguments.node or arguments.node.search(remark.node))
             and (not arguments.missed or remark.kind in ("kept", "near_miss"))
-            and (not arguments.line or any(_is_at(line, arguments.line) for line in remark.lines))
+            and (not arguments.line or any(is_at(line, arguments.line) for line in remark.lines))
         ):
             yield remark
-
-
-def _is_at(line: str, asked: str) -> bool:
-    """Whether "a/model.py:42" is at "model.py:42" or in "model.py"."""
-    here = line if asked.rpartition(":")[2].isdigit() else line.rpartition(":")[0]
-    return here == asked or here.endswith("/" + asked)

@@ -1,4 +1,4 @@
-"""``tf-amp lists``: prints the op lists in force, and where each op's place comes from."""
+"""``tf-amp lists``: prints the op lists and the rules in force, and who put each op there."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
 
 if TYPE_CHECKING:
-    from graph_passes import OpLists
+    from graph_passes import OpLists, Rule
 
 
 def add_parser(commands: Any) -> None:
     """Adds the command to the sub-parsers of ``tf-amp``."""
     parser = commands.add_parser(
         "lists",
-        help="print the op lists in force and where they come from",
+        help="print the op lists and rules in force and where they come from",
         description="Prints for each op type the list that it is on, who put it there and why: the "
-        "lists that are shipped, then what the environment changes.",
+        "lists that are shipped, then what the environment changes. Behind them the rules on "
+        "single nodes, the weakest level first.",
         epilog="Exit status: 0; 1 if an op that is asked for is on no list and nothing is written "
         "down of it; 2 for a wrong call or setting.",
     )
@@ -33,7 +34,9 @@ def add_parser(commands: Any) -> None:
         "--diff", action="store_true", help="only what differs from the shipped lists"
     )
     add_target(parser)
-    parser.add_argument("--json", action="store_true", help="as one JSON array")
+    parser.add_argument(
+        "--json", action="store_true", help='as one JSON object: "ops", "rules", "notes"'
+    )
     parser.set_defaults(run=run, needs_tensorflow=True)
 
 
@@ -72,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     autoload.deactivate()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from graph_passes import load_op_lists
+    from graph_passes.policy.rules import LEVELS
     from tf_amp.tracing.text import table
 
     config = config_for(settings, arguments)
@@ -84,8 +88,13 @@ def run(arguments: argparse.Namespace) -> int:
     unknown = sorted(set(arguments.ops) - {row.op for row in rows})
     if arguments.ops:
         rows = [row for row in rows if row.op in arguments.ops]
+    rules = sorted(config.rules, key=lambda rule: LEVELS.index(rule.level))
+    if arguments.ops:
+        rules = [rule for rule in rules if not rule.op or rule.op in arguments.ops]
     if arguments.json:
-        print(json.dumps([row._asdict() for row in rows], indent=1))
+        ops = [row._asdict() for row in rows]
+        told = {"ops": ops, "rules": [r.to_dict() for r in rules], "notes": lists.notes}
+        print(json.dumps(told, indent=1))
     else:
         print(f"{config.target_dtype} on {config.device}")
         if rows:
@@ -93,12 +102,19 @@ def run(arguments: argparse.Namespace) -> int:
             print(table(head, [(r.op, r.list_name or "-", r.shipped or "-", *r[3:]) for r in rows]))
         else:
             print("No op is elsewhere than in the shipped lists." if arguments.diff else "No op.")
+        if rules:
+            head = ("rule", "action", "level", "nodes", "why")
+            print("\n" + table(head, map(_cells, rules)))
         for note in lists.notes:
             print(f"note: {note}")
     if unknown and not arguments.diff:
         print(f"tf-amp lists: on no list: {', '.join(unknown)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _cells(rule: Rule) -> tuple[str, ...]:
+    return (rule.origin, rule.action, rule.level, rule.criteria, rule.why or "-")
 
 
 def list_rows(lists: OpLists, shipped: OpLists, edits: Mapping[str, str], level: str) -> list[Row]:

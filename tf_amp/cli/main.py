@@ -8,12 +8,25 @@ import sys
 from collections.abc import Sequence
 
 from tf_amp import __version__
-from tf_amp.cli import demo, diff, env, explain, lists, plan, run, tune
+from tf_amp.cli import (
+    bisect,
+    compare,
+    convert,
+    demo,
+    diff,
+    env,
+    explain,
+    lists,
+    plan,
+    run,
+    tune,
+    verify,
+)
 from tf_amp.env_variables import EnvConfigError
 
 # A command is a module with `add_parser(commands)`, whose parser sets the default `run`: a function
 # that takes the parsed arguments and returns the exit status.
-COMMANDS = (run, demo, explain, diff, plan, lists, tune, env)
+COMMANDS = (run, demo, explain, diff, plan, verify, convert, compare, bisect, lists, tune, env)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,8 +34,10 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="tf-amp",
         description="Automatic mixed precision for stock TensorFlow 2.",
-        epilog="Everything can be had without this command too: set "
-        "TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the script as usual.",
+        epilog="Exit status: 0; 1 for a command that failed; 2 for a wrong call or setting; 3 "
+        "where a gate (--fail-if, verify) says no; `run` ends as its script does. Everything can "
+        "be had without this command too: set TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the "
+        "script as usual.",
     )
     top.add_argument("--version", action="version", version=f"tf-amp {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -39,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 1 for a failed command (of `diff`: for a difference), 2 for a wrong call
-        or setting.
+        or setting, 3 where a gate says no.
     """
     arguments = parser().parse_args(argv)
     if "needs_tensorflow" in arguments and importlib.util.find_spec("tensorflow") is None:

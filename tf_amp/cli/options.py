@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +15,9 @@ from tf_amp.env_variables import (
     IGNORE_PERFORMANCE,
     LEVEL,
     LOG_PATH,
+    RULES,
     VARIABLES,
+    EnvConfigError,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options; one that is not given leaves its variable as it is."""
     parser.add_argument("--dtype", choices=_CHOICES[DTYPE], help=f"the target dtype (sets {DTYPE})")
     parser.add_argument("--level", choices=_CHOICES[LEVEL], help=f"how far to go (sets {LEVEL})")
+    parser.add_argument("--rules", metavar="FILE", help=f"rules on single nodes (sets {RULES})")
     parser.add_argument("--log-path", metavar="DIR", help=f"write the graphs (sets {LOG_PATH})")
     parser.add_argument(
         "--no-loss-scaling",
@@ -52,7 +56,12 @@ def chosen_variables(arguments: argparse.Namespace) -> Mapping[str, str]:
         Variable name -> value.
     """
     chosen = {ENABLE: "1", ENABLE_GRAPH_REWRITE: "1"}
-    options = {DTYPE: arguments.dtype, LEVEL: arguments.level, LOG_PATH: arguments.log_path}
+    options = {
+        DTYPE: arguments.dtype,
+        LEVEL: arguments.level,
+        RULES: arguments.rules,
+        LOG_PATH: arguments.log_path,
+    }
     chosen.update({name: value for name, value in options.items() if value is not None})
     if arguments.no_loss_scaling:
         chosen[ENABLE_LOSS_SCALING] = "0"
@@ -69,6 +78,11 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         choices=("float16", "bfloat16"),
         help=f"the target dtype; default: {DTYPE}, else float16 on a GPU and bfloat16 on a CPU",
     )
+    parser.add_argument(
+        "--rules",
+        metavar="FILE",
+        help=f"a file of rules on single nodes, which wins over that of {RULES}",
+    )
 
 
 def config_for(settings: Settings, arguments: argparse.Namespace) -> PrecisionConfig:
@@ -84,6 +98,7 @@ def config_for(settings: Settings, arguments: argparse.Namespace) -> PrecisionCo
     Raises:
         EnvConfigError: what is asked for does not go together.
     """
+    from graph_passes import RulesError, load_rules
     from tf_amp.cost_tables import choose_table
     from tf_amp.hardware import Target, choose_target
     from tf_amp.plan import precision_config
@@ -92,6 +107,12 @@ def config_for(settings: Settings, arguments: argparse.Namespace) -> PrecisionCo
     asked = arguments.dtype or settings.target_dtype
     by_device = "float16" if device == "GPU" else "bfloat16"
     dtype = cast("TargetDtype", by_device if asked == "auto" else asked)
+    if arguments.rules:
+        try:
+            rules = load_rules(arguments.rules, "call")
+        except RulesError as error:
+            raise EnvConfigError(f"--rules: {error}") from error
+        settings = dataclasses.replace(settings, rules=settings.rules + rules)
     target = Target(dtype, device, f"{dtype} on {device}, as asked for")
     config = precision_config(settings, target, choose_table(settings, target))
     assert config is not None  # the target has a dtype

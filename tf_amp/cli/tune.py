@@ -91,7 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
             name = table_class(target, compiled=compiled)
             path = arguments.output or cached_table_path(name, target.target_dtype)
             table = _measure(name, target.device, target.target_dtype, arguments.only, compiled)
-            _write(path, format_table(table))
+            text = format_table(table)
+            try:
+                _write(path, text)
+            except OSError:
+                print(text)  # it took minutes to measure
+                raise
             _tell(table, path)
     except (OSError, ValueError) as error:
         print(f"tf-amp tune: {error}", file=sys.stderr)
@@ -143,5 +148,6 @@ def _write(path: Path, text: str) -> None:
         write_whole(path, text.encode())
     except OSError as error:
         raise OSError(
-            f"{str(path)!r} could not be written: {error}. Choose another file with --output."
+            f"{str(path)!r} could not be written: {error}. The table is on standard output: put it "
+            f"into a file and set {COST_TABLE} to that, or choose another file with --output."
         ) from error

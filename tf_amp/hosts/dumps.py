@@ -12,6 +12,7 @@ import re
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -57,6 +58,8 @@ _NAME_LENGTH = 150
 
 MAX_BYTES = 1 << 30
 """How much one process writes. Graphs are traced until then; a warning says when it is reached."""
+MAX_LINES = 10_000
+"""How many lines a file that grows gets, some 3 MB; a warning says when it has them."""
 GZIP_FROM = 1 << 20
 """From how many bytes on remarks are compressed."""
 STATUS = "status.json"
@@ -84,6 +87,7 @@ class Dumps:
         self._describe = describe
         self._max_bytes, self._written = max_bytes, 0
         self._numbers = itertools.count()
+        self._lines: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._gave_up = False
         self._parent = self._usable(directory) if directory else None
@@ -137,6 +141,33 @@ class Dumps:
             gzip.compress(text) if large else text
         )
         return directory if self._put(directory, files) else None
+
+    def append(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Adds a line to a file of this process, if a trace is asked for.
+
+        Whoever reads the file meanwhile may find the last line cut off.
+
+        Args:
+            name: the file's name.
+            entry: what becomes a JSON object.
+        """
+        line = json.dumps(entry, default=str) + "\n"
+        with self._lock:
+            folder = self._folder_of_process() if self._parent else None
+            if folder is None or self._written + len(line) > self._max_bytes:
+                return
+            self._lines[name] += 1
+            if self._lines[name] > MAX_LINES:
+                return
+            self._written += len(line)
+            try:
+                with (folder / name).open("a") as file:
+                    file.write(line)
+            except OSError as error:
+                self._give_up(folder, error)
+                return
+            if self._lines[name] == MAX_LINES:
+                _log.warning("%s has %d lines, and gets no more.", folder / name, MAX_LINES)
 
     def finish(self, status: Callable[[], Mapping[str, Any]]) -> None:
         """Writes the final state to the folder of this process, if it has one.
@@ -201,6 +232,7 @@ class Dumps:
                 return None
             self._folder = process, folder
             self._written = 0
+            self._lines.clear()
             described = self._describe() if self._parent else {}
             try:
                 for name, text in described.items():

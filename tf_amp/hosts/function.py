@@ -16,7 +16,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
@@ -26,12 +26,13 @@ from tensorflow.python.framework import ops
 from tensorflow.python.saved_model import function_deserialization
 
 from graph_passes.collector import collector_paused
+from graph_passes.plan_remarks import lines_within
+from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.dumps import Origin
 from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
-from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
@@ -41,7 +42,7 @@ from tf_amp.patches import Patches
 from tf_amp.tally import NodeCounts
 
 if TYPE_CHECKING:
-    from graph_passes import RewriteResult
+    from graph_passes import Report, RewriteResult
     from tf_amp.installation import Installation
 
 _log = logging.getLogger("tf_amp")
@@ -55,6 +56,17 @@ _EXPORTED = re.compile("signature_wrapper|_wrapped_model|_layer_call_(fn|and_ret
 _KERAS_STEPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
+class _PlanCounts(NamedTuple):
+    """What is kept of a plan: its counts, and the functions that were planned with it."""
+
+    counts: NodeCounts
+    planned_with: frozenset[str]
+
+    @classmethod
+    def of(cls, report: Report) -> _PlanCounts:
+        return cls(NodeCounts.of(report), report.planned_with)
+
+
 class FunctionHost:
     """The hook of one installation."""
 
@@ -66,6 +78,9 @@ class FunctionHost:
         self._calls = FunctionCalls(installation, self._originals)
         self._deferred = DeferredFunctions(self._rewrite_deferred)
         self._counts: weakref.WeakKeyDictionary[Any, NodeCounts] = weakref.WeakKeyDictionary()
+        # Of each function, by which plans it runs with all that it calls.
+        self._plans: weakref.WeakKeyDictionary[Any, dict[str, _PlanCounts]]
+        self._plans = weakref.WeakKeyDictionary()
         # Those whose counts are in no other function's, and those not rewritten whose are.
         self._uncovered: weakref.WeakSet[Any] = weakref.WeakSet()
         self._covered: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -164,7 +179,8 @@ class FunctionHost:
         name = readable_name(definition.signature.name)
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
         title = f"{name} ({step})" if (step := _keras_step()) else name
-        traced = TracedFunction(definition, graph, context, library, title)
+        numbers = self._installation.numbers
+        traced = TracedFunction(definition, graph, context, library, title, numbers)
         result = traced.rewrite(config)
         self._rewrite_called((result.proto, *result.extra_functions), graph, context)
         callees: list[RewriteResult] = []
@@ -186,13 +202,17 @@ class FunctionHost:
             self._installation.record,
             "function",
             original=definition,
-            origin=Origin(library, traced.shapes, traced.function_shapes, source_lines(graph)),
+            origin=Origin(library, traced.shapes, traced.function_shapes, traced.lines),
             announce=top_level and not _EXPORTED.search(name),
         )
+        plans = self._plans_of_callees(graph, result, callees)
+        if result.failure is None:
+            plan = _PlanCounts.of(result.report)
+            self._plans[function] = {**plans, definition.signature.name: plan}
         counts = self._counts[function] = record(
             title,
             result,
-            parts=self._counts_of_callees(graph, definition, result, callees),
+            parts=_counts_of(plans, result),
             covered=[self._counts[callee] for callee in called],
             is_part=function in self._covered,
         )
@@ -206,15 +226,46 @@ class FunctionHost:
             if function not in self._covered:
                 self._uncovered.add(function)
 
+        def trace_anew(callees: Iterable[RewriteResult], suffix: str) -> None:
+            for callee in callees:
+                called_name: str = callee.proto.signature.name  # type: ignore[union-attr]
+                self._installation.trace(
+                    readable_name(called_name) + suffix,
+                    callee,
+                    library(called_name),
+                    Origin(
+                        library,
+                        traced.function_shapes(called_name),
+                        traced.function_shapes,
+                        lines_within(traced.lines, called_name),
+                    ),
+                )
+
+        trace_anew(callees, ", compiled by XLA")
+        in_force, is_alive = UNKNOWN_DIMENSION, weakref.ref(function)
+        recorded = {in_force: (counts, result.changed)}
+
         def record_again(planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:
+            nonlocal counts, in_force
+            plans = self._plans_of_callees(graph, planned, callees)
+            near = f", sizes near {size}"
+            trace_anew(callees, near)
+            again = f"{title}{near}"
+            counts = record(again, planned, parts=_counts_of(plans, planned), covered=[counts])
+            in_force, recorded[size] = size, (counts, planned.changed)
+
+        def lose(size: int) -> None:
             nonlocal counts
-            parts = self._counts_of_callees(graph, definition, planned, callees)
-            again = f"{title}, sizes near {size}"
-            counts = record(again, planned, parts=parts, covered=[counts])
+            size = size or UNKNOWN_DIMENSION
+            lost, changed = recorded[size]
+            self._installation.record_loss(title, lost, changed=changed, counted=size == in_force)
+            if size == in_force:
+                counts = NodeCounts()
+                self._uncovered.discard(is_alive())
 
         if counts.products:
             tried = bool(counts.converted)
-            self._calls.watch(function, traced, config, result, record_again, tried=tried)
+            self._calls.watch(function, traced, config, result, record_again, lose, tried=tried)
 
     def _rewrite_called(
         self, functions: Iterable[Any], graph: Any, context: context_lib.Context
@@ -242,25 +293,37 @@ class FunctionHost:
             return original.definition()
         return context.get_function_def(name) if context.has_function(name) else None
 
-    def _counts_of_callees(
-        self,
-        graph: Any,
-        definition: function_pb2.FunctionDef,
-        result: RewriteResult,
-        anew: list[RewriteResult],
-    ) -> Iterator[NodeCounts]:
-        """Yields the counts of what the rewritten function still calls by the traced names."""
+    def _plans_of_callees(
+        self, graph: Any, result: RewriteResult, anew: Iterable[RewriteResult]
+    ) -> dict[str, _PlanCounts]:
+        """The plans by which a rewritten function runs what it still calls by the traced names.
+
+        Args:
+            graph: the FuncGraph.
+            result: the function after its rewrite.
+            anew: functions that were rewritten once more for it.
+
+        Returns:
+            Function name -> the counts of its plan, also of what is called further down.
+        """
         if not graph._functions and not anew:
-            return
+            return {}
         running = (result.proto, *result.extra_functions)
         names = {name for function in running for name in called_names(function)}
+        found: dict[str, _PlanCounts] = {}
+        for name in names & graph._functions.keys():
+            found.update(self._plans.get(graph._functions[name], {}))
+        found.update((one.proto.signature.name, _PlanCounts.of(one.report)) for one in anew)  # type: ignore[union-attr]
+        return found
+
+
+def _counts_of(plans: Mapping[str, _PlanCounts], result: RewriteResult) -> Iterator[NodeCounts]:
+    """Yields the counts of plans beside that of `result`, each node once."""
+    together = result.report.planned_with.union(*(plan.planned_with for plan in plans.values()))
+    for name, plan in plans.items():
         # A function that was planned together with what it calls reports all those nodes itself;
         # what was converted in a callee that kept its name is in the callee's report alone.
-        planned_together = result.report.total_nodes > len(definition.node_def)
-        called = [self._counts.get(graph._functions[n]) for n in names & graph._functions.keys()]
-        for counts in (*called, *(NodeCounts.of(callee.report) for callee in anew)):
-            if counts is not None:
-                yield counts.converted_alone() if planned_together else counts
+        yield plan.counts.converted_alone() if name in together else plan.counts
 
 
 _installed: FunctionHost | None = None

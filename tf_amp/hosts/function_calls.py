@@ -13,7 +13,10 @@ from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
 
 from graph_passes import rewrite_function_def
+from graph_passes.plan_remarks import lines_within
 from tf_amp.compiled import is_compiled
+from tf_amp.hosts.conversion_numbers import ConversionNumbers
+from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_redirects import Find
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_sizes import (
@@ -30,6 +33,7 @@ from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, tri
 if TYPE_CHECKING:
     from graph_passes import PrecisionConfig, RewriteResult
     from graph_passes.ir.view import FunctionShapes, Shapes
+    from graph_passes.plan_remarks import Lines
     from tf_amp.hosts.function_originals import Originals
     from tf_amp.installation import Installation
 
@@ -46,6 +50,7 @@ class TracedFunction:
         context: the eager context that holds it.
         find: gives the definition of a function that it calls, None for what is planned apart.
         title: its name, for people.
+        numbers: rewrites up to the bisect limit.
     """
 
     definition: function_pb2.FunctionDef
@@ -53,6 +58,7 @@ class TracedFunction:
     context: context_lib.Context
     find: Find
     title: str
+    numbers: ConversionNumbers
 
     @functools.cached_property
     def shapes(self) -> Shapes:
@@ -64,17 +70,26 @@ class TracedFunction:
         """Those of the functions that it calls."""
         return called_shapes(self.graph._functions)
 
+    @functools.cached_property
+    def lines(self) -> Lines:
+        """The Python lines of its nodes, and of the functions that it calls."""
+        return source_lines(self.graph)
+
     def rewrite(
         self, config: PrecisionConfig, callee: function_pb2.FunctionDef | None = None
     ) -> RewriteResult:
         """Rewrites it, or a function that it calls."""
-        return rewrite_function_def(
+        name = callee.signature.name if callee else ""
+        rewrite = functools.partial(
+            rewrite_function_def,
             callee or self.definition,
-            config,
             library=self.find,
-            shapes=self.function_shapes(callee.signature.name) if callee else self.shapes,
+            shapes=self.function_shapes(name) if callee else self.shapes,
             function_shapes=self.function_shapes,
+            name=self.title,
+            lines=lines_within(self.lines, name) if callee else self.lines,
         )
+        return self.numbers.rewrite(lambda config: rewrite(config=config), config)
 
 
 class FunctionCalls:
@@ -87,8 +102,10 @@ class FunctionCalls:
 
     def __init__(self, installation: Installation, originals: Originals) -> None:
         self._originals = originals
-        self._sizes = FunctionSizes(functools.partial(installation.record_fault, "function"))
-        self._trials = FunctionTrials(installation.settings.trial_steps, trials_directory())
+        say_fault = functools.partial(installation.record_fault, "function")
+        self._sizes = FunctionSizes(say_fault)
+        steps = installation.settings.trial_steps
+        self._trials = FunctionTrials(steps, trials_directory(), say_fault)
 
     def call(
         self,
@@ -111,6 +128,7 @@ class FunctionCalls:
         config: PrecisionConfig,
         result: RewriteResult,
         record: Callable[[RewriteResult, list[RewriteResult], int], None],
+        lose: Callable[[int], None],
         *,
         tried: bool,
     ) -> None:
@@ -122,6 +140,7 @@ class FunctionCalls:
             config: with which it was rewritten.
             result: what became of it.
             record: is told what was planned for a size, of it and of the functions that it calls.
+            lose: is told the size for which float32 proved faster; 0 if it was planned for none.
             tried: whether anything was converted that can be tried against float32.
         """
         source = None
@@ -151,7 +170,7 @@ class FunctionCalls:
             return planned
 
         try_out = functools.partial(
-            self._try_out, weakref.ref(function), traced, config, source, attach
+            self._try_out, weakref.ref(function), traced, config, source, attach, lose
         )
         if source is not None:
             try_size = try_out if self._trials.steps else None
@@ -166,6 +185,7 @@ class FunctionCalls:
         config: PrecisionConfig,
         source: Source | None,
         attach: Callable[[tuple[function_pb2.FunctionDef, ...]], None],
+        lose: Callable[[int], None],
         name: bytes,
         size: int,
     ) -> None:
@@ -181,5 +201,6 @@ class FunctionCalls:
         function = of()
         if function is not None:
             digest = functools.partial(digest_of, traced.definition, traced.find, config, size)
-            contest = Contest(traced.title, config.target_dtype, add_float32, digest)
+            lost = functools.partial(lose, size)
+            contest = Contest(traced.title, config.target_dtype, add_float32, digest, lost)
             self._trials.watch(function, name, contest)

@@ -88,12 +88,12 @@ def source_lines(graph: Any) -> Lines:
         while name and name not in known:
             name = name.rpartition("/")[0]
         stack = known.get(name)
-        return () if stack is None else _user_lines(stack)
+        return () if stack is None else user_lines(stack)
 
     return lines
 
 
-def _user_lines(stack: Any) -> tuple[str, ...]:
+def user_lines(stack: Any) -> tuple[str, ...]:
     """The innermost line of the user's, and the innermost one of a package if that is deeper."""
     package = ""
     for frame in reversed(list(stack.get_user_frames())):

@@ -233,7 +233,8 @@ class _SizedFunction:
         self._try_out = try_out
         self.shows = source.argument is None
         self._lock = threading.Lock()
-        self._names: dict[int, bytes] = {}
+        self._names: dict[int, bytes] = {}  # class of sizes -> variant
+        self._sizes: dict[int, int] = {}  # class -> the size that was seen last
         self._served: int | None = None
         self._seen, self._in_a_row = 0, 0
 
@@ -246,7 +247,7 @@ class _SizedFunction:
             if not names:
                 names[0] = self._variant(UNKNOWN_DIMENSION, self._planned)
             if served not in names and (len(names) == 1 or self._in_a_row >= _LASTING):
-                size = round(UNKNOWN_DIMENSION * float(_RATIO) ** served)
+                size = self._sizes[served]
                 result = self._plan(size)
                 names[served] = names[0]
                 apart = self._try_out is not None or result.proto != self._planned
@@ -257,9 +258,10 @@ class _SizedFunction:
     def see(self, shape: Sequence[int]) -> None:
         """Takes note of the shape of what shows the size."""
         least, most = _CLASSES
-        size = self._source.size_of(shape) / UNKNOWN_DIMENSION
-        seen = min(max(round(math.log(size, _RATIO)), least), most)
+        size = self._source.size_of(shape)
+        seen = min(max(round(math.log(size / UNKNOWN_DIMENSION, _RATIO)), least), most)
         with self._lock:
+            self._sizes[seen] = size
             self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1
             self._seen = seen
             # What an iterator gave says little of what it will: an epoch ends in a small batch.

@@ -40,12 +40,14 @@ class Contest:
         target_dtype: what it was rewritten to.
         add_float32: makes the original known to the runtime; returns its name there.
         digest: tells the graph and its settings from others.
+        lose: is called when the original proves faster, and stays.
     """
 
     title: str
     target_dtype: str
     add_float32: Callable[[], bytes]
     digest: Callable[[], str]
+    lose: Callable[[], None]
 
 
 class FunctionTrials:
@@ -54,10 +56,14 @@ class FunctionTrials:
     Args:
         steps: calls of each of the two that are timed, behind one that is not; 0 tries nothing.
         directory: where outcomes are kept, None for nowhere.
+        say_fault: is told the name of a function that could not be tried, and why.
     """
 
-    def __init__(self, steps: int, directory: Path | None) -> None:
-        self.steps, self._directory = steps, directory
+    def __init__(
+        self, steps: int, directory: Path | None, say_fault: Callable[[str, Exception], None]
+    ) -> None:
+        self.steps, self._say_fault = steps, say_fault
+        self._outcomes = _Outcomes(directory)
         self._trials: dict[bytes, _Trial] = {}
 
     def watch(self, function: Any, name: bytes, contest: Contest) -> None:
@@ -69,7 +75,7 @@ class FunctionTrials:
             contest: how to try it.
         """
         if self.steps:
-            self._trials[name] = _Trial(name, contest, self.steps, self._directory)
+            self._trials[name] = _Trial(name, contest, self.steps, self._outcomes)
             weakref.finalize(function, self._trials.pop, name, None)
 
     def call(
@@ -83,7 +89,12 @@ class FunctionTrials:
         trial = self._trials.get(name)
         if trial is None:
             return run(name, inputs, outputs)
-        chosen, is_timed = trial.next()
+        try:
+            chosen, is_timed = trial.next()
+        except Exception as error:  # a fault of ours must not stop the user's program
+            self._trials.pop(name, None)
+            self._say_fault(name.decode(), error)
+            return run(name, inputs, outputs)
         if not is_timed:
             return run(chosen, inputs, outputs)
         # What was started before, on whatever device, is none of this call's.
@@ -98,9 +109,9 @@ class FunctionTrials:
 class _Trial:
     """The trial of one function; the arguments are those of `FunctionTrials.watch`."""
 
-    def __init__(self, name: bytes, contest: Contest, steps: int, directory: Path | None) -> None:
+    def __init__(self, name: bytes, contest: Contest, steps: int, outcomes: _Outcomes) -> None:
         self._low, self._contest, self._steps = name, contest, steps
-        self._file = directory
+        self._outcomes = outcomes
         self._lock = threading.Lock()
         self._seconds: dict[bytes, list[float]] = {}
         self._turn = 0
@@ -128,19 +139,14 @@ class _Trial:
                 # The first call of each has made the kernels.
                 low, float32 = (statistics.median(s[1:]) for s in self._seconds.values())
                 self._settle(low, float32)
-                self._remember(low, float32)
+                self._outcomes.keep(self._contest.digest, low, float32)
 
     def _begin(self) -> None:
         float32 = self._contest.add_float32()
         self._seconds = {self._low: [], float32: []}
-        if self._file is not None:
-            self._file /= f"{self._contest.digest()}.json"
-        if self._file is not None and self._file.exists():
-            try:
-                kept = json.loads(self._file.read_text())
-                self._settle(float(kept["low_s"]), float(kept["float32_s"]), ", as tried before")
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                _log.debug("The outcome of a trial cannot be read, and it runs again: %s", error)
+        kept = self._outcomes.find(self._contest.digest)
+        if kept is not None:
+            self._settle(*kept, ", as tried before")
 
     def _settle(self, low: float, float32: float, when: str = "") -> None:
         of = self._contest
@@ -155,16 +161,59 @@ class _Trial:
             when,
             of.target_dtype if self._winner == low_name else "float32",
         )
+        if self._winner == float32_name:
+            of.lose()
 
-    def _remember(self, low: float, float32: float) -> None:
-        if self._file is None:
-            return
+
+class _Outcomes:
+    """The outcomes in the user's cache. What is wrong with the cache is said once.
+
+    Args:
+        directory: where they are, None for nowhere.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._said = False
+
+    def find(self, digest: Callable[[], str]) -> tuple[float, float] | None:
+        """The seconds of a call, rewritten and in float32; None if they are not known."""
+        if self._directory is None:
+            return None
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            outcome = json.dumps({"low_s": low, "float32_s": float32})
-            write_whole(self._file, outcome.encode())
+            text = (self._directory / f"{digest()}.json").read_text()
+        except FileNotFoundError:
+            return None
         except OSError as error:
-            _log.debug("The outcome of a trial cannot be kept: %s", error)
+            self._complain(error)
+            return None
+        try:
+            kept = json.loads(text)
+            return float(kept["low_s"]), float(kept["float32_s"])
+        except (ValueError, KeyError, TypeError) as error:
+            _log.debug("The outcome of a trial cannot be read, and it runs again: %s", error)
+            return None
+
+    def keep(self, digest: Callable[[], str], low: float, float32: float) -> None:
+        """Keeps the seconds of a call."""
+        if self._directory is None:
+            return
+        outcome = json.dumps({"low_s": low, "float32_s": float32})
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            write_whole(self._directory / f"{digest()}.json", outcome.encode())
+        except OSError as error:
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._said:
+            self._said = True
+            _log.warning(
+                "The cache of trials, %s, cannot be used (%s): outcomes hold for this process, and "
+                "the next one tries again. XDG_CACHE_HOME chooses another place.",
+                self._directory,
+                error.strerror or error,
+            )
 
 
 def trials_directory() -> Path | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow
 
-from graph_passes import ListEdit, PrecisionConfig
+from graph_passes import ListEdit, PrecisionConfig, Rule
 from graph_passes.policy.cost_table import format_table, load_table
 from tf_amp import __version__
 from tf_amp.env_variables import VARIABLES
@@ -95,6 +95,7 @@ def _config(config: PrecisionConfig | None) -> dict[str, Any] | None:
         "device": config.device,
         "level": config.level,
         "list_edits": [dataclasses.asdict(edit) for edit in config.list_edits],
+        "rules": [rule.to_dict() for rule in config.rules],
         "disabled_rules": sorted(config.disabled_rules),
     }
 
@@ -113,5 +114,7 @@ def config_of(folder: Path, config: Mapping[str, Any], *, compiled: bool) -> Pre
     tables = [folder / name for name in (_COMPILED_TABLE, _TABLE)[not compiled :]]
     found = [load_table(path) for path in tables if path.exists()]
     edits = tuple(ListEdit(**edit) for edit in config["list_edits"])
-    fields = {**config, "list_edits": edits, "disabled_rules": frozenset(config["disabled_rules"])}
+    rules = tuple(Rule(**rule) for rule in config.get("rules", ()))
+    off = frozenset(config["disabled_rules"])
+    fields = {**config, "list_edits": edits, "rules": rules, "disabled_rules": off}
     return PrecisionConfig(**fields, cost_table=found[0] if found else None, fused=compiled)

@@ -96,8 +96,12 @@ class SessionHost:
             filled, stubs = fill_stubs(graph)
             apart = unfuse(filled, item.preserve)
             kept = (*item.preserve, *(() if self._runs_fused_whole else apart.whole))
-            result = graph_passes.rewrite_graph_def(
-                apart.graph, self._config, preserve=kept, shapes=_shapes_of(apart, item)
+            shapes = _shapes_of(apart, item)
+            result = self._installation.numbers.rewrite(
+                lambda config: graph_passes.rewrite_graph_def(
+                    apart.graph, config, preserve=kept, shapes=shapes
+                ),
+                self._config,
             )
             if result.changed:
                 new = empty_stubs(apart.put_back(result.proto), stubs)

@@ -54,7 +54,6 @@ __all__ = [
     "LossScaleAtFloorError",
     "LossScaleProtocolError",
     "counters",
-    "skips",
 ]
 
 
@@ -68,12 +67,6 @@ def counters() -> dict[str, Any]:
         return {"managers": 0, "skipped_steps": 0, "loss_scales": []}
     found: dict[str, Any] = telemetry.counters()
     return found
-
-
-def skips() -> list[dict[str, Any]]:
-    """The last skipped steps of this process; see `telemetry.skips`. Imports nothing."""
-    telemetry = sys.modules.get("tf_amp.loss_scale.telemetry")
-    return [] if telemetry is None else list(telemetry.skips())
 
 
 def __getattr__(name: str) -> Any:

@@ -1,19 +1,31 @@
-"""What an optimizer of an unchanged script is given: a loss scale, and not another class or name.
+"""How an optimizer of Keras 3 or tf_keras comes to scale its loss: in place.
 
-The optimizer stays the object that the script made. Methods of its class are replaced, for all its
-instances; they do something for those that have a `Scaling` and nothing for the others.
+It stays the object that the script made, with its variables, its name and its checkpoints. Its
+class becomes a subclass of its own class, made here, whose methods do what loss scaling asks for
+around the methods of that class. The `Scaling` of the optimizer says when.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import tensorflow as tf
 
 from tf_amp.loss_scale.manager import LossScaleManager
-from tf_amp.loss_scale.step_protocol import current_place
+from tf_amp.loss_scale.step_protocol import CustomLoopMethods, StepProtocol, current_place
+
+if TYPE_CHECKING:
+    from tf_amp.patches import Patches
+
+    # Mixed into classes of libraries without types.
+    _Optimizer: Any = object
+else:
+    _Optimizer = object
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 _ATTRIBUTE = "_tf_amp_loss_scaling"
@@ -21,7 +33,7 @@ _running = threading.local()
 
 
 class Scaling:
-    """The loss scale of one optimizer, and whether it takes part in the step that is running.
+    """The loss scale of an optimizer of `compile`, and whether it takes part in the running step.
 
     A step is one call that takes gradients and applies them, such as `Model.train_step`. Both
     halves are seen by Python together or, once they are traced, neither. Outside a step a loss is
@@ -30,11 +42,19 @@ class Scaling:
     Args:
         manager: The loss scale.
         horovod: Whether the optimizer is Horovod's.
+        notice: Is given to loops that do not scale the loss; once its hooks are off, the
+            optimizer is as if it had no loss scale.
     """
 
-    def __init__(self, manager: LossScaleManager, horovod: bool) -> None:
+    # Whether a custom loop asked for it, and hears whether a step was applied.
+    by_hand = False
+
+    def __init__(
+        self, manager: LossScaleManager, horovod: bool, notice: CustomLoopNotice | None = None
+    ) -> None:
         self.manager = manager
         self.horovod = horovod
+        self.notice = notice
         # Of each thread: the replicas of a MirroredStrategy are traced in threads.
         self._local = threading.local()
 
@@ -67,6 +87,23 @@ class Scaling:
         """Whether gradients of the running step are those of a scaled loss."""
         return getattr(self._local, "scaled", False)
 
+    @property
+    def begins_step(self) -> bool:
+        """Whether a call that takes gradients and applies them is a step, and none runs yet."""
+        return not self.in_step and self._is_on and takes_part()
+
+    @property
+    def _is_on(self) -> bool:
+        return self.notice is None or self.notice.active
+
+    def is_in_charge(self, optimizer: Any) -> bool:
+        """Whether gradients that are handed to an optimizer are to be checked."""
+        if is_applying() or not self._is_on:
+            return False
+        if self.notice is not None and not self.loss_was_scaled:
+            self.notice.give(optimizer)
+        return takes_part()
+
     def scale_loss(self, loss: Any) -> Any:
         """Scales a loss if a step is running in this very function."""
         if not self.in_step:
@@ -74,31 +111,160 @@ class Scaling:
         self._local.scaled = True
         return self.manager.multiply(loss)
 
-    def unscale(self, gradients: Any) -> Any:
-        """The gradients as they would be without loss scaling."""
+    def unscale(self, gradients: Sequence[Any], unscaled: bool | None = None) -> Sequence[Any]:
+        """The gradients as they would be without loss scaling.
+
+        Args:
+            gradients: The gradients of a step.
+            unscaled: What the loop says of them, which none does that does not know of the scale.
+        """
         self._local.applied = True
-        return self.manager.unscale(gradients) if self.loss_was_scaled else gradients
+        return (
+            self.manager.unscale(gradients) if self.loss_was_scaled and not unscaled else gradients
+        )
 
 
-def scaling_of(optimizer: Any) -> Scaling | None:
+class LoopScaling:
+    """The loss scale of an optimizer that a custom loop asked for; see `Scaling`.
+
+    Args:
+        manager: The loss scale.
+        horovod: Whether the optimizer is Horovod's.
+    """
+
+    by_hand = True
+    begins_step = False
+
+    def __init__(self, manager: LossScaleManager, horovod: bool) -> None:
+        self.manager = manager
+        self.horovod = horovod
+        self.protocol: StepProtocol = manager.new_protocol()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LoopScaling, (self.manager, self.horovod)
+
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        """Marks nothing: the loop says what it does."""
+        return contextlib.nullcontext()
+
+    def is_in_charge(self, optimizer: Any) -> bool:
+        """Whether gradients that are handed to an optimizer are to be checked."""
+        del optimizer
+        return not is_applying()
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Scales a loss."""
+        return self.manager.scale_loss(loss)
+
+    def unscale(self, gradients: Sequence[Any], unscaled: bool | None = None) -> Sequence[Any]:
+        """As `StepProtocol.gradients_need_unscaling` says."""
+        if self.protocol.gradients_need_unscaling(unscaled):
+            return self.manager.unscale(gradients)
+        return gradients
+
+
+class InPlace(_Optimizer):
+    """What every optimizer is that was given a loss scale in place; a mixin.
+
+    Attributes:
+        own_class: The class that the optimizer was made with.
+        shown: What `__class__` says, by which libraries file an object; `own_class` if None.
+    """
+
+    _tf_amp_loss_scaling: Scaling | LoopScaling
+    own_class: ClassVar[type]
+    shown: ClassVar[type | None] = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        made, arguments, *state = super().__reduce_ex__(protocol)
+        if arguments and arguments[0] is type(self):
+            # Nobody finds this class by its name.
+            made, arguments = _new, (self.own_class, type(self).__bases__[0])
+        return made, arguments, *state
+
+    def _plain(self) -> Any:
+        """The same optimizer without a loss scale: it shares all that this one has."""
+        plain: Any = object.__new__(self.own_class)
+        object.__setattr__(plain, "__dict__", self.__dict__)
+        return plain
+
+
+class ByHand(CustomLoopMethods, InPlace):
+    """What a custom loop finds besides on an optimizer that it gave a loss scale; a mixin."""
+
+    _tf_amp_loss_scaling: LoopScaling
+
+    @property
+    def manager(self) -> LossScaleManager:  # type: ignore[override]
+        """The loss scale."""
+        return self._tf_amp_loss_scaling.manager
+
+    @property
+    def _protocol(self) -> StepProtocol:  # type: ignore[override]
+        return self._tf_amp_loss_scaling.protocol
+
+    @property
+    def inner_optimizer(self) -> Any:
+        """The same optimizer without a loss scale: it shares all that this one has."""
+        return self._plain()
+
+    def __dir__(self) -> Iterable[str]:
+        # Keras saves what it finds here, and this would be the optimizer once more.
+        return [name for name in super().__dir__() if name != "inner_optimizer"]
+
+    def get_config(self) -> dict[str, Any]:
+        """The config from which `from_config` makes an equal optimizer with a scale of its own."""
+        return {
+            "inner_optimizer": self._serialize(self._plain()),
+            "manager": self.manager.get_config(),
+            "horovod": self._tf_amp_loss_scaling.horovod,
+        }
+
+    def _serialize(self, optimizer: Any) -> Any:
+        raise NotImplementedError
+
+
+def scaling_of(optimizer: Any) -> Scaling | LoopScaling | None:
     """The loss scale that an optimizer was given in place, or None."""
-    found: Scaling | None = getattr(optimizer, "__dict__", {}).get(_ATTRIBUTE)
+    found: Scaling | LoopScaling | None = getattr(optimizer, "__dict__", {}).get(_ATTRIBUTE)
     return found
 
 
-def give_scaling(optimizer: Any) -> Scaling:
-    """Gives an optimizer a dynamic loss scale, which is saved in its checkpoints.
+def give_scaling(optimizer: Any, scaling: Scaling | LoopScaling, mixin: Any) -> None:
+    """Gives an optimizer a loss scale, which is saved in its checkpoints.
 
     Args:
         optimizer: An optimizer of Keras 3 or tf_keras.
+        scaling: The loss scale.
+        mixin: The methods for its library.
     """
-    window = getattr(optimizer, "gradient_accumulation_steps", None) or 1
-    horovod = type(optimizer).__module__.startswith("horovod")
-    scaling = Scaling(LossScaleManager(window=window), horovod)
     # Past the attribute machinery of the optimizers, which would track it by this name.
     object.__setattr__(optimizer, _ATTRIBUTE, scaling)
     optimizer._track_trackable(scaling.manager, "loss_scale", overwrite=True)
-    return scaling
+    own_class: Any = type(optimizer)
+    object.__setattr__(optimizer, "__class__", _subclass(own_class, mixin))
+
+
+@functools.cache
+def _subclass(own_class: Any, mixin: Any) -> type:
+    shown = mixin.shown or own_class
+    # What is made by the class is made as it would be without a loss scale.
+    of_class = {
+        name: staticmethod(getattr(shown, name))
+        for one in reversed(shown.__mro__)
+        for name, member in one.__dict__.items()
+        if isinstance(member, classmethod)
+    }
+    as_it_was = {name: getattr(own_class, name) for name in _NAMES}
+    members = {"own_class": own_class, "__class__": property(lambda self: shown)}
+    return type(own_class.__name__, (mixin, own_class), {**of_class, **as_it_was, **members})
+
+
+_NAMES = ("__module__", "__qualname__", "__doc__")
+
+
+def _new(own_class: Any, mixin: Any) -> Any:
+    return object.__new__(_subclass(own_class, mixin))
 
 
 @contextlib.contextmanager
@@ -116,11 +282,29 @@ def is_applying() -> bool:
     return getattr(_running, "depth", 0) > 0
 
 
-class CustomLoopNotice:
-    """Says once that a custom loop trains without loss scaling, and how to change that."""
+def takes_part() -> bool:
+    """Whether steps can be skipped here: not in graphs of TensorFlow 1, nor between replicas."""
+    return (
+        tf.compat.v1.executing_eagerly_outside_functions()
+        and not tf.distribute.in_cross_replica_context()
+    )
 
-    def __init__(self) -> None:
+
+class CustomLoopNotice:
+    """Says once that a custom loop trains without loss scaling, and how to change that.
+
+    Args:
+        patches: The hooks that see such loops.
+    """
+
+    def __init__(self, patches: Patches) -> None:
+        self._patches = patches
         self._given = False
+
+    @property
+    def active(self) -> bool:
+        """Whether the hooks are on."""
+        return self._patches.active
 
     def give(self, optimizer: Any) -> None:
         """Logs the notice, the first time.

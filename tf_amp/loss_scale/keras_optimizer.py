@@ -1,8 +1,4 @@
-"""The loss-scale optimizer for Keras 3.
-
-It is a `keras.optimizers.LossScaleOptimizer`, so that everything in Keras that looks for one
-(`compile`, callbacks, `train_step`) treats it as such and does not wrap it again.
-"""
+"""Loss scaling in the optimizers of Keras 3."""
 
 from __future__ import annotations
 
@@ -14,110 +10,18 @@ import tensorflow as tf
 from keras.src.saving.keras_saveable import KerasSaveable
 
 from tf_amp.loss_scale.gate import apply_if_finite
-from tf_amp.loss_scale.in_place import applying
+from tf_amp.loss_scale.in_place import ByHand, InPlace, applying
 from tf_amp.loss_scale.manager import LossScaleManager
-from tf_amp.loss_scale.rule import DynamicLossScale
-from tf_amp.loss_scale.step_protocol import CustomLoopMethods
-
-# Settings of the wrapped optimizer that are read and written through the wrapper.
-_DELEGATED = (
-    "weight_decay",
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "gradient_accumulation_steps",
-)
 
 
-@keras.saving.register_keras_serializable(package="tf_amp")
-class KerasLossScaleOptimizer(
-    CustomLoopMethods,
-    tf.__internal__.tracking.DelegatingTrackableMixin,
-    keras.optimizers.LossScaleOptimizer,
-):
-    """Scales the loss of a Keras 3 optimizer and skips steps with non-finite gradients.
+class KerasInPlace(InPlace):
+    """The methods of an optimizer of Keras 3 that has a loss scale; a mixin."""
 
-    In a checkpoint it looks like the wrapped optimizer with one more child, the scale's state. A
-    float32 checkpoint therefore restores into it, and its own into a plain optimizer. Attributes it
-    does not have itself are those of the wrapped optimizer.
+    built: bool
 
-    Args:
-        inner_optimizer: The optimizer that does the updates.
-        manager: The loss scale; default a new dynamic one, with the window of the optimizer's
-            built-in gradient accumulation.
-        name: Name; default that of Keras's class.
-        horovod: Whether `inner_optimizer` is Horovod's `DistributedOptimizer`.
-
-    Raises:
-        ValueError: If the backend of Keras is not TensorFlow.
-    """
-
-    def __init__(
-        self,
-        inner_optimizer: keras.optimizers.Optimizer,
-        manager: LossScaleManager | None = None,
-        name: str | None = None,
-        *,
-        horovod: bool = False,
-    ) -> None:
-        if keras.backend.backend() != "tensorflow":
-            raise ValueError(
-                "tf_amp scales losses of TensorFlow programs; the backend of Keras is "
-                f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow before importing keras."
-            )
-        window = inner_optimizer.gradient_accumulation_steps or 1
-        manager = manager if manager is not None else LossScaleManager(window=window)
-        if window > 1 and manager.window != window:
-            raise ValueError(
-                "One scale must hold for a whole window of accumulated gradients. Received: "
-                f"gradient_accumulation_steps={window} and a manager with "
-                f"window={manager.window}. Make the manager with window={window}."
-            )
-        # Keras's own attribute machinery needs this one before its constructor runs.
-        object.__setattr__(self, "_trackable", inner_optimizer)
-        rule = manager.rule
-        keras.optimizers.LossScaleOptimizer.__init__(
-            self,
-            inner_optimizer,
-            initial_scale=rule.initial_scale,
-            dynamic_growth_steps=getattr(rule, "growth_interval", DynamicLossScale.growth_interval),
-            name=name,
-        )
-        self.manager = manager
-        self._protocol = manager.new_protocol()
-        self._horovod = horovod
-        self.loss_scale_store = LossScaleStore(manager)
-        inner_optimizer._track_trackable(manager, "loss_scale", overwrite=True)
-
-    def _track_trackable(self, trackable: Any, name: str, overwrite: bool = False) -> Any:
-        # What Keras assigns to attributes of the wrapper is not part of the checkpoint; see above.
-        del name, overwrite
-        return trackable
-
-    def __dir__(self) -> Iterable[str]:
-        # Keras saves what it finds here. The wrapped optimizer is saved as the wrapper already.
-        return [name for name in super().__dir__() if name not in ("inner_optimizer", "_trackable")]
-
-    def __getattr__(self, name: str) -> Any:
-        # Not before the wrapper is complete: Keras looks at attributes before it sets them.
-        if name.startswith("_") or "manager" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._trackable, name)
-
-    def build(self, var_list: Sequence[Any]) -> None:
-        """Creates the variables of the wrapped optimizer and of the scale."""
-        if not self.inner_optimizer.built:
-            self.inner_optimizer.build(var_list)
-        if tf.distribute.has_strategy():
-            self.manager.create_variables()
-        else:
-            # The strategy the optimizer was made in, even if it is first used outside its scope.
-            with tf.init_scope(), self.inner_optimizer._distribution_strategy.scope():
-                self.manager.create_variables()
-        self.built = True
+    def scale_loss(self, loss: Any) -> Any:
+        """Multiplies a loss by the scale where its gradients will be unscaled again."""
+        return self._tf_amp_loss_scaling.scale_loss(super().scale_loss(loss))
 
     def apply(
         self,
@@ -125,6 +29,7 @@ class KerasLossScaleOptimizer(
         trainable_variables: Sequence[Any] | None = None,
         *,
         unscaled: bool | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Unscales and checks gradients, and applies them if all are finite.
 
@@ -133,9 +38,11 @@ class KerasLossScaleOptimizer(
             trainable_variables: The variables; default those the optimizer was built with.
             unscaled: Whether the gradients came out of `unscale`. Default None: they did if it was
                 called just before, in the same function.
+            **kwargs: As for the optimizer's own class.
 
         Returns:
-            Scalar bool tensor: whether they were applied; False means that the step was skipped.
+            In a custom loop, scalar bool tensor: whether they were applied; False means that the
+            step was skipped.
 
         Raises:
             ValueError: If there is no gradient at all.
@@ -143,143 +50,132 @@ class KerasLossScaleOptimizer(
                 loss was not scaled.
         """
         grads = list(grads)
-        inner = self.inner_optimizer
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
-        if not self.built:
-            if trainable_variables is None:
-                raise ValueError(
-                    "The first call of apply() needs the variables, or the optimizer must be "
-                    "built before: optimizer.build(model.trainable_variables). Received: "
-                    "trainable_variables=None"
-                )
-            self.build(trainable_variables)
-
-        def run(values: Sequence[Any]) -> Any:
-            with applying():
-                return inner.apply(values, trainable_variables)
-
-        return gated_apply(
-            self.manager,
-            inner,
+        apply = super().apply
+        return self._apply_scaled(
             grads,
-            trainable_variables or inner._trainable_variables,
-            run,
-            unscale=lambda: self._unscaled(grads, unscaled),
-            horovod=self._horovod,
+            self._trainable_variables if trainable_variables is None else trainable_variables,
+            lambda values: apply(values, trainable_variables, **kwargs),
+            unscaled,
         )
 
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Any, Any]], *, unscaled: bool | None = None
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        *args: Any,
+        unscaled: bool | None = None,
+        **kwargs: Any,
     ) -> Any:
         """As `apply`, for pairs of gradient and variable."""
-        grads, variables = zip(*grads_and_vars, strict=True)
-        return self.apply(grads, variables, unscaled=unscaled)
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        apply_gradients = super().apply_gradients
 
-    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """As for the wrapped optimizer; `fit` calls it at its end."""
-        self.inner_optimizer.finalize_variable_values(var_list)
-        if tf.executing_eagerly():
-            # Where fit ran compiled by XLA, this is when its skipped steps are told.
-            # The variable of a strategy has no int(), but a value.
-            self.manager.check(step=int(self.inner_optimizer._iterations.value.numpy()))
+        def run(values: Sequence[Any]) -> Any:
+            return apply_gradients(list(zip(values, variables, strict=True)), *args, **kwargs)
 
-    def stateless_apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Not available with TensorFlow, as for every Keras optimizer."""
-        return self.inner_optimizer.stateless_apply(*args, **kwargs)
+        return self._apply_scaled([gradient for gradient, _ in pairs], variables, run, unscaled)
 
-    @property
-    def variables(self) -> list[Any]:
-        """The variables of the wrapped optimizer; those of the scale are `manager.variables`."""
-        return self.inner_optimizer.variables
+    def _apply_scaled(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        apply: Callable[[Sequence[Any]], Any],
+        unscaled: bool | None,
+    ) -> Any:
+        scaling = self._tf_amp_loss_scaling
+        if not scaling.is_in_charge(self):
+            return apply(gradients)
+        values = scaling.unscale(gradients, unscaled)
+        legal = len(gradients) == len(variables) and any(one is not None for one in gradients)
+        if not legal and not (scaling.by_hand and variables):
+            # Whatever is wrong with these, the optimizer itself says it.
+            return apply(values)
+        if not self.built:
+            self.build(variables)
+            self.built = True
 
-    @property
-    def dynamic_scale(self) -> tf.Tensor:
-        """The name Keras has for `loss_scale`."""
-        return self.manager.scale
+        def run(values: Sequence[Any]) -> Any:
+            with applying():
+                return apply(values)
 
-    def save_own_variables(self, store: Any) -> None:
-        """Saves what the wrapped optimizer would save."""
-        self.inner_optimizer.save_own_variables(store)
+        def drop_window() -> None:
+            steps = self.gradient_accumulation_steps
+            self._iterations.assign(self._iterations // steps * steps)
+            self._backend_reset_gradient_accumulators()
 
-    def load_own_variables(self, store: Any) -> None:
-        """Loads what the wrapped optimizer would load."""
-        self.inner_optimizer.load_own_variables(store)
+        applied = apply_if_finite(
+            scaling.manager,
+            [
+                # What a variable is overwritten with was never scaled.
+                raw if getattr(variable, "overwrite_with_gradient", False) else value
+                for raw, value, variable in zip(gradients, values, variables, strict=True)
+            ],
+            variables,
+            run,
+            step=self.iterations,
+            horovod=scaling.horovod,
+            drop_window=drop_window if self.gradient_accumulation_steps else None,
+        )
+        return applied if scaling.by_hand else self._iterations
 
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets the variables of the wrapped optimizer."""
-        self.inner_optimizer.set_weights(weights)
 
-    def get_config(self) -> dict[str, Any]:
-        """The config from which `from_config` makes an equal optimizer with a scale of its own."""
-        return {
-            "name": self.name,
-            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "manager": self.manager.get_config(),
-            "horovod": self._horovod,
-        }
+@keras.saving.register_keras_serializable(package="tf_amp")
+class KerasLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """What an optimizer that a custom loop gave a loss scale is for Keras, and in its files.
+
+    Everything in Keras that looks for a `LossScaleOptimizer`, such as `compile`, takes it for one
+    and does not scale again. There are no instances of its own.
+    """
 
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> KerasLossScaleOptimizer:
+    ) -> Any:
         """Makes the optimizer that `get_config` described.
 
         Raises:
             ValueError: If a subclass calls it that Horovod made around a wrapped optimizer.
         """
-        if cls.__mro__[0].__module__.startswith("horovod"):
+        from tf_amp.loss_scale.wrapping import scale_by_hand
+
+        if cls.__module__.startswith("horovod"):
             raise ValueError(_HOROVOD_ORDER)
-        arguments = dict(config)
-        inner_optimizer = keras.saving.deserialize_keras_object(
-            arguments.pop("inner_optimizer"), custom_objects=custom_objects
+        optimizer = keras.saving.deserialize_keras_object(
+            config["inner_optimizer"], custom_objects=custom_objects
         )
-        manager = LossScaleManager.from_config(arguments.pop("manager"))
-        return cls(inner_optimizer, manager, **arguments)
+        manager = LossScaleManager.from_config(config["manager"])
+        return scale_by_hand(optimizer, manager, horovod=config["horovod"])
 
 
-def gated_apply(
-    manager: LossScaleManager,
-    optimizer: keras.optimizers.Optimizer,
-    grads: Sequence[Any],
-    variables: Sequence[Any],
-    apply: Callable[[Sequence[Any]], Any],
-    *,
-    unscale: Callable[[], Sequence[Any]],
-    horovod: bool,
-) -> tf.Tensor:
-    """Lets a Keras 3 optimizer apply gradients if all are finite.
+class KerasByHand(ByHand, KerasInPlace):
+    """The methods of an optimizer of Keras 3 that a custom loop gave a loss scale; a mixin."""
 
-    Args:
-        manager: The loss scale.
-        optimizer: The optimizer, built for these variables.
-        grads: One gradient for each variable, as they came.
-        variables: The variables.
-        apply: Applies unscaled gradients.
-        unscale: Gives `grads` unscaled. What a variable is overwritten with stays as it is.
-        horovod: Whether `optimizer` is Horovod's.
+    shown = KerasLossScaleOptimizer
+    # Not the one of `CustomLoopMethods`: the optimizer's own class may have a factor of its own.
+    scale_loss = KerasInPlace.scale_loss
 
-    Returns:
-        As `apply_if_finite`.
-    """
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the variables of the optimizer and of the scale."""
+        super().build(variables)
+        if tf.distribute.has_strategy():
+            self.manager.create_variables()
+        else:
+            # The strategy the optimizer was made in, even if it is first used outside its scope.
+            with tf.init_scope(), self._distribution_strategy.scope():
+                self.manager.create_variables()
 
-    def drop_window() -> None:
-        steps = optimizer.gradient_accumulation_steps
-        optimizer._iterations.assign(optimizer._iterations // steps * steps)
-        optimizer._backend_reset_gradient_accumulators()
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """As for the optimizer's own class; `fit` calls it at its end."""
+        super().finalize_variable_values(var_list)
+        if tf.executing_eagerly():
+            # Where fit ran compiled by XLA, this is when its skipped steps are told.
+            # The variable of a strategy has no int(), but a value.
+            self.manager.check(step=int(self._iterations.value.numpy()))
 
-    return apply_if_finite(
-        manager,
-        [
-            raw if getattr(variable, "overwrite_with_gradient", False) else gradient
-            for raw, gradient, variable in zip(grads, unscale(), variables, strict=True)
-        ],
-        variables,
-        apply,
-        step=optimizer.iterations,
-        horovod=horovod,
-        drop_window=drop_window if optimizer.gradient_accumulation_steps else None,
-    )
+    def _serialize(self, optimizer: Any) -> Any:
+        return keras.saving.serialize_keras_object(optimizer)
 
 
 _HOROVOD_ORDER = (
@@ -287,22 +183,6 @@ _HOROVOD_ORDER = (
     "other way round, so that gradients are reduced before they are checked: "
     "wrap_optimizer(hvd.DistributedOptimizer(optimizer))."
 )
-
-
-def _delegate(name: str) -> property:
-    def read(self: KerasLossScaleOptimizer) -> Any:
-        return getattr(self._trackable, name)
-
-    def write(self: KerasLossScaleOptimizer, value: Any) -> None:
-        # The base constructor sets its defaults before the wrapper is complete.
-        if "manager" in self.__dict__:
-            setattr(self._trackable, name, value)
-
-    return property(read, write, doc=f"`{name}` of the wrapped optimizer.")
-
-
-for _name in _DELEGATED:
-    setattr(KerasLossScaleOptimizer, _name, _delegate(_name))
 
 
 class LossScaleStore(KerasSaveable):

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_amp.loss_scale import gradients as gradient_math
 from tf_amp.loss_scale import telemetry
 from tf_amp.loss_scale.floor import SkippedStep, SkipReporter
+from tf_amp.loss_scale.history import History
 from tf_amp.loss_scale.rule import LossScale, LossScaleState, require_count, resolve
 from tf_amp.loss_scale.state import CULPRIT, FIELDS, PlannedUpdate, StateVariables, plan_update
 from tf_amp.loss_scale.step_protocol import StepProtocol
@@ -60,6 +61,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         self._strict = strict
         self._state = StateVariables(self._rule.initial_state(), windowed=window > 1, name=name)
         self._reporter = SkipReporter(self._rule)
+        self._history = History(name, self._rule.initial_state())
         self._variable_names: list[str] = []
         self._protocols: weakref.WeakSet[StepProtocol] = weakref.WeakSet()
         telemetry.register(self)
@@ -186,7 +188,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         """
         culprit = gradient_math.decode_culprit(code, self._variable_names)
         skipped = SkippedStep(step, before, state, culprit)
-        telemetry.record_skip(self.name, skipped)
+        self._history.note_skip(skipped)
         self._reporter.report(skipped)
 
     def state(self, session: tf.compat.v1.Session | None = None) -> LossScaleState:
@@ -243,6 +245,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
             culprit = self._state.eager().get(CULPRIT)
             code = -1 if culprit is None else int(culprit.numpy())
             self.report_skip(step, None, state, code)
+        self._history.note(step, state)
         return state
 
     def export_state(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import sys
 import threading
 import weakref
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from tf_amp.loss_scale.floor import SkippedStep
     from tf_amp.loss_scale.manager import LossScaleManager
 
 # Summary tag of each state field.
@@ -23,8 +21,6 @@ TAGS = {
     "skipped_in_a_row": "amp/skipped_in_a_row",
 }
 _MANAGERS: weakref.WeakSet[LossScaleManager] = weakref.WeakSet()
-# What was said of a scale outlives it: the model is often gone when the process ends.
-_SKIPS: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
 # A set must not grow in one thread while another goes through it.
 _LOCK = threading.Lock()
 
@@ -33,32 +29,6 @@ def register(manager: LossScaleManager) -> None:
     """Includes a manager in `counters` for as long as it lives."""
     with _LOCK:
         _MANAGERS.add(manager)
-
-
-def record_skip(name: str, skipped: SkippedStep) -> None:
-    """Includes a skipped step of the loss scale of that name in `skips`.
-
-    What only a later look at the state has found comes again at the next look, and counts once.
-    """
-    state = skipped.state
-    told = {"step": skipped.step, "before": skipped.before, "after": state.scale}
-    culprit = " of ".join(reversed(skipped.culprit)) if skipped.culprit else None
-    so_far = {"name": name, "skipped_steps": state.skipped_steps}
-    with _LOCK:
-        known = any(so_far.items() <= other.items() for other in _SKIPS)
-        if skipped.before is not None or not known:
-            _SKIPS.append({**so_far, **told, "culprit": culprit})
-
-
-def skips() -> list[dict[str, Any]]:
-    """The last skipped steps of this process that the host was told of, 1,000 at most.
-
-    Returns:
-        `name` of the loss scale, `skipped_steps` so far, `step` or None, the scale `before` (or
-        None) and `after`, and `culprit`, "NaN of dense/kernel" or None; the oldest first.
-    """
-    with _LOCK:
-        return [dict(skip) for skip in _SKIPS]
 
 
 def counters() -> dict[str, Any]:
@@ -137,7 +107,7 @@ def loss_scale_callback(model: Any, *, every: int = 100, log: bool = True) -> An
             f"Received: model.optimizer={getattr(model, 'optimizer', None)!r}"
         )
     every, check = require_count("every", every), manager.check
-    base = _callback_class(model)
+    base = callback_class(model)
 
     class LossScaleCallback(base):  # type: ignore[misc,valid-type]
         """Looks at a loss scale now and then."""
@@ -167,7 +137,12 @@ def loss_scale_callback(model: Any, *, every: int = 100, log: bool = True) -> An
     return LossScaleCallback()
 
 
-def _callback_class(model: Any) -> type:
+def callback_class(model: Any) -> type:
+    """The class of callbacks of a model's library.
+
+    Raises:
+        TypeError: the model is of neither Keras 3 nor tf_keras.
+    """
     for library in ("keras", "tf_keras"):
         module = sys.modules.get(library)
         if module is not None and isinstance(model, module.Model):

@@ -173,7 +173,7 @@ def hook(patches: Patches) -> None:
     """
     require(V1_OPTIMIZERS)
     base = tf.compat.v1.train.Optimizer
-    notice = CustomLoopNotice()
+    notice = CustomLoopNotice(patches)
     patches.replace(
         base, "compute_gradients", lambda original: _make_compute_gradients(original, patches)
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_amp.loss_scale.in_place import scaling_of
+from tf_amp.loss_scale.in_place import LoopScaling, Scaling, give_scaling, scaling_of
 from tf_amp.loss_scale.manager import LossScaleManager
 
 # Marks an optimizer that a wrapper drives; the value is the wrapper.
@@ -25,7 +25,10 @@ class Family(enum.Enum):
 
 
 def wrap_optimizer(opt: Any, loss_scale: Any = "dynamic", *, strict: bool = False) -> Any:
-    """Puts a loss scale around an optimizer.
+    """Gives an optimizer a loss scale.
+
+    An optimizer of Keras 3 or tf_keras stays the object that it is; one of `tf.compat.v1.train`
+    gets a wrapper around it.
 
     Under Horovod the order is `wrap_optimizer(hvd.DistributedOptimizer(opt))`: gradients are
     reduced before they are checked, so that all processes skip the same steps.
@@ -37,7 +40,7 @@ def wrap_optimizer(opt: Any, loss_scale: Any = "dynamic", *, strict: bool = Fals
         strict: Whether a step whose loss was not scaled is an error instead of one warning.
 
     Returns:
-        An optimizer of the same kind, with `scale_loss`, `unscale` and `manager` besides.
+        The optimizer, which has `scale_loss`, `unscale` and `manager` besides.
 
     Raises:
         ValueError: If `opt` is wrapped already, by this function or by the loss-scale optimizer
@@ -46,45 +49,69 @@ def wrap_optimizer(opt: Any, loss_scale: Any = "dynamic", *, strict: bool = Fals
     """
     family = find_family(opt)
     require_not_wrapped(opt)
-    if isinstance(loss_scale, LossScaleManager):
-        manager = loss_scale
-    else:
-        window = getattr(opt, "gradient_accumulation_steps", None) or 1
-        manager = LossScaleManager(loss_scale, window=window, strict=strict)
-    horovod = type(opt).__module__.startswith("horovod")
-    wrapper: Any
+    window = getattr(opt, "gradient_accumulation_steps", None) or 1
+    if not isinstance(loss_scale, LossScaleManager):
+        loss_scale = LossScaleManager(loss_scale, window=window, strict=strict)
+    elif window > 1 and loss_scale.window != window:
+        raise ValueError(
+            "One scale must hold for a whole window of accumulated gradients. Received: "
+            f"gradient_accumulation_steps={window} and a manager with "
+            f"window={loss_scale.window}. Make the manager with window={window}."
+        )
     if family is Family.V1:
         from tf_amp.loss_scale.v1_optimizer import V1LossScaleOptimizer
 
         # Horovod's v1 optimizer reduces in compute_gradients, before the check.
-        wrapper = V1LossScaleOptimizer(opt, manager)
-    elif family is Family.KERAS:
-        from tf_amp.loss_scale.keras_optimizer import KerasLossScaleOptimizer
-
-        wrapper = KerasLossScaleOptimizer(opt, manager, horovod=horovod)
-    elif family is Family.TF_KERAS:
-        from tf_amp.loss_scale.tf_keras_optimizer import TfKerasLossScaleOptimizer
-
-        wrapper = TfKerasLossScaleOptimizer(opt, manager, horovod=horovod)
-    else:
-        from tf_amp.loss_scale.tf_keras_optimizer import LegacyLossScaleOptimizer
-
-        wrapper = LegacyLossScaleOptimizer(opt, manager, horovod=horovod)
-    mark_wrapped(opt, wrapper)
-    return wrapper
+        wrapper = V1LossScaleOptimizer(opt, loss_scale)
+        # Past the attribute machinery of the optimizer, which would track the wrapper.
+        object.__setattr__(opt, _MARK, wrapper)
+        return wrapper
+    return scale_by_hand(opt, loss_scale, horovod=is_of_horovod(opt))
 
 
-def is_wrapped(opt: Any, *, in_place: bool = True) -> bool:
-    """Whether `opt` scales the loss.
+def scale_by_hand(opt: Any, manager: LossScaleManager, *, horovod: bool) -> Any:
+    """Gives an optimizer of Keras 3 or tf_keras a loss scale for a custom loop; returns it."""
+    scale_in_place(opt, LoopScaling(manager, horovod))
+    return opt
 
-    Args:
-        opt: An optimizer.
-        in_place: Whether one counts that `compile` gave a loss scale, and not only those made by
-            `wrap_optimizer` or by the class of its own library.
+
+def scale_in_place(opt: Any, scaling: Scaling | LoopScaling) -> None:
+    """Gives an optimizer of Keras 3 or tf_keras a loss scale.
+
+    Raises:
+        ValueError: If the backend of Keras is not TensorFlow.
     """
-    if isinstance(getattr(opt, "manager", None), LossScaleManager):
-        return True
-    return (in_place and scaling_of(opt) is not None) or _is_loss_scale_optimizer_of_library(opt)
+    family = find_family(opt)
+    if family is not Family.KERAS:
+        from tf_amp.loss_scale import tf_keras_optimizer as methods
+
+        by_hand, of_compile = (
+            (methods.TfKerasByHand, methods.TfKerasInPlace)
+            if family is Family.TF_KERAS
+            else (methods.LegacyByHand, methods.LegacyInPlace)
+        )
+        give_scaling(opt, scaling, by_hand if scaling.by_hand else of_compile)
+        return
+    backend = sys.modules["keras"].backend.backend()
+    if backend != "tensorflow":
+        raise ValueError(
+            f"tf_amp scales losses of TensorFlow programs; the backend of Keras is {backend!r}. "
+            "Set KERAS_BACKEND=tensorflow before importing keras."
+        )
+    from tf_amp.loss_scale.keras_optimizer import KerasByHand, KerasInPlace, LossScaleStore
+
+    give_scaling(opt, scaling, KerasByHand if scaling.by_hand else KerasInPlace)
+    object.__setattr__(opt, "loss_scale_store", LossScaleStore(scaling.manager))
+
+
+def is_of_horovod(opt: Any) -> bool:
+    """Whether an optimizer is Horovod's `DistributedOptimizer`."""
+    return type(opt).__module__.startswith("horovod")
+
+
+def is_wrapped(opt: Any) -> bool:
+    """Whether `opt` scales the loss, however it came by its scale."""
+    return manager_of(opt) is not None or _is_loss_scale_optimizer_of_library(opt)
 
 
 def manager_of(opt: Any) -> LossScaleManager | None:
@@ -99,25 +126,18 @@ def wrapper_of(opt: Any) -> Any:
     return getattr(opt, "__dict__", {}).get(_MARK)
 
 
-def mark_wrapped(opt: Any, wrapper: Any) -> None:
-    """Records that `wrapper` drives `opt`."""
-    # Past the attribute machinery of the optimizers, which would track the wrapper.
-    object.__setattr__(opt, _MARK, wrapper)
-
-
 def require_not_wrapped(opt: Any) -> None:
     """Refuses an optimizer that would scale the loss twice.
 
     Raises:
-        ValueError: If `opt` is a loss-scale optimizer, or is driven by one.
+        ValueError: If `opt` scales the loss, or is driven by a wrapper that does.
     """
     if is_wrapped(opt):
         raise ValueError(
             "The optimizer scales the loss already; wrapping it again would scale twice. "
-            f"Received: opt={type(opt).__name__}. Use it as it is, or wrap its inner optimizer."
+            f"Received: opt={type(opt).__name__}. Use it as it is, or make a new optimizer."
         )
-    wrapper = wrapper_of(opt)
-    if wrapper is not None:
+    if wrapper_of(opt) is not None:
         raise ValueError(
             "The optimizer was wrapped before, and the wrapper that came out is in charge of it. "
             f"Received: opt={type(opt).__name__}. Use that wrapper, or make a new optimizer."

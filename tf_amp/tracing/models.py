@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
-from google.protobuf.message import DecodeError, Message
 from tensorflow.core.framework.graph_pb2 import GraphDef
-from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from graph_passes import FunctionRemarks, PrecisionConfig
 from tf_amp.hosts.dumps import Origin, known_shapes
 from tf_amp.hosts.function_shapes import called_shapes, static_shapes
 from tf_amp.hosts.process_record import variables_set
+from tf_amp.model_files import ModelError, read_graph, read_message, saved_model_file
 from tf_amp.tracing.trace import ReadShapes, Trace, TracedGraph
 
-_SAVED_MODEL = "saved_model.pb"
-
-
-class ModelError(ValueError):
-    """A model cannot be read or planned."""
+__all__ = ["ModelError", "plan_model"]
 
 
 def plan_model(path: Path, config: PrecisionConfig) -> Trace:
@@ -40,9 +34,7 @@ def plan_model(path: Path, config: PrecisionConfig) -> Trace:
     Raises:
         ModelError: it cannot be read, or there is nothing in it to plan.
     """
-    if not path.exists():
-        raise ModelError(f"There is no file or directory {str(path)!r}.")
-    graphs = [_planned(name, config, *graph) for name, *graph in _graphs(path)]
+    graphs = [_planned(name, config, *graph) for name, *graph in read_graphs(path)]
     process = {
         "variables": variables_set(),
         "settings": {
@@ -65,58 +57,31 @@ def _planned(
         device=config.device,
         total_nodes=len(graph.node),
     )
-    traced = TracedGraph(empty, config, lambda: graph, shapes, _ends(graph))
+    traced = TracedGraph(empty, config, lambda: graph, shapes, ends(graph))
     return dataclasses.replace(traced, remarks=traced.plan(config))
 
 
-def _ends(graph: GraphDef) -> tuple[str, ...]:
-    """The nodes that are fed, and those that no other reads."""
+def ends(graph: GraphDef) -> tuple[str, ...]:
+    """The nodes of a graph that are fed, and those that no other reads."""
     read = {name.lstrip("^").partition(":")[0] for node in graph.node for name in node.input}
     return tuple(n.name for n in graph.node if n.op == "Placeholder" or n.name not in read)
 
 
-def _graphs(path: Path) -> Sequence[tuple[Any, ...]]:
-    """The graphs of a model: a name, the graph, and how to get shapes if they are known."""
+def read_graphs(path: Path) -> Sequence[tuple[Any, ...]]:
+    """The graphs of a model: a name, the graph, and how to get shapes if they are known.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    if not path.exists():
+        raise ModelError(f"There is no file or directory {str(path)!r}.")
     if path.is_dir():
-        if not (path / _SAVED_MODEL).exists():
-            raise ModelError(
-                f"The directory {str(path)!r} is no SavedModel: it has no {_SAVED_MODEL}."
-            )
-        saved = _parse(path / _SAVED_MODEL, SavedModel)
+        saved = read_message(saved_model_file(path), SavedModel)
         return [(" ".join(m.meta_info_def.tags), m.graph_def) for m in saved.meta_graphs]
     if path.suffix == ".keras":
         return [(path.stem, *_keras_graph(path))]
-    if path.suffix == ".meta":
-        return [(path.stem, _parse(path, MetaGraphDef).graph_def)]
-    # A serialized message of one type can often be parsed as another: the one with nodes is right.
-    readers: tuple[Callable[[], GraphDef], ...] = (
-        lambda: _parse(path, GraphDef),
-        lambda: _parse(path, MetaGraphDef).graph_def,
-        lambda: _parse(path, SavedModel).meta_graphs[0].graph_def,
-    )
-    for read in readers:
-        try:
-            graph = read()
-        except (ModelError, IndexError):
-            continue
-        if (graph.node or graph.library.function) and all(node.op for node in graph.node):
-            return [(path.stem, graph)]
-    raise ModelError(
-        f"{str(path)!r} is neither a GraphDef nor a MetaGraphDef with nodes. Legal: a SavedModel's "
-        "directory, .pb, .pbtxt, .meta, .keras."
-    )
-
-
-def _parse(path: Path, kind: type[Any]) -> Any:
-    message: Message = kind()
-    try:
-        if path.suffix in (".pbtxt", ".txt"):
-            text_format.Parse(path.read_text(encoding="utf-8"), message)
-        else:
-            message.ParseFromString(path.read_bytes())
-    except (OSError, UnicodeDecodeError, DecodeError, text_format.ParseError) as error:
-        raise ModelError(f"{str(path)!r} is no {kind.__name__}: {error}.") from error
-    return message
+    graph = read_graph(path)
+    return [(path.stem, getattr(graph, "graph_def", graph))]
 
 
 def _keras_graph(path: Path) -> tuple[GraphDef, ReadShapes]:

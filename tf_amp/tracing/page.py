@@ -9,7 +9,7 @@ import hashlib
 import importlib.resources
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -99,16 +99,20 @@ class _Section:
         return [(_of_rank(t, name), told) for t in self.job.traces for name, told in states(t)]
 
     @property
-    def skips(self) -> list[tuple[str, list[dict[str, Any]], str]]:
-        """Each loss scale with the steps that it skipped, and points of its course.
+    def scale_events(self) -> list[tuple[str, list[Mapping[str, Any]], int, str]]:
+        """Each loss scale with its events, the steps that it skipped, and points of its course.
 
         The points are those of an SVG line in a box of 100 x 40.
         """
-        found: dict[str, list[dict[str, Any]]] = {}
+        found: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
         for trace in self.job.traces:
-            for skip in trace.status.get("skips", ()):
-                found.setdefault(_of_rank(trace, skip["name"]), []).append(skip)
-        return [(name, skips, _course(skips)) for name, skips in found.items()]
+            for event in trace.scale_events:
+                key = _of_rank(trace, event["name"]), event["loss_scale"]
+                found.setdefault(key, []).append(event)
+        return [
+            (name, events, sum(event["steps"] or 0 for event in events), _course(events))
+            for (name, _), events in found.items()
+        ]
 
     def _products(self) -> Iterator[Remark]:
         for graph in self.job.graphs:
@@ -120,11 +124,11 @@ def _of_rank(trace: Trace, name: str) -> str:
     return " ".join(filter(None, (trace.rank, name)))
 
 
-def _course(skips: Sequence[dict[str, Any]]) -> str:
-    """The scale behind each skipped step, by its logarithm; "" where that is no line."""
-    if len(skips) < _COURSE_FROM:
+def _course(events: Sequence[Mapping[str, Any]]) -> str:
+    """The scale behind each event, by its logarithm; "" where that is no line."""
+    if len(events) < _COURSE_FROM:
         return ""
-    scales = [math.log2(max(skip["after"], 2.0**-40)) for skip in skips]
+    scales = [math.log2(max(event["to"], 2.0**-40)) for event in events]
     low, high = min(scales), max(scales)
     width, height = 100 / len(scales), 36 / ((high - low) or 1)
     points = []

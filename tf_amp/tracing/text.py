@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graph_passes import PrecisionConfig, Remark, load_op_lists
@@ -24,7 +25,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def overview(job: Job) -> Iterator[str]:
     """The paragraphs that say what one process did, or the ranks of one distributed training."""
-    yield "\n".join(_head(job))
+    yield "\n".join((*_head(job), *_rules(job)))
     shown = [f for f in job.functions if f.figures.products or f.figures.casts or f.failure]
     if shown:
         ranks = ("ranks",) * (len(job.traces) > 1)
@@ -47,13 +48,13 @@ def overview(job: Job) -> Iterator[str]:
     for trace in job.traces:
         of = f"{trace.rank}: " if trace.rank else ""
         yield from (f"{of}loss scale of {name}: {told}" for name, told in states(trace))
-        if skips := trace.status.get("skips"):
-            last = skips[-1]
+        if skips := [event for event in trace.scale_events if event["event"] == "skipped"]:
+            last, count = skips[-1], sum(event["steps"] for event in skips)
             step = "" if last["step"] is None else f" {last['step']}"
-            culprit = f", {last['culprit']}" if last["culprit"] else ""
+            culprit = f", {last['kind']} of {last['gradient']}" if last["gradient"] else ""
             yield (
-                f"{of}{len(skips)} steps were skipped, the last one{step}: loss scale "
-                f"{last['before'] or '?'} -> {last['after']}{culprit}"
+                f"{of}{count} steps were skipped, the last one{step}: loss scale "
+                f"{last['from']} -> {last['to']}{culprit}"
             )
 
 
@@ -74,6 +75,16 @@ def _head(job: Job) -> Iterator[str]:
         yield f"{settings['reason']}; cost table: {settings['cost_table']}; {settings['why']}"
         yield f"list edits: {edits or 'none'}; loss scaling: {settings['loss_scaling_reason']}"
     yield from (f"note: {note}" for note in process.get("notes", ()))
+
+
+def _rules(job: Job) -> Iterator[str]:
+    """A line for each rule on single nodes, with what it met."""
+    notes = [r for graph in job.graphs for r in graph.remarks.remarks if r.kind == "note"]
+    met = Counter(note.rule for note in notes)
+    for rule in dict.fromkeys(rule for graph in job.graphs for rule in graph.config.rules):
+        count = met[str(rule)]
+        where = f"nodes of {count} function{'s'[: count > 1]}" if count else "no node"
+        yield f"rule {rule} ({rule.action}): meets {where}"
 
 
 def _row(function: JobFunction, with_ranks: bool) -> tuple[str, ...]:

@@ -22,10 +22,12 @@ from graph_passes import (
     rewrite_graph_def,
 )
 from graph_passes.ir.view import FunctionShapes, Shapes
+from graph_passes.plan_remarks import Lines
 from graph_passes.remarks import RemarksError
 from tf_amp.hosts.dumps import STATUS
 from tf_amp.hosts.offline import InferredShapes
 from tf_amp.hosts.process_record import PROCESS, config_of
+from tf_amp.loss_scale.history import LOSS_SCALE_EVENTS
 
 _REMARKS = re.compile(r"remarks_(.*)\.jsonl(\.gz)?")
 
@@ -79,6 +81,12 @@ class TracedGraph:
         """Plans the graph again."""
         return self._rewrite(config).remarks(self.remarks.name)
 
+    @functools.cached_property
+    def _lines(self) -> Lines:
+        """The Python lines of its nodes, as they were known when it was traced."""
+        known = {(r.function, r.node): r.lines for r in self.remarks.remarks if r.lines}
+        return lambda function, node: known.get((function, node), ())
+
     def after(self) -> GraphDef:
         """The graph as it is rewritten, by rewriting it again."""
         result = self._rewrite(self.config)
@@ -95,6 +103,7 @@ class TracedGraph:
                 preserve=self.preserve,
                 shapes=shapes,
                 function_shapes=function_shapes,
+                lines=self._lines,
             )
         return rewrite_function_def(
             self.graph.library.function[0],
@@ -102,6 +111,8 @@ class TracedGraph:
             library=self._library.get,
             shapes=shapes,
             function_shapes=function_shapes,
+            name=self.remarks.name,
+            lines=self._lines,
         )
 
 
@@ -118,12 +129,14 @@ class Trace:
         process: the process, as `process_record.describe` has it; {} for what was planned here.
         status: its counters at the end, {} where it has none (it was killed, or runs still).
         graphs: in the order in which they were planned.
+        scale_events: what its loss scales did, as `LOSS_SCALE_EVENTS` describes it.
     """
 
     name: str
     process: Mapping[str, Any]
     status: Mapping[str, Any]
     graphs: tuple[TracedGraph, ...]
+    scale_events: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def rank(self) -> str:
@@ -178,7 +191,19 @@ def _read_folder(folder: Path) -> Trace:
             kept = tuple(remark.node for remark in preserved)
             graphs.append(TracedGraph(remarks, config, read, read_shapes, kept))
     title = f"{process.get('script') or folder.name}, process {process.get('process')}"
-    return Trace(title, process, status, tuple(_without_parts(graphs)))
+    return Trace(title, process, status, tuple(_without_parts(graphs)), _read_events(folder))
+
+
+def _read_events(folder: Path) -> tuple[Mapping[str, Any], ...]:
+    """What loss scales did; of a process that runs or was killed the last line may be cut off."""
+    path = folder / LOSS_SCALE_EVENTS
+    if not path.exists():
+        return ()
+    *lines, _ = path.read_text().split("\n")
+    try:
+        return tuple(json.loads(line) for line in lines)
+    except ValueError as error:
+        raise TraceError(f"{str(path)!r} cannot be read: {error}.") from error
 
 
 def _without_parts(graphs: list[TracedGraph]) -> Iterable[TracedGraph]:

@@ -1,1 +1,1 @@
-"""GELU, and softmax over several axes."""
+"""GELU."""

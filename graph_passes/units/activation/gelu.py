@@ -24,9 +24,8 @@ from collections.abc import Collection
 import numpy as np
 
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.matcher import ADDS, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.search import ADDS
 
 RULE = "gelu"
 CLAMP = 10.0

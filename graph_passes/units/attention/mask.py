@@ -24,9 +24,16 @@ from tensorflow.python.framework import dtypes
 
 from graph_passes.ops.float_range import LARGEST
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.matcher import (
+    ADDS,
+    MOVES,
+    SELECTS,
+    SIZES,
+    SPREADS,
+    Matcher,
+    NoMatchError,
+)
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.search import ADDS, SHAPERS
 
 RULE = "attention-mask"
 REPLACED = 30000.0
@@ -38,11 +45,7 @@ LONGEST_WAY = 16
 MOST_OPS = 64
 """Ops that are looked at for one softmax."""
 
-_SELECTS = ("SelectV2", "Select")
-_MOVES = (*SHAPERS, "Transpose")
-_SPREADS = ("BroadcastTo", "Tile")
-_SIZES = ("Shape", "ShapeN", "Size", "Rank")
-_PICKS = ("StridedSlice", "Slice", "GatherV2", "MatrixBandPart", *_SPREADS, *_MOVES)
+_PICKS = ("StridedSlice", "Slice", "GatherV2", "MatrixBandPart", *SPREADS, *MOVES)
 _JOINS = ("Mul", "Maximum", "Minimum")
 
 
@@ -116,11 +119,11 @@ class _MaskSearch:
         if len(way) > LONGEST_WAY or self._left < 0:
             return  # what is not found counts as a leak of the masks on other ways
         ports: tuple[int, ...] = ()
-        if op in _MOVES or op in _SPREADS:
+        if op in MOVES or op in SPREADS:
             ports = (0,)
         elif op == "Fill":
             ports = (1,)
-        elif op in _SELECTS:
+        elif op in SELECTS:
             ports = (1, 2)
         elif op in (*ADDS, "Sub"):
             ports, added = (0, 1), True
@@ -177,7 +180,7 @@ class _MaskSearch:
             self._edits.miss(number, f"{m.node(number).name!r} is to be preserved")
             return True
         for reader in m.readers(number):
-            if reader not in self._feeds[number] and m.op(reader) not in _SIZES:
+            if reader not in self._feeds[number] and m.op(reader) not in SIZES:
                 self._edits.miss(number, f"{m.node(reader).name!r} reads the masked scores as well")
                 return True
         return False

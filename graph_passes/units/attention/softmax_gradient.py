@@ -21,17 +21,15 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes.policy.op_lists import OpLists
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import NoMatchError
+from graph_passes.rewriter.matcher import MOVES, SELECTS, SUMS, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.search import SHAPERS, SUMS
 
 RULE = "softmax-gradient"
 LONGEST_WAY = 16
 """Ops between the gradient of a softmax and the matrix product it comes from."""
 
 _PRODUCTS = ("Mul", "RealDiv")
-_SELECTS = ("SelectV2", "Select")
-_PASSES = (*SHAPERS, "Transpose", *_PRODUCTS, *_SELECTS, *SUMS)
+_PASSES = (*MOVES, *_PRODUCTS, *SELECTS, *SUMS)
 
 
 def lower_softmax_gradients(edits: GraphEdits, lists: OpLists, *, adds_up_in_float32: bool) -> None:
@@ -101,7 +99,7 @@ class _GradientSearch:
             readers = m.readers(difference)
             if any(m.op(n) != "Mul" or not m.reads(n, own) for n in readers):
                 raise NoMatchError("the difference is not multiplied by the softmax")
-        shape = m.view.shape(own)
+        shape = m.shape_of(own)
         axes = m.constant(m.tensor(total, 1)).ravel().tolist()
         if axes != [-1] and (shape is None or axes != [len(shape) - 1]):
             raise NoMatchError("the sum is not over the last axis")
@@ -128,7 +126,7 @@ class _GradientSearch:
             if op in SUMS or op in _PRODUCTS:
                 operands = m.inputs(number)
             else:
-                operands = m.inputs(number)[1:] if op in _SELECTS else m.inputs(number)[:1]
+                operands = m.inputs(number)[1:] if op in SELECTS else m.inputs(number)[:1]
             for maker in map(m.maker, operands):
                 if maker not in seen:
                     seen.add(maker)
@@ -153,7 +151,7 @@ class _GradientSearch:
 
 def _multiply_by_ones(new: Replacement, total: int) -> None:
     tensor = new.matcher.tensor(total, 0)
-    shape = new.view.shape(tensor)
+    shape = new.matcher.shape_of(tensor)
     if shape is None or len(shape) < 2 or shape[-1] is None:
         raise NoMatchError("the size of the last axis is not known")
     ones = new.constant(

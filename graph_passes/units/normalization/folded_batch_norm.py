@@ -20,9 +20,8 @@ import numpy as np
 from graph_passes.ir.view import Shape
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.matcher import ADDS, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.search import ADDS
 from graph_passes.units.normalization.forward import Norm
 
 _CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
@@ -183,4 +182,8 @@ class Folding:
 
     @staticmethod
     def _reshaped(new: Replacement, name: str, tensor: str, shape: Shape) -> str:
-        return tensor if new.view.shape(tensor) == shape else new.reshape(tensor, shape, name=name)
+        return (
+            tensor
+            if new.matcher.shape_of(tensor) == shape
+            else new.reshape(tensor, shape, name=name)
+        )

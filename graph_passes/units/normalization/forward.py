@@ -16,8 +16,7 @@ from fractions import Fraction
 
 from graph_passes.ir.view import Shape
 from graph_passes.rewriter.algebra import Polynomial
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
-from graph_passes.rewriter.search import SHAPERS, SUMS
+from graph_passes.rewriter.matcher import SHAPERS, SUMS, Matcher, NoMatchError
 from graph_passes.units.normalization.statistics import Statistics, find_statistics
 from graph_passes.units.normalization.unit_algebra import UnitAlgebra
 from graph_passes.units.normalization.unit_axes import is_single

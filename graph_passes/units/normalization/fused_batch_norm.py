@@ -18,12 +18,13 @@ import functools
 from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.kernels import KernelSupport
-from graph_passes.ops.op_types import Slot, registered_op_type
+from graph_passes.ops.op_types import Slot
 from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.rewriter.emitter import prototype_of
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.float32_units import Float32Unit
@@ -44,10 +45,8 @@ _RESHAPES = ("Reshape", "Squeeze", "ExpandDims")
 @functools.lru_cache(maxsize=16)
 def has_fused_kernels(support: KernelSupport) -> bool:
     """Whether both fused ops have a kernel for the device and dtype."""
-    probe = node_def_pb2.NodeDef()
-    probe.attr["T"].type = probe.attr["U"].type = FLOAT
-    types = [registered_op_type(op) for op in (FORWARD, BACKWARD)]
-    return all(t is not None and support.has_kernel(t, Slot("T"), probe) for t in types)
+    types = [prototype_of(op, (FLOAT,) * 5).node_type for op in (FORWARD, BACKWARD)]
+    return all(support.supports(t, t.layout.slots.index(Slot("T"))) for t in types)
 
 
 def fuse_batch_norms(
@@ -248,7 +247,7 @@ def _vector(
         filled = np.full(channels or 0, value, np.float32)
         return new.constant(filled, name=f"{name}_{value:g}", beside=x)
     tensor = new.matcher.through(tensor, *_RESHAPES)
-    shape = new.view.shape(tensor)
+    shape = new.matcher.shape_of(tensor)
     if shape is None or len(shape) == 1:
         return tensor
     return new.reshape(tensor, (channels,), name=name)

@@ -11,13 +11,11 @@ a GPU.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Iterable
 
 import numpy as np
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.view import Shape, elements
 from graph_passes.rewriter.algebra import symbol
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError
@@ -54,24 +52,11 @@ def _fuse(edits: GraphEdits, found: FoundNorm) -> bool:
             raise NoMatchError(f"epsilon {epsilon:g} is below {MIN_EPSILON['GPU']:g}")
         if gradient is not None and not gradient.is_proved:
             raise NoMatchError("the shapes inside the gradient are not known")
-        _Emission(new, norm).emit(gradient, _parameter_sums(norm))
+        _Emission(new, norm).emit(gradient)
         new.take_shapes_of(norm.x, sorted(found.inside - {norm.output}))
 
     stem = f"{edits.view.names[norm.output]}/{FORWARD}"
     return edits.propose(RULE, norm.output, write, stem=stem)
-
-
-@dataclasses.dataclass(frozen=True)
-class _ParameterSums:
-    """The sums over the batch behind the gradient of a normalization.
-
-    Attributes:
-        gamma: nodes that sum the gradient with regard to gamma.
-        beta: nodes that sum the gradient with regard to beta.
-    """
-
-    gamma: tuple[int, ...]
-    beta: tuple[int, ...]
 
 
 def normalized_size(norm: Norm) -> int:
@@ -85,20 +70,20 @@ def normalized_size(norm: Norm) -> int:
     first = len(norm.shape) - len(norm.axes)
     if norm.axes != tuple(range(first, len(norm.shape))) or not first:
         raise NoMatchError("the statistics are not taken over the last axes")
-    sizes = [size for size in norm.shape[first:] if size is not None]
-    if len(sizes) < len(norm.axes):
+    size = elements(norm.shape[first:])
+    if size is None:
         raise NoMatchError("the size of a statistic's axes is not known")
-    return math.prod(sizes)
+    return size
 
 
-def _parameter_sums(norm: Norm) -> _ParameterSums:
-    """The sums over all axes before those of the statistics."""
+def _parameter_sums(norm: Norm) -> tuple[list[int], list[int]]:
+    """The sums over all axes before those of the statistics: gradients of gamma, and of beta."""
     leading = norm.algebra.axes.counted(range(len(norm.shape or ()) - len(norm.axes)))
     d, r, x, m = (symbol(name) for name in "drxm")
     sums = norm.algebra.outer_sums.items()
     gamma = [n for n, (value, axes) in sums if axes == leading and value == d * r * (x - m)]
     beta = [n for n, (value, axes) in sums if axes == leading and value == d]
-    return _ParameterSums(tuple(sorted(gamma)), tuple(sorted(beta)))
+    return sorted(gamma), sorted(beta)
 
 
 class _Emission:
@@ -108,12 +93,10 @@ class _Emission:
         self._new, self._norm = new, norm
         self._size = normalized_size(norm)
         shape = norm.shape or ()
-        leading = shape[: len(shape) - len(norm.axes)]
-        known = [size for size in leading if size is not None]
-        self._rows = math.prod(known) if len(known) == len(leading) else None
+        self._rows = elements(shape[: len(shape) - len(norm.axes)])
         self._images: Shape = (1, self._rows, self._size, 1)
 
-    def emit(self, gradient: NormGradient | None, sums: _ParameterSums) -> None:
+    def emit(self, gradient: NormGradient | None) -> None:
         """Adds the nodes and the redirections of tensors."""
         new, norm, op = self._new, self._norm, self._new.op
         common = {
@@ -144,10 +127,11 @@ class _Emission:
             inputs = (self._as_images("dy", scaled), x, ones, *saved)
             rows = op.FusedBatchNormGradV3(*inputs, name="Grad", **common)[0]
             gradient.redirect_dx(new, new.reshape_like(rows, norm.x, name="dx"))
-        for number in sums.gamma:
+        d_gamma, d_beta = _parameter_sums(norm)
+        for number in d_gamma:
             weighted = op.Mul(dy, normalized, name="weighted", shape=norm.shape)
             self._emit_sum(number, weighted)
-        for number in sums.beta:
+        for number in d_beta:
             self._emit_sum(number, dy)
 
     def _emit_sum(self, number: int, tensor: str) -> None:

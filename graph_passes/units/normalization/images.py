@@ -10,9 +10,8 @@ channels elsewhere, is a Reshape away from one of both:
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.view import Shape, elements
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 
@@ -46,8 +45,8 @@ class Images:
             return self.shape
         before, behind = self.shape[: self.axis], self.shape[self.axis + 1 :]
         if not behind:
-            return (1, _elements(before), 1, self.channels)
-        return (_elements(before), self.channels, _elements(behind), 1)
+            return (1, elements(before), 1, self.channels)
+        return (elements(before), self.channels, elements(behind), 1)
 
     def require_known(self, *, filled: bool) -> None:
         """Asks for the sizes that it takes to write the unit.
@@ -70,7 +69,3 @@ class Images:
     def leave(self, new: Replacement, name: str, images: str, like: str) -> str:
         """Images in the shape of the tensor `like` of this layout; themselves where they are."""
         return images if self.sizes == self.shape else new.reshape_like(images, like, name=name)
-
-
-def _elements(sizes: Shape) -> int | None:
-    return None if None in sizes else math.prod(size or 0 for size in sizes)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from graph_passes.rewriter.matcher import Matcher
-from graph_passes.rewriter.search import ADDS, SHAPERS
+from graph_passes.rewriter.matcher import ADDS, SHAPERS, SPREADS, Matcher
 
 _STORED = ("ReadVariableOp", "VariableV2", "Const")
 _GIVEN = ("_Arg", "Placeholder")
 _ARITHMETIC = frozenset((*ADDS, "Mul", "Sub", "SquaredDifference", "Neg"))
-_KEEPS_PARAMETER = frozenset((*SHAPERS, "Cast", "Enter", "BroadcastTo", "Tile"))
+_KEEPS_PARAMETER = frozenset((*SHAPERS, "Cast", "Enter", *SPREADS))
 _MAKES_PARAMETER = _KEEPS_PARAMETER.union(_ARITHMETIC, _STORED, _GIVEN)
 _DEEPEST_PARAMETER = 3
 

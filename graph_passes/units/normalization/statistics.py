@@ -14,8 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from graph_passes.ir.view import FLOAT
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
-from graph_passes.rewriter.search import ADDS, SHAPERS
+from graph_passes.rewriter.matcher import ADDS, SHAPERS, Matcher, NoMatchError
 from graph_passes.units.normalization.parameters import is_parameter
 
 _SQUARES = ("Square", "Mul", "Pow")

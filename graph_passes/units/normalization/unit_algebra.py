@@ -14,13 +14,12 @@ from fractions import Fraction
 from graph_passes.ir.view import Shape
 from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
-from graph_passes.rewriter.search import SHAPERS, SUMS
+from graph_passes.rewriter.matcher import SHAPERS, SPREADS, SUMS, Matcher, NoMatchError
 from graph_passes.units.normalization.parameters import is_parameter, may_be_parameter
 from graph_passes.units.normalization.statistics import Statistics
 from graph_passes.units.normalization.unit_axes import UnitAxes
 
-SPREADERS = (*SHAPERS, "BroadcastTo", "Tile")
+SPREADERS = (*SHAPERS, *SPREADS)
 """Ops whose elements are those of their first input."""
 DIVISIONS = ("RealDiv", "DivNoNan")
 _ONE_INPUT = frozenset((*SPREADERS, "Sum", "Pow"))

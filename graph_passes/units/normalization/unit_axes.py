@@ -7,11 +7,10 @@ divisors.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable
 
-from graph_passes.ir.view import Shape
-from graph_passes.rewriter.matcher import Matcher
+from graph_passes.ir.view import Shape, elements
+from graph_passes.rewriter.matcher import SPREADS, Matcher
 from graph_passes.units.normalization.statistics import Statistics
 
 _REMEMBERED = 1024
@@ -53,7 +52,7 @@ class UnitAxes:
         if op in ("Identity", "StopGradient"):
             return True
         new, old = self._m.shape(number), self._m.shape_of(self._m.tensor(number, 0))
-        return old is None or new is None or _keeps_places(old, new, op in ("BroadcastTo", "Tile"))
+        return old is None or new is None or _keeps_places(old, new, op in SPREADS)
 
     def of_sum(self, number: int) -> frozenset[int]:
         """The axes that a Sum is over, without those of size 1; taken for `own` if not known."""
@@ -118,8 +117,7 @@ class UnitAxes:
 
     def _elements(self) -> int | None:
         """The number of elements that a statistic is taken over, None where it is not known."""
-        sizes = [None if self.shape is None else self.shape[axis] for axis in self.own]
-        return None if None in sizes else math.prod(size or 0 for size in sizes)
+        return elements(None if self.shape is None else self.shape[axis] for axis in self.own)
 
     def _counts_elements(self, number: int) -> bool:
         """Whether a node multiplies the sizes of the statistics' axes when the graph runs."""

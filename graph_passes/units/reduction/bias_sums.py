@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from graph_passes.ir.view import ARGUMENT, Shape
+from graph_passes.ir.view import ARGUMENT, Shape, elements
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
@@ -27,7 +27,6 @@ from graph_passes.units.reduction.gradient_sums import PRODUCTS
 from graph_passes.units.reduction.ones_product import sum_rows, sum_rows_pays
 from graph_passes.units.reduction.sums import (
     BroadcastGradients,
-    elements,
     float_sums,
     reshaped_to,
     summed_axes,
@@ -79,7 +78,7 @@ def multiply_by_ones(
 
             def multiply(new: Replacement, number: int = number) -> None:
                 tensor = new.matcher.tensor(number, 0)
-                new.replace(number, sum_rows(new, tensor, new.view.shape(tensor) or ()))
+                new.replace(number, sum_rows(new, tensor, new.matcher.shape_of(tensor) or ()))
 
             edits.propose(ONES_PRODUCT, number, multiply)
 
@@ -129,7 +128,7 @@ def _replace_sums(
 
 def _replace(new: Replacement, number: int, rows: Shape, write: _Write) -> None:
     tensor = new.matcher.tensor(number, 0)
-    if new.view.shape(tensor) != rows:
+    if new.matcher.shape_of(tensor) != rows:
         tensor = new.reshape(tensor, (None, rows[-1]), name="rows", shape=rows)
         # A clear op that leads to no allow op goes low too late for an infer op behind it.
         new.node_lists[new.makers[tensor].name] = "infer"

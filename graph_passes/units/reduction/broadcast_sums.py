@@ -58,7 +58,7 @@ def _operand(matcher: Matcher, number: int) -> Shape | None:
     readers = matcher.readers(number)
     if not readers or any(matcher.op(reader) != "Reshape" for reader in readers):
         return None
-    shapes = {matcher.view.shape(matcher.output(reader)) for reader in readers}
+    shapes = {matcher.shape_of(matcher.output(reader)) for reader in readers}
     return shapes.pop() if len(shapes) == 1 else None
 
 
@@ -71,4 +71,4 @@ def _meets_a_matrix(matcher: Matcher, number: int) -> bool:
     tensor = matcher.tensor(number, 1)
     port = matcher.view.split(tensor)[1]
     other = matcher.inputs(matcher.maker(tensor))[1 - port]
-    return matcher.view.shape(other) == (0,)
+    return matcher.shape_of(other) == (0,)

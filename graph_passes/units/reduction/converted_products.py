@@ -8,10 +8,7 @@ from collections.abc import Collection
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.policy.op_lists import OpLists
-from graph_passes.rewriter.matcher import Matcher
-from graph_passes.rewriter.search import SHAPERS
-
-_MOVES = (*SHAPERS, "Transpose")
+from graph_passes.rewriter.matcher import MOVES, Matcher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +39,7 @@ class ConvertedProducts:
                     continue
                 if self._goes_low(reader, inputs.index(last)):
                     return True
-                if matcher.op(reader) in _MOVES and inputs[0] == last:
+                if matcher.op(reader) in MOVES and inputs[0] == last:
                     moved = matcher.output(reader)
                     if moved not in seen:
                         seen.add(moved)

@@ -13,13 +13,12 @@ for that.
 
 from __future__ import annotations
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.view import Shape, elements
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.sums import (
     BroadcastGradients,
-    elements,
     float_sums,
     reduces,
     reshaped_to,
@@ -36,10 +35,11 @@ def merge_weight_gradients(edits: GraphEdits) -> None:
     for number in float_sums(edits):
         product = m.source(number, 0)
         op_type = view.op_type(product) if m.op(product) in PRODUCTS else None
-        if op_type is None or not gradients.has(number):
+        if op_type is None:
             continue
         sides = [op_type.attr(m.node(product), side).b for side in ("adj_x", "adj_y")]
-        if sides == [True, False]:  # a sum of other products is none of a weight's gradient
+        # A sum of other products is none of a weight's gradient.
+        if sides == [True, False] and gradients.has(number):
 
             def merge(new: Replacement, number: int = number, product: int = product) -> None:
                 _merge(new, number, product)
@@ -50,7 +50,7 @@ def merge_weight_gradients(edits: GraphEdits) -> None:
 def _merge(new: Replacement, number: int, product: int) -> None:
     m = new.matcher
     left, right = m.inputs(product)
-    shapes = [_known(new.view.shape(tensor), tensor) for tensor in (left, right)]
+    shapes = [_known(new.matcher.shape_of(tensor), tensor) for tensor in (left, right)]
     rank, widths = len(shapes[0]), [shape[-1] for shape in shapes]
     if None in widths or reshaped_to(m, number) != widths:
         raise NoMatchError("the sum is not reshaped to a matrix of the operands' last axes")

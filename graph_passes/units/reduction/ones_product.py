@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.view import Shape, elements
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import OpLists
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.converted_products import ConvertedProducts
-from graph_passes.units.reduction.sums import elements
 
 FEW_ELEMENTS = 1 << 15
 """Below this, starting the product with ones costs more than the Cast that it saves (measured on

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 
 from graph_passes.ir.view import FLOAT, Shape
@@ -97,12 +96,6 @@ def reduces(matcher: Matcher, number: int, axes: int, rank: int) -> bool:
         return maker == "BroadcastGradientArgs"
     found = matcher.constant(matcher.tensor(number, 1)).ravel()
     return sorted(int(axis) % rank for axis in found) == list(range(axes))
-
-
-def elements(dimensions: Sequence[int | None]) -> int | None:
-    """The number of elements of a shape, None where a dimension is not known."""
-    known = [dimension for dimension in dimensions if dimension is not None]
-    return math.prod(known) if len(known) == len(dimensions) else None
 
 
 def summed_axes(matcher: Matcher, number: int, shape: Shape, kept: Sequence[int]) -> int:

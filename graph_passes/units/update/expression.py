@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from fractions import Fraction
+from collections.abc import Collection, Mapping
 
 from graph_passes.ir.view import FLOAT, Shape
 from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
@@ -32,25 +31,45 @@ def is_scalar(name: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Update:
-    """What is written to some variables at once.
+class Formula:
+    """What is written to some variables at once, whatever they are.
 
     Attributes:
         values: for each variable what it holds then, the last write's first.
-        handles: the variables.
-        tensors: name in the polynomials -> the tensor that it stands for.
         inner: name -> the polynomial of which it is the square root, "root 0", or to which it is
             equal, "sum 0".
-        contraction: the nodes.
         old: places of the variables of which the old value is read, be it for nothing.
+        is_scaled: whether what other tensors are multiplied by, or made of, is part of it.
     """
 
     values: tuple[Polynomial, ...]
-    handles: tuple[str, ...]
-    tensors: Mapping[str, str]
-    inner: Mapping[str, Polynomial]
-    contraction: Contraction
+    inner: tuple[tuple[str, Polynomial], ...]
     old: frozenset[int]
+    is_scaled: bool
+
+    def within(self, name: str) -> Polynomial:
+        """What a name stands for; 0 where it is none of `inner`."""
+        return dict(self.inner).get(name, constant(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What is written to some variables of a graph at once.
+
+    Attributes:
+        formula: what.
+        tensors: name in its polynomials -> the tensor that it stands for; for "old 0" and so on
+            the variable.
+        contraction: the nodes.
+        shape: that of the slots.
+        broadcast: names of tensors that may be repeated to that shape.
+    """
+
+    formula: Formula
+    tensors: Mapping[str, str]
+    contraction: Contraction
+    shape: Shape | None
+    broadcast: frozenset[str]
 
 
 def is_float32_write(m: Matcher, number: int) -> bool:
@@ -61,30 +80,95 @@ def is_float32_write(m: Matcher, number: int) -> bool:
     return dtype is not None and dtype.type == FLOAT
 
 
+class Variables:
+    """How one graph reads and writes variables.
+
+    Attributes:
+        m: reads the graph.
+        awaited: read -> the write to its variable that it waits for.
+        behind: the reads of the variables that such reads are of, *slots*, and what is computed
+            with them.
+    """
+
+    def __init__(self, m: Matcher) -> None:
+        self.m = m
+        self.awaited: dict[int, int] = {}
+        for number in m.view.of_op(READ):
+            if number in m.view.waits:
+                write = self._awaited_write(number)
+                if write is not None:
+                    self.awaited[number] = write
+        slots = {m.tensor(number, 0) for number in self.awaited}
+        reads = [n for handle in slots for n in m.readers(m.maker(handle)) if m.ops[n] == READ]
+        self.behind = {number for number in reads if m.tensor(number, 0) in slots}
+        pending = list(self.behind)
+        for number in pending:  # which grows
+            for reader in m.readers(number):
+                if m.ops[reader] in _ARITHMETIC and reader not in self.behind:
+                    self.behind.add(reader)
+                    pending.append(reader)
+        self._shapes: dict[str, Shape | None] = {}
+        self._constant: dict[str, bool] = {}
+
+    def _awaited_write(self, number: int) -> int | None:
+        m, handle = self.m, self.m.tensor(number, 0)
+        for name in m.view.waits[number]:
+            write = m.view.index.get(name, -1)
+            if write >= 0 and is_float32_write(m, write) and m.tensor(write, 0) == handle:
+                return write
+        return None
+
+    def is_constant(self, handle: str) -> bool:
+        """Whether nothing writes to a variable."""
+        if handle not in self._constant:
+            users = self.m.readers(self.m.maker(handle))
+            self._constant[handle] = all(self.m.ops[user] == READ for user in users)
+        return self._constant[handle]
+
+    def shape(self, tensor: str) -> Shape | None:
+        """The static shape of a tensor, None where a size is not known."""
+        if tensor not in self._shapes:
+            m = self.m
+            is_constant = m.ops[m.maker(tensor)] == "Const"  # to ask a host takes longer
+            shape = m.constant(tensor).shape if is_constant else known_shape(m, tensor)
+            self._shapes[tensor] = None if shape is None or None in shape else shape
+        return self._shapes[tensor]
+
+
 class UpdateSearch:
     """Reads one update.
 
     Args:
-        m: reads the graph.
+        variables: of the graph.
         last: the last write.
         with_slots: whether other variables may be part of it.
     """
 
-    def __init__(self, m: Matcher, last: int, *, with_slots: bool) -> None:
-        self._m, self._last = m, last
-        self.writes: dict[str, int] = {m.tensor(last, 0): last}
+    def __init__(self, variables: Variables, last: int, *, with_slots: bool) -> None:
+        self._variables, self._m, self._last = variables, variables.m, last
+        self.writes: dict[str, int] = {self._m.tensor(last, 0): last}
         self._reads: dict[int, bool] = {}
         if with_slots:
             self._find_slots()
         self._order = {handle: place for place, handle in enumerate(self.writes)}
         self._made = self._find_made()
         self._names: dict[str, str] = {}  # tensor or variable -> its name in the polynomials
-        self._tensors: dict[str, str] = {}  # name -> the tensor
+        self._tensors = {f"old {place}": handle for handle, place in self._order.items()}
         self._inner: dict[str, Polynomial] = {}
         self._inside: set[int] = set()
         self._beside: set[int] = set()
         self._shapes: set[Shape | None] = set()
-        self._known: dict[str, Shape | None] = {}
+        self._broadcast: set[str] = set()
+
+    def require_free(self, preserved: Collection[int]) -> None:
+        """Asks that its reads and writes need not stay: the gate would, once all else is done.
+
+        Raises:
+            NoMatchError: one of some nodes is among them.
+        """
+        for number in (*self.writes.values(), *self._reads):
+            if number in preserved:
+                raise NoMatchError(f"{self._m.view.names[number]!r} is to be preserved")
 
     def read(self) -> Update:
         """The update.
@@ -94,12 +178,16 @@ class UpdateSearch:
         """
         values = tuple(self._written(place, n) for place, n in enumerate(self.writes.values()))
         if len(self.writes) > 1 and (None in self._shapes or len(self._shapes) != 1):
-            raise NoMatchError("nothing shows that the gradient and the slots have one shape")
+            raise NoMatchError("the gradient and the slots have several shapes, or none is known")
+        old = [number for number, is_new in self._reads.items() if not is_new]
         return Update(
-            values=values,
-            handles=tuple(self.writes),
+            formula=Formula(
+                values=values,
+                inner=tuple(self._inner.items()),
+                old=frozenset(self._order[self._m.tensor(number, 0)] for number in old),
+                is_scaled=bool(self._beside),
+            ),
             tensors=self._tensors,
-            inner=self._inner,
             contraction=Contraction(
                 last=self._last,
                 writes=self.writes,
@@ -107,45 +195,32 @@ class UpdateSearch:
                 inside=frozenset(self._inside),
                 beside=frozenset(self._beside),
             ),
-            old=frozenset(
-                self._order[self._m.tensor(number, 0)]
-                for number, is_new in self._reads.items()
-                if not is_new
-            ),
+            shape=next(iter(self._shapes), None),
+            broadcast=frozenset(self._broadcast),
         )
 
     def _find_slots(self) -> None:
         """Finds the other variables, and all reads of them, from the last write back."""
-        m = self._m
-        found: dict[int, int] = {}  # read -> the write that it waits for, -1 for none
+        m, awaited, behind = self._m, self._variables.awaited, self._variables.behind
+        found: list[int] = []  # reads
         pending, seen = [m.source(self._last, 1)], set[int]()
         for number in pending:  # which grows
-            if number in seen or len(seen) > _MOST_NODES:
+            if number in seen or number not in behind or len(seen) > _MOST_NODES:
                 continue
             seen.add(number)
             if m.ops[number] == READ:
-                handle = m.tensor(number, 0)
-                write = found[number] = self._awaited_write(number, handle)
-                if write >= 0 and handle not in self.writes:
-                    self.writes[handle] = write
+                found.append(number)
+                write = awaited.get(number)
+                if write is not None and m.tensor(number, 0) not in self.writes:
+                    self.writes[m.tensor(number, 0)] = write
                     pending.append(m.source(write, 1))
-            elif m.ops[number] in _ARITHMETIC:
+            else:
                 pending += m.makers(number)
-        for number, write in found.items():
+        for number in found:
             handle = m.tensor(number, 0)
             if handle == m.tensor(self._last, 0) or handle not in self.writes:
                 continue  # what the variable itself held is as any other tensor
-            self._reads[number] = write == self.writes[handle]
-
-    def _awaited_write(self, number: int, handle: str) -> int:
-        """The write to a variable that a read of it waits for, -1 where there is none."""
-        m, index = self._m, self._m.view.index
-        if number in m.view.waits:
-            for name in m.node(number).input[:]:
-                write = index.get(name[1:], -1) if name[0] == "^" else -1
-                if write >= 0 and is_float32_write(m, write) and m.tensor(write, 0) == handle:
-                    return write
-        return -1
+            self._reads[number] = awaited.get(number) == self.writes[handle]
 
     def _find_made(self) -> set[int]:
         """The nodes that compute with what the update reads."""
@@ -170,7 +245,7 @@ class UpdateSearch:
         m = self._m
         number = m.maker(tensor)
         if number in self._reads:
-            self._shapes.add(self._shape(tensor))
+            self._shapes.add(self._variables.shape(tensor))
             place = self._order[m.tensor(number, 0)]
             return symbol(f"{'new' if self._reads[number] else 'old'} {place}")
         if number not in self._made:
@@ -205,7 +280,7 @@ class UpdateSearch:
     def _from_outside(self, tensor: str) -> Polynomial:
         """A tensor that is made without the variables, scalar factors taken out of it."""
         m = self._m
-        shape = self._shape(tensor)
+        shape = self._variables.shape(tensor)
         if shape == ():
             return self._scalar(tensor)
         number = m.maker(tensor)
@@ -217,7 +292,7 @@ class UpdateSearch:
         if alone and op == "Neg":
             self._beside.add(number)
             return constant(-1) * self._from_outside(inputs[0])
-        scalars = [each for each in inputs if op == "Mul" and self._shape(each) == ()]
+        scalars = [each for each in inputs if op == "Mul" and self._variables.shape(each) == ()]
         if alone and len(scalars) == 1:
             self._beside.add(number)
             (other,) = [each for each in inputs if each != scalars[0]]
@@ -229,35 +304,28 @@ class UpdateSearch:
             value = float(self._m.constant(tensor))
             if math.isfinite(value):
                 self._beside.add(self._m.maker(tensor))
-                return constant(Fraction(value))
-        return self._symbol(tensor, _SCALAR)
+                return constant(value)
+        return symbol(self._name(tensor, _SCALAR))
 
     def _tensor(self, tensor: str) -> Polynomial:
-        self._shapes.add(self._shape(tensor))
-        return self._symbol(tensor, "x ")
+        name, shape = self._name(tensor, "x "), self._variables.shape(tensor)
+        if shape is None:
+            self._broadcast.add(name)
+        else:
+            self._shapes.add(shape)
+        return symbol(name)
 
-    def _symbol(self, tensor: str, kind: str) -> Polynomial:
+    def _name(self, tensor: str, kind: str) -> str:
         key = self._variable(tensor) or tensor
         name = self._names.setdefault(key, f"{kind}{len(self._names)}")
         self._tensors[name] = min(tensor, self._tensors.get(name, tensor))
-        return symbol(name)
+        return name
 
     def _variable(self, tensor: str) -> str | None:
         """The handle of the variable that a tensor was read from, where nothing writes to it."""
         m, number = self._m, self._m.maker(tensor)
-        if m.ops[number] != READ:
-            return None
-        users = m.readers(m.source(number, 0))
-        return m.tensor(number, 0) if all(m.ops[user] == READ for user in users) else None
-
-    def _shape(self, tensor: str) -> Shape | None:
-        """The static shape, None where a size is not known."""
-        if tensor not in self._known:
-            m = self._m
-            is_constant = m.ops[m.maker(tensor)] == "Const"  # to ask a host takes longer
-            shape = m.constant(tensor).shape if is_constant else known_shape(m, tensor)
-            self._known[tensor] = None if shape is None or None in shape else shape
-        return self._known[tensor]
+        handle = m.tensor(number, 0) if m.ops[number] == READ else None
+        return handle if handle is not None and self._variables.is_constant(handle) else None
 
 
 def by_tensors(value: Polynomial) -> dict[Monomial, Polynomial]:

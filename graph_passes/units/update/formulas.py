@@ -17,6 +17,7 @@ beta in float32, so that the rate is a multiple of 2^-24 and up to 2^-25 from wh
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -26,15 +27,16 @@ import numpy as np
 from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.update.expression import Update, by_tensors, is_scalar
+from graph_passes.units.update.expression import Formula, Update, by_tensors, is_scalar
 
 _CLOSEST = Fraction(1, 1 << 14)
 """How far from a rate that of an op may be, relative to it."""
+_REMEMBERED = 1024
 _LOST = Fraction(1, 1 << 22)
 """How far from 1 the two factors of a moving average may add up to."""
 
 Arguments = Mapping[str, Polynomial | str | bool]
-"""Arguments of an op: a scalar, a tensor or variable, or an attribute."""
+"""Arguments of an op: a scalar, the name of a tensor or variable in a formula, or an attribute."""
 
 _Terms = dict[Monomial, Polynomial]
 
@@ -43,32 +45,33 @@ class _OtherFormulaError(Exception):
     """The update is of another kind."""
 
 
-def op_of_update(update: Update) -> tuple[str, Arguments]:
+@functools.lru_cache(_REMEMBERED)
+def op_of_update(formula: Formula) -> tuple[str, Arguments]:
     """The op that computes an update, and its arguments.
 
     Raises:
         NoMatchError: there is none.
     """
-    slots = range(1, len(update.values))
-    for op, formula, count in _FORMULAS:
+    slots = range(1, len(formula.values))
+    for op, read, count in _FORMULAS:
         for order in itertools.permutations(slots) if count == len(slots) else ():
             with contextlib.suppress(_OtherFormulaError):
-                return op, formula(update, *order)
+                return op, read(formula, *order)
     raise NoMatchError("it is no update that one op computes")
 
 
-def _descent(update: Update) -> Arguments:
+def _descent(formula: Formula) -> Arguments:
     """`var -= alpha * delta`, where at least one product is saved."""
-    step = _step(update)
-    if len(step) != 1 or not update.contraction.beside:
+    step = _step(formula)
+    if len(step) != 1 or not formula.is_scaled:
         raise _OtherFormulaError
     ((tensor, factor),) = step.items()
-    return {"var": update.handles[0], "alpha": _minus(factor), "delta": _name(update, tensor)}
+    return {"var": "old 0", "alpha": _minus(factor), "delta": _name(tensor)}
 
 
-def _momentum(update: Update, accum: int) -> Arguments:
-    kept, (gradient, rate) = _decayed(update, accum)
-    step = _step(update)
+def _momentum(formula: Formula, accum: int) -> Arguments:
+    kept, (gradient, rate) = _decayed(formula, accum)
+    step = _step(formula)
     if len(gradient) != 1 or gradient[0][1] != 1:
         raise _OtherFormulaError
     new = ((f"new {accum}", 1),)
@@ -79,71 +82,71 @@ def _momentum(update: Update, accum: int) -> Arguments:
     else:
         raise _OtherFormulaError
     return {
-        "var": update.handles[0],
-        "accum": update.handles[accum],
+        "var": "old 0",
+        "accum": f"old {accum}",
         "lr": _minus(rate),
-        "grad": _name(update, gradient),
+        "grad": _name(gradient),
         "momentum": kept,
         "use_nesterov": nesterov,
     }
 
 
-def _adam(update: Update, m: int, v: int) -> Arguments:
-    gradient, beta1 = _average(update, m, 1)
-    square, beta2 = _average(update, v, 2)
-    step = _step(update)
+def _adam(formula: Formula, m: int, v: int) -> Arguments:
+    gradient, beta1 = _average(formula, m, 1)
+    square, beta2 = _average(formula, v, 2)
+    step = _step(formula)
     if gradient != square or len(step) != 1:
         raise _OtherFormulaError
     ((tensors, factor),) = step.items()
     below = _below(tensors, {f"new {m}": 1})
-    terms = by_tensors(update.inner[below]) if below.startswith("sum") else {}
+    terms = by_tensors(formula.within(below)) if below.startswith("sum") else {}
     roots = [key for key in terms if key]
     if len(roots) != 1 or terms[roots[0]] != constant(1) or () not in terms:
         raise _OtherFormulaError
     ((root, exponent),) = roots[0]
-    if exponent != 1 or update.inner.get(root) != symbol(f"new {v}"):
+    if exponent != 1 or formula.within(root) != symbol(f"new {v}"):
         raise _OtherFormulaError
     return {
-        "var": update.handles[0],
-        "m": update.handles[m],
-        "v": update.handles[v],
+        "var": "old 0",
+        "m": f"old {m}",
+        "v": f"old {v}",
         "beta1_power": constant(0),
         "beta2_power": constant(0),
         "lr": _minus(factor),
         "beta1": beta1,
         "beta2": beta2,
         "epsilon": terms[()],
-        "grad": update.tensors[gradient],
+        "grad": gradient,
     }
 
 
-def _rms(update: Update, ms: int, mom: int, mg: int | None = None) -> Arguments:
-    gradient, rho = _average(update, ms, 2)
-    kept, (tensors, rate) = _decayed(update, mom)
+def _rms(formula: Formula, ms: int, mom: int, mg: int | None = None) -> Arguments:
+    gradient, rho = _average(formula, ms, 2)
+    kept, (tensors, rate) = _decayed(formula, mom)
     below = _below(tensors, {gradient: 1})
-    if _step(update) != {((f"new {mom}", 1),): constant(-1)} or not below.startswith("root"):
+    if _step(formula) != {((f"new {mom}", 1),): constant(-1)} or not below.startswith("root"):
         raise _OtherFormulaError
-    terms = by_tensors(update.inner[below])
+    terms = by_tensors(formula.within(below))
     epsilon = terms.pop((), None)
     wanted = {((f"new {ms}", 1),): constant(1)}
     arguments: dict[str, Polynomial | str | bool] = {}
     if mg is not None:
-        if _average(update, mg, 1) != (gradient, rho):
+        if _average(formula, mg, 1) != (gradient, rho):
             raise _OtherFormulaError
         wanted[((f"new {mg}", 2),)] = constant(-1)
-        arguments["mg"] = update.handles[mg]
+        arguments["mg"] = f"old {mg}"
     if terms != wanted or epsilon is None:
         raise _OtherFormulaError
     return {
-        "var": update.handles[0],
+        "var": "old 0",
         **arguments,
-        "ms": update.handles[ms],
-        "mom": update.handles[mom],
+        "ms": f"old {ms}",
+        "mom": f"old {mom}",
         "lr": rate,
         "rho": rho,
         "momentum": kept,
         "epsilon": epsilon,
-        "grad": update.tensors[gradient],
+        "grad": gradient,
     }
 
 
@@ -157,28 +160,28 @@ _FORMULAS: Sequence[tuple[str, Callable[..., Arguments], int]] = (
 """Op, what finds its arguments, and how many variables it updates besides the first."""
 
 
-def _step(update: Update) -> _Terms:
+def _step(formula: Formula) -> _Terms:
     """What the first variable changes by."""
-    return by_tensors(update.values[0] - symbol("old 0"))
+    return by_tensors(formula.values[0] - symbol("old 0"))
 
 
-def _decayed(update: Update, slot: int) -> tuple[Polynomial, tuple[Monomial, Polynomial]]:
+def _decayed(formula: Formula, slot: int) -> tuple[Polynomial, tuple[Monomial, Polynomial]]:
     """Of `old * kept + tensors * rate`: kept, and tensors with their rate."""
-    terms = by_tensors(update.values[slot])
+    terms = by_tensors(formula.values[slot])
     kept = terms.pop(((f"old {slot}", 1),), constant(0))
-    if slot not in update.old or len(terms) != 1:
+    if slot not in formula.old or len(terms) != 1:
         raise _OtherFormulaError
     ((tensors, rate),) = terms.items()
     return kept, (tensors, rate)
 
 
-def _average(update: Update, slot: int, exponent: int) -> tuple[str, Polynomial]:
+def _average(formula: Formula, slot: int, exponent: int) -> tuple[str, Polynomial]:
     """Of a moving average of a gradient or its square: the gradient, and the op's beta.
 
     Raises:
         NoMatchError: no beta of float32 gives the rate.
     """
-    kept, (tensors, rate) = _decayed(update, slot)
+    kept, (tensors, rate) = _decayed(formula, slot)
     if len(tensors) != 1 or tensors[0][1] != exponent or not tensors[0][0].startswith("x "):
         raise _OtherFormulaError
     factors = _number(kept), _number(rate)
@@ -209,10 +212,10 @@ def _number(value: Polynomial) -> Fraction | None:
     return terms.get((), Fraction(0)) if terms.keys() <= {()} else None
 
 
-def _name(update: Update, tensors: Monomial) -> str:
+def _name(tensors: Monomial) -> str:
     if len(tensors) != 1 or tensors[0][1] != 1 or not tensors[0][0].startswith("x "):
         raise _OtherFormulaError
-    return update.tensors[tensors[0][0]]
+    return tensors[0][0]
 
 
 def _minus(value: Polynomial) -> Polynomial:
@@ -262,6 +265,6 @@ class Scalars:
         key = (new.device, value)
         known = self._constants.get(key) or self.added.get(key)
         if known is None:
-            beside = self.update.handles[0]
+            beside = self.update.tensors["old 0"]
             known = self.added[key] = new.constant(value, name=name, beside=beside)
         return known

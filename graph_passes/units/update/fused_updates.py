@@ -6,15 +6,17 @@ memory; in a training step of a transformer on a CPU they take as long as a thir
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
+from graph_passes.ir.view import Shape
 from graph_passes.ops.kernels import has_float32_kernel
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.effects import in_circles
 from graph_passes.rewriter.gate import CONTROL_FLOW
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.update.expression import Update, UpdateSearch, is_float32_write
+from graph_passes.units.update.expression import Update, UpdateSearch, Variables, is_float32_write
 from graph_passes.units.update.formulas import Arguments, Scalars, op_of_update
 
 RULE = "fused-update"
@@ -35,16 +37,18 @@ def fuse_updates(edits: GraphEdits, device: str) -> None:
     if not view.ops.isdisjoint(CONTROL_FLOW):
         return  # parts of an update may be dead where others run
     steps = [number for number in view.of_op(*OPS) if is_float32_write(m, number)]
+    variables = Variables(m)
     found: list[_Found] = []
     written: set[int] = set()
     for with_slots in (True, False):
+        find = functools.partial(_find, edits, variables, device, with_slots)
         for number in steps:
-            if number in written:
+            if number in written or (with_slots and m.source(number, 1) not in variables.behind):
                 continue
-            search = edits.attempt(number, _search(edits, device, with_slots=with_slots))
-            if search is not None:
-                found.append(search)
-                written.update(search[2].contraction.writes.values())
+            one = edits.attempt(number, find)
+            if one is not None:
+                found.append(one)
+                written.update(one[2].contraction.writes.values())
     circles = in_circles(view, [update.contraction for _, _, update in found])
     constants: dict[tuple[str, float], str] = {}
     lasts = {view.names[update.contraction.last]: n for n, (_, _, update) in enumerate(found)}
@@ -59,28 +63,33 @@ def fuse_updates(edits: GraphEdits, device: str) -> None:
             constants |= scalars.added
 
 
-def _search(edits: GraphEdits, device: str, *, with_slots: bool) -> Callable[[int], _Found | None]:
-    def find(number: int) -> _Found | None:
-        search = UpdateSearch(edits.matcher, number, with_slots=with_slots)
-        if with_slots and len(search.writes) == 1:
-            return None
-        try:
-            update = search.read()
-            op, arguments = op_of_update(update)
-        except NoMatchError:
-            if with_slots:
-                raise
+def _find(
+    edits: GraphEdits, variables: Variables, device: str, with_slots: bool, number: int
+) -> _Found | None:
+    """The update that ends with a write, None where it is none."""
+    if device != "CPU" and not edits.view.nodes[number].device:
+        if not with_slots:
             return None  # most writes are no updates
-        if device != "CPU" and not edits.view.nodes[number].device:
-            raise NoMatchError("nothing shows that its variables are on one device")
-        if not all(has_float32_kernel(op, each) for each in ("CPU", device)):
-            raise NoMatchError(f"{op} has no kernel here")
-        return op, arguments, update
-
-    return find
+        raise NoMatchError("nothing shows that its variables are on one device")
+    search = UpdateSearch(variables, number, with_slots=with_slots)
+    if with_slots and len(search.writes) == 1:
+        return None
+    try:
+        search.require_free(edits.gate.preserved)
+        update = search.read()
+        op, arguments = op_of_update(update.formula)
+    except NoMatchError:
+        if with_slots:
+            raise
+        return None
+    if not all(has_float32_kernel(op, each) for each in ("CPU", device)):
+        raise NoMatchError(f"{op} has no kernel here")
+    return op, arguments, update
 
 
 def _write(op: str, arguments: Arguments, scalars: Scalars) -> Callable[[Replacement], None]:
+    update = scalars.update
+
     def write(new: Replacement) -> None:
         inputs: list[str] = []
         attrs: dict[str, bool] = {}
@@ -88,9 +97,18 @@ def _write(op: str, arguments: Arguments, scalars: Scalars) -> Callable[[Replace
             if isinstance(value, bool):
                 attrs[name] = value
             elif isinstance(value, str):
-                inputs.append(value)
+                inputs.append(update.tensors[value])
+                if value in update.broadcast and len(update.contraction.writes) > 1:
+                    inputs[-1] = _of_shape(new, inputs[-1], update.shape, name)
             else:
                 inputs.append(scalars.write(new, value, name))
-        new.contract(scalars.update.contraction, op, *inputs, use_locking=True, **attrs)
+        new.contract(update.contraction, op, *inputs, use_locking=True, **attrs)
 
     return write
+
+
+def _of_shape(new: Replacement, tensor: str, shape: Shape | None, name: str) -> str:
+    """A tensor repeated to a shape, as element-wise ops do; one that has it is passed on."""
+    sizes = new.constant(list(shape or ()), name=f"{name}_shape", beside=tensor)
+    made: str = new.op.BroadcastTo(tensor, sizes, name=name, shape=shape)
+    return made

@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import pytest
 from graph_text import graph
-from tensorflow.core.framework import kernel_def_pb2, types_pb2
+from tensorflow.core.framework import kernel_def_pb2, node_def_pb2, types_pb2
 
 from graph_passes.ops import kernels
 from graph_passes.ops.kernels import KernelSupport, missing_kernels_note, registered_gpu_kernels
-from graph_passes.ops.op_types import Slot, registered_op_type
+from graph_passes.ops.node_types import NodeTypeTable
+from graph_passes.ops.op_types import Slot
 
 HALF, BFLOAT16 = types_pb2.DT_HALF, types_pb2.DT_BFLOAT16
 
 
-def has_kernel(device: str, dtype: int, line: str, slot: Slot) -> bool:
-    node = graph(f"x = Const(0.5, [4, 4])\nn = Const(1, [4])\nnode = {line}").node[-1]
-    return KernelSupport(device, dtype).has_kernel(registered_op_type(node.op), slot, node)
+def has_kernel(device: str, dtype: int, node: node_def_pb2.NodeDef, slot: Slot) -> bool:
+    (node_type,) = NodeTypeTable(lambda _: None).node_types_of([node])
+    return KernelSupport(device, dtype).supports(node_type, node_type.layout.slots.index(slot))
 
 
 @pytest.mark.parametrize(
@@ -27,23 +28,23 @@ def has_kernel(device: str, dtype: int, line: str, slot: Slot) -> bool:
         ("GPU", HALF, "Identity(x)", Slot("T"), True),
         ("GPU", HALF, "IdentityN(x, n)", Slot("T", 0), True),
         ("GPU", HALF, "Shape(x)", Slot("T"), True),
-        ("GPU", HALF, "Shape(x)", Slot("", fixed=types_pb2.DT_FLOAT), False),
+        ("GPU", HALF, "Where(x)", Slot("", fixed=types_pb2.DT_INT64), False),
         ("TPU", HALF, "Relu(x)", Slot("T"), False),
     ],
 )
 def test_kernels_of_the_build(
     device: str, dtype: int, line: str, slot: Slot, expected: bool
 ) -> None:
-    assert has_kernel(device, dtype, line, slot) == expected
+    node = graph(f"x = Const(0.5, [4, 4])\nn = Const(1, [4])\nnode = {line}").node[-1]
+    assert has_kernel(device, dtype, node, slot) == expected
 
 
 def test_other_attributes_of_the_node_count() -> None:
     """A kernel may take a dtype for one attribute only together with another."""
-    support, gather = KernelSupport("GPU", HALF), registered_op_type("GatherV2")
     node = graph("x = Const(0.5, [4])\nnode = GatherV2(x, [1, 2], 0)").node[-1]
-    assert support.has_kernel(gather, Slot("Tparams"), node)
+    assert has_kernel("GPU", HALF, node, Slot("Tparams"))
     node.attr["Tindices"].type = types_pb2.DT_STRING
-    assert not support.has_kernel(gather, Slot("Tparams"), node)
+    assert not has_kernel("GPU", HALF, node, Slot("Tparams"))
 
 
 def test_gpu_kernels_are_registered_without_a_gpu() -> None:

@@ -36,6 +36,23 @@ def test_an_axis_made_of_several_counts_for_all_of_them(batch, counted):
     assert sizes.size(index["product"], FLOPS) == 2 * 4 * 4 * counted * 6 * 7
 
 
+@pytest.mark.parametrize(("batch", "counted"), [(5, 5), (None, UNKNOWN_DIMENSION)])
+def test_rows_of_several_axes_reach_both_gradients_of_a_dense_layer(batch, counted):
+    weights = tf.constant(1.0, shape=(6, 7))
+
+    def gradients(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch([x, weights])
+            y = tf.tensordot(x, weights, 1)
+        return tape.gradient(y, [x, weights], output_gradients=2 * y)
+
+    sizes, index = sizes_of(gradients, (batch, 4, 6))
+    products = [number for name, number in index.items() if "MatMul" in name.rpartition("/")[2]]
+    assert [sizes.size(number, FLOPS) for number in products] == [2 * 4 * counted * 6 * 7] * 3
+    made = sorted(sizes.elements(number) for number in products)
+    assert made == sorted([4 * counted * 7, 4 * counted * 6, 6 * 7])
+
+
 def test_float32_tensors_of_several_nodes_are_told_at_once():
     def function(x: tf.Tensor) -> tf.Tensor:
         first, second = tf.raw_ops.Split(axis=1, value=x, num_split=2, name="halves")
@@ -122,7 +139,7 @@ def test_a_convolution_of_volumes_and_its_gradients_have_equal_work():
         ((5, 3), (5, 7), {"transpose_a": True}, 2 * 3 * 7 * 5),
         ((2, 3, 5), (2, 5, 7), {}, 2 * 2 * 3 * 7 * 5),
         ((2, 5, 3), (2, 5, 7), {"transpose_a": True}, 2 * 2 * 3 * 7 * 5),
-        ((None, None), (5, 7), {}, 2 * UNKNOWN_DIMENSION * 7 * UNKNOWN_DIMENSION),
+        ((None, None), (5, 7), {}, 2 * (UNKNOWN_DIMENSION**2 // 5) * 5 * 7),
         (None, (5, 7), {}, None),
     ],
 )

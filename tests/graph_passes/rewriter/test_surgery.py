@@ -8,7 +8,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from graph_passes.ir.copying import copy_graph
 from graph_passes.ir.view import view_function, view_graph
-from graph_passes.rewriter.surgery import Unread, replace_tensors
+from graph_passes.rewriter.surgery import Edits, Unread, make_edits
 
 TEXT = """
 x = Const(0.5, [4])
@@ -28,16 +28,9 @@ def edited(
     controls: dict[str, list[str]] | None = None,
 ) -> graph_pb2.GraphDef:
     before = view_graph(graph_def)
-    view = replace_tensors(
-        before,
-        redirect=redirect,
-        inputs=inputs or {},
-        controls=controls or {},
-        in_place={},
-        new_nodes=new_nodes,
-        unread=Unread(before, [before.index[name] for name in preserve if name in before.index]),
-        shapes={},
-    )
+    kept = [before.index[name] for name in preserve if name in before.index]
+    edits = Edits(redirect, inputs or {}, controls or {}, new_nodes=list(new_nodes))
+    view = make_edits(before, edits, Unread(before, kept))
     view.require_matching_dtypes()
     return copy_graph(graph_def, view)
 
@@ -115,16 +108,8 @@ def test_results_of_a_function_follow() -> None:
     function.attr["custom"].i = 7
     new = relu("new", "x")
     before = view_function(function)
-    view = replace_tensors(
-        before,
-        redirect={"b:y:0": "new:activations:0"},
-        inputs={},
-        controls={},
-        in_place={},
-        new_nodes=[new],
-        unread=Unread(before, ()),
-        shapes={},
-    )
+    edits = Edits({"b:y:0": "new:activations:0"}, new_nodes=[new])
+    view = make_edits(before, edits, Unread(before, ()))
     after = copy_graph(function, view)
     assert [node.name for node in after.node_def] == ["new"]
     results = [after.ret[arg.name] for arg in after.signature.output_arg]

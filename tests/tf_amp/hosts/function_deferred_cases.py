@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
 from collections.abc import Callable
@@ -23,6 +24,7 @@ def main() -> None:
     installed = switch_on()
     chain(installed, variable, x)
     called_later(installed, variable, x, exact)
+    lines(variable, x)
     gradient(variable, x)
     compiled(variable, x)
     pipeline(variable, x, exact)
@@ -80,6 +82,43 @@ def called_later(installed: Any, variable: tf.Variable, x: tf.Tensor, exact: tf.
         error=error,
         counted_again=counted(installed) != counts,
     )
+
+
+def lines(variable: tf.Variable, x: tf.Tensor) -> None:
+    """The log lines of functions that call one by its name, where its product is planned apart."""
+    said: dict[str, str] = {}
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: said.update([record.getMessage().split(": ", 1)])  # type: ignore[method-assign]
+    logging.getLogger("tf_amp").addHandler(handler)
+
+    @tf.function
+    def inner(x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu(tf.matmul(x, variable))
+
+    @tf.function
+    def branch(x: tf.Tensor) -> tf.Tensor:
+        return inner(x) if tf.reduce_sum(x) > 0 else x
+
+    @tf.function
+    def in_loop(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(3):
+            x = inner(x)
+        return x
+
+    @tf.function
+    def in_both(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(3):
+            x = inner(x)
+        return branch(x)
+
+    @tf.function
+    def beside(x: tf.Tensor) -> tf.Tensor:
+        return branch(inner(x))
+
+    for function in (in_loop, in_both, beside):
+        function.get_concrete_function(x)
+    logging.getLogger("tf_amp").removeHandler(handler)
+    report("lines", said={name: line.split(",")[0] for name, line in said.items()})
 
 
 def gradient(variable: tf.Variable, x: tf.Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import pathlib
 import sys
 from typing import Any
 
@@ -13,6 +14,7 @@ from function_harness import compute_types, node_types, report, running, switch_
 from tensorflow.python.eager import context, execute
 from tensorflow.python.saved_model import loader_impl
 
+from graph_passes import FunctionRemarks
 from tf_amp import installation
 from tf_amp.hosts import function_calls
 from tf_amp.hosts.function_redirects import called_names
@@ -62,7 +64,7 @@ def arguments() -> None:
     """A function whose argument shows the size."""
     installed = switch_on(cost_table=sys.argv[1])
     layer = Dense()
-    few, many = tf.ones((32, WIDTH)), tf.constant(weights(1, (2048, WIDTH)))
+    few, many = tf.ones((32, WIDTH)), tf.constant(weights(1, (3000, WIDTH)))
     report("traced", types=compute_types(running(layer.__call__.get_concrete_function().name)))
     report("few", ran=ran(functools.partial(layer, few)), variants=variants())
     report("many", ran=ran(functools.partial(layer, many)), variants=variants())
@@ -126,6 +128,30 @@ def iterators(which: str) -> None:
         moved=not np.array_equal(weights_before[0], model.get_weights()[0]),
         finite=bool(np.isfinite(model.get_weights()[0]).all()),
     )
+
+
+def traced() -> None:
+    """A function that calls another one by its name, which has a plan of its own for each size."""
+    switch_on(cost_table=sys.argv[1], log_path=sys.argv[2])
+    weight = tf.Variable(weights(shape=(WIDTH, WIDTH)))
+
+    @tf.function
+    def inner(x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu(tf.matmul(x, weight))
+
+    @tf.function(input_signature=[UNKNOWN])
+    def outer(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(2):
+            x = inner(x)
+        return x
+
+    outer(tf.constant(weights(1, (2048, WIDTH))))
+    found = {}
+    for path in sorted(pathlib.Path(sys.argv[2]).glob("*/remarks_*")):
+        remarks = FunctionRemarks.from_lines(path.read_text().splitlines())
+        products = [r.kind for r in remarks.remarks if r.op == "MatMul"]
+        found[remarks.name] = [remarks.unknown_dimension, products]
+    report("traced", found=found)
 
 
 def faults() -> None:

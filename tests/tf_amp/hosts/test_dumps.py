@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gzip
 import json
 import logging
@@ -250,3 +251,33 @@ def test_the_process_describes_itself_once_and_leaves_its_state(
     assert (directory / "process.json").read_text() == "first"
     dumps.finish(lambda: {"casts": 2})
     assert json.loads((directory / STATUS).read_text()) == {"casts": 2}
+
+
+def test_lines_are_added_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dumps_module, "MAX_LINES", 3)
+    dumps = Dumps(str(tmp_path), CONFIG)
+    with caplog.at_level(logging.WARNING, "tf_amp"):
+        for number in range(5):
+            dumps.append("events.jsonl", {"number": number})
+    (file,) = tmp_path.glob("*/events.jsonl")
+    assert [json.loads(line)["number"] for line in file.read_text().splitlines()] == [0, 1, 2]
+    assert len(caplog.records) == 1
+    Dumps(None, CONFIG).append("events.jsonl", {})  # no trace is asked for
+
+
+def test_a_full_disk_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    dumps = Dumps(str(tmp_path), CONFIG)
+    dumps.append("events.jsonl", {"number": 0})
+    with caplog.at_level(logging.WARNING, "tf_amp"), monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        for number in range(5):
+            dumps.append("events.jsonl", {"number": number})
+    (said,) = caplog.messages
+    assert "No space left on device" in said

@@ -27,6 +27,11 @@ def test_a_function_called_by_itself_is_rewritten_then_and_not_counted_again(fac
     assert not seen["counted_again"]
 
 
+def test_a_line_tells_of_each_function_that_is_called_once(facts: Facts) -> None:
+    what = "MatMul 1 of 1 in bfloat16"
+    assert facts["lines"]["said"] == dict.fromkeys(("in_loop", "in_both", "beside"), what)
+
+
 def test_gradient_of_a_function_called_by_itself(facts: Facts) -> None:
     assert 0.0 < facts["gradient"]["error"] < 0.5
 

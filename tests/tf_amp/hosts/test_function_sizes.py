@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def seen(
 def test_the_size_of_an_argument_chooses_what_runs(seen: dict[str, dict[str, Any]]) -> None:
     assert seen["traced"]["types"] == [FLOAT]
     assert seen["few"] == {"ran": [FLOAT], "variants": {}}
-    assert seen["many"] == {"ran": [BFLOAT16], "variants": {"2048": [BFLOAT16]}}
+    assert seen["many"] == {"ran": [BFLOAT16], "variants": {"3000": [BFLOAT16]}}
     again = seen["again"]
     assert (again["few"], again["many"], again["dtype"]) == ([FLOAT], [BFLOAT16], "float32")
     assert 0.0 < again["error"] < 0.5
@@ -53,8 +54,8 @@ def test_a_function_counts_once(seen: dict[str, dict[str, Any]]) -> None:
 
 
 def test_a_size_that_does_not_last_is_not_planned_for(seen: dict[str, dict[str, Any]]) -> None:
-    assert seen["odd one"]["variants"].keys() == {"2048"}
-    assert seen["two of them"]["variants"].keys() == {"2048"}  # the plan is that of 32
+    assert seen["odd one"]["variants"].keys() == {"3000"}
+    assert seen["two of them"]["variants"].keys() == {"3000"}  # the plan is that of 32
 
 
 def test_variants_are_not_exported(seen: dict[str, dict[str, Any]]) -> None:
@@ -95,3 +96,12 @@ def test_seeded_random_numbers_are_those_of_the_program(run_python: RunPython, t
 def test_a_fault_costs_the_plan_alone(run_python: RunPython, table: str) -> None:
     seen = facts(run_python, "sizes_cases.faults()", table)
     assert seen["fault"] == {"error": 0.0, "failed": 1}
+
+
+def test_the_plan_that_runs_is_in_the_trace(
+    run_python: RunPython, table: str, tmp_path: Path
+) -> None:
+    found = facts(run_python, "sizes_cases.traced()", table, str(tmp_path))["traced"]["found"]
+    assert found["inner"] == [32, ["kept"]]
+    assert found["inner, sizes near 2048"] == [2048, ["converted"]]
+    assert "outer, sizes near 2048" in found

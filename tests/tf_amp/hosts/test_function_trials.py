@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import logging
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,10 @@ class Function:
     """What a trial ends with."""
 
 
+def unexpected(name: str, error: Exception) -> None:
+    raise AssertionError(name) from error
+
+
 class Clock:
     """A clock that only calls of functions move on."""
 
@@ -37,17 +45,21 @@ class Clock:
         return [*inputs, outputs]
 
 
-def contest(digest: str = "digest") -> Contest:
-    return Contest("step", "bfloat16", lambda: FLOAT32, lambda: digest)
+def contest(digest: str = "digest", lose: Callable[[], None] = lambda: None) -> Contest:
+    return Contest("step", "bfloat16", lambda: FLOAT32, lambda: digest, lose)
 
 
 def tried(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, directory: Path | None = None, calls: int = 8
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path | None = None,
+    calls: int = 8,
+    lose: Callable[[], None] = lambda: None,
 ) -> list[bytes]:
     monkeypatch.setattr(function_trials.time, "perf_counter", lambda: clock.now)
-    trials = FunctionTrials(2, directory)
+    trials = FunctionTrials(2, directory, unexpected)
     function = Function()
-    trials.watch(function, LOW, contest())
+    trials.watch(function, LOW, contest(lose=lose))
     for _ in range(calls):
         assert trials.call(clock.run, LOW, [1], 2) == [1, 2]
     return clock.called
@@ -69,7 +81,10 @@ def test_the_faster_one_stays(
     winner: bytes,
 ) -> None:
     caplog.set_level(logging.INFO, "tf_amp")
-    called = tried(Clock({LOW: low, FLOAT32: float32}), monkeypatch)
+    lost: list[None] = []
+    clock = Clock({LOW: low, FLOAT32: float32})
+    called = tried(clock, monkeypatch, lose=lambda: lost.append(None))
+    assert len(lost) == (winner == FLOAT32)
     assert called == [LOW, FLOAT32, FLOAT32, LOW, LOW, FLOAT32, winner, winner]
     (said,) = caplog.messages
     kept = "bfloat16" if winner == LOW else "float32"
@@ -97,16 +112,80 @@ def test_what_cannot_be_read_is_tried_again(
     assert set(called) == {LOW, FLOAT32}
 
 
-def test_without_a_place_to_remember_the_trial_still_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def fails(number: int) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Path, "mkdir"),
+        (Path, "read_text"),
+        (tempfile, "mkstemp"),
+        (os, "fdopen"),
+        (os, "replace"),
+    ],
+)
+def test_a_cache_that_fails_is_one_warning_and_trials_still_count(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    owner: Any,
+    name: str,
+    number: int,
 ) -> None:
-    (tmp_path / "file").write_text("")
-    clock = Clock({LOW: SLOW, FLOAT32: FAST})
-    assert tried(clock, monkeypatch, tmp_path / "file" / "no folder")[-1] == FLOAT32
+    monkeypatch.setattr(owner, name, fails(number))
+    monkeypatch.setattr(function_trials.time, "perf_counter", lambda: clock.now)
+    trials, functions = FunctionTrials(2, tmp_path / "trials", unexpected), []
+    for which in (b"a", b"b"):
+        clock = Clock({which: SLOW, FLOAT32: FAST})
+        functions.append(Function())
+        trials.watch(functions[-1], which, contest(which.decode()))
+        for _ in range(8):
+            trials.call(clock.run, which, [1], 2)
+        assert clock.called[-1] == FLOAT32
+    (said,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert os.strerror(number) in said.getMessage()
+    assert not list(tmp_path.glob("trials/.*"))
+
+
+def test_a_full_disk_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The device that is always full stands for a disk that becomes so while a file is written."""
+    (tmp_path / "digest.json").write_text("{}")
+    original = os.fdopen
+
+    def on_a_full_device(handle: int, mode: str) -> Any:
+        os.close(handle)
+        return original(os.open("/dev/full", os.O_WRONLY), mode)
+
+    monkeypatch.setattr(os, "fdopen", on_a_full_device)
+    called = tried(Clock({LOW: SLOW, FLOAT32: FAST}), monkeypatch, tmp_path)
+    assert called[-1] == FLOAT32
+    assert [path.name for path in tmp_path.iterdir()] == ["digest.json"]
+    assert (tmp_path / "digest.json").read_text() == "{}"
+    assert "No space left on device" in caplog.text
+
+
+def test_what_cannot_be_tried_runs_rewritten() -> None:
+    faults: list[str] = []
+    trials, function = FunctionTrials(2, None, lambda name, _: faults.append(name)), Function()
+    broken = dataclasses.replace(contest(), add_float32=fails(errno.EIO))
+    trials.watch(function, LOW, broken)
+    clock = Clock({LOW: FAST})
+    for _ in range(3):
+        trials.call(clock.run, LOW, [], 0)
+    assert clock.called == [LOW] * 3
+    assert faults == ["step"]
 
 
 def test_a_trial_ends_with_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = FunctionTrials(2, None)
+    trials = FunctionTrials(2, None, unexpected)
     function = Function()
     trials.watch(function, LOW, contest())
     del function
@@ -146,3 +225,14 @@ def test_every_call_runs_one_of_the_two(run_python: RunPython, tmp_path: Path) -
     again = facts_of(run_python, "trials_cases.main()", env)
     for case in ("arguments", "iterator"):
         assert len(set(map(tuple, again[case]["types"]))) == 1
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_lost_is_not_counted_as_converted(
+    run_python: RunPython, tmp_path: Path, batched: bool
+) -> None:
+    seen = facts_of(run_python, f"trials_cases.lost({batched})", {"XDG_CACHE_HOME": str(tmp_path)})
+    # The product and what it gives; then two of each, and the call between them.
+    assert seen["traced"]["converted"] == [1, 2]
+    assert (seen["lost"]["converted"], seen["lost"]["types"]) == ([0, 0], [FLOAT])
+    assert seen["called by another"]["converted"] == [1, 5]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import tensorflow as tf
 from function_harness import report, switch_on, weights
 from sizes_cases import ran
+
+from tf_amp.hosts import function_trials
 
 
 def main() -> None:
@@ -23,8 +27,8 @@ def main() -> None:
 
     x = tf.constant(weights(1))
     exact = tf.matmul(x, weight)
-    types = [ran(lambda: step(x)) for _ in range(8)]
-    report("arguments", types=types, count=int(count), error=float(np.abs(step(x) - exact).max()))
+    dtypes = [ran(lambda: step(x)) for _ in range(8)]
+    report("arguments", types=dtypes, count=int(count), error=float(np.abs(step(x) - exact).max()))
 
     data = tf.data.Dataset.from_tensor_slices(weights(2, (20, 64))).repeat().batch(3)
     batches = iter(data)
@@ -35,5 +39,35 @@ def main() -> None:
         return tf.matmul(next(batches), weight)
 
     count.assign(0)
-    types = [ran(lambda: pull(batches)) for _ in range(8)]
-    report("iterator", types=types, count=int(count), shape=pull(batches).shape.as_list())
+    dtypes = [ran(lambda: pull(batches)) for _ in range(8)]
+    report("iterator", types=dtypes, count=int(count), shape=pull(batches).shape.as_list())
+
+
+def lost(batched: bool) -> None:
+    """A function that is slower by every clock, and then is part of another one."""
+    installed = switch_on(trial_steps=1)
+    weight, x = tf.Variable(weights()), tf.constant(weights(1))
+    # Rounds begin with the rewritten one and with the original in turns.
+    ticks = iter([0, 1, 1, 2, 2, 3, 3, 9])
+    function_trials.time = types.SimpleNamespace(perf_counter=lambda: next(ticks))
+
+    @tf.function(input_signature=[tf.TensorSpec((None if batched else 64, 64))])
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, weight)
+
+    def converted() -> list[int]:
+        status = installed.status()
+        return [status["graphs_rewritten"], status["nodes_converted"]]
+
+    step.get_concrete_function()
+    report("traced", converted=converted())
+    for _ in range(4):
+        step(x)
+    report("lost", converted=converted(), types=ran(lambda: step(x)))
+
+    @tf.function
+    def caller(x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(step(x), weight)
+
+    caller.get_concrete_function(x)
+    report("called by another", converted=converted())

@@ -61,7 +61,12 @@ scaled_steps(optimizer)
 for what in (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
     for one in (optimizer, model):
         try:
-            show(type(what(one)))
+            copied = what(one)
+            show(type(copied))
+            # A copy is scaled as well, or as new.
+            model_of_copy, losses = train(getattr(copied, "optimizer", copied))
+            show(losses)
+            scaled_steps(model_of_copy.optimizer)
         except Exception as error:
             show(type(error))
 # A second compile with the same optimizer keeps it, and its scale.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -176,8 +179,61 @@ def test_wrapping_twice_is_refused(toolbox) -> None:
     assert is_wrapped(optimizer)
     with pytest.raises(ValueError, match=r"scales the loss already.*Received"):
         wrap_optimizer(optimizer)
-    with pytest.raises(ValueError, match=r"was wrapped before.*Received"):
+    refusal = "was wrapped before" if toolbox.family == "v1" else "scales the loss already"
+    with pytest.raises(ValueError, match=rf"{refusal}.*Received"):
         wrap_optimizer(inner)
+
+
+def in_place(toolbox, **kwargs):
+    if toolbox.family == "v1":
+        pytest.skip("v1 optimizers get a wrapper")
+    plain = toolbox.sgd(1.0, **kwargs)
+    return plain, wrap_optimizer(plain, StaticLossScale(8.0))
+
+
+def test_it_stays_the_object_that_it_is(toolbox) -> None:
+    own_class = type(toolbox.sgd())
+    plain, optimizer = in_place(toolbox, momentum=0.5, name="plain")
+    assert optimizer is plain
+    assert isinstance(optimizer, own_class)
+    assert type(optimizer).__name__ == own_class.__name__
+    as_it_was = toolbox.sgd(1.0, momentum=0.5, name="plain").get_config()
+    assert optimizer.inner_optimizer.get_config() == as_it_was
+
+
+def test_the_inner_optimizer_is_the_same_without_a_scale(toolbox) -> None:
+    variable = toolbox.variable([1.0, 2.0])
+    _, optimizer = in_place(toolbox)
+    make_step(toolbox, optimizer, variable)(tf.constant(0.25))
+    optimizer.inner_optimizer.learning_rate = 2.0
+    optimizer.inner_optimizer.apply_gradients([(tf.constant([0.25, 0.25]), variable)])
+    assert toolbox.tensor(variable).numpy().tolist() == [0.25, 1.25]
+    assert int(optimizer.iterations) == int(optimizer.inner_optimizer.iterations) == 2
+    assert not hasattr(optimizer.inner_optimizer, "inner_optimizer")
+
+
+def test_what_its_class_makes_scales_too_and_has_a_scale_of_its_own(toolbox) -> None:
+    _, optimizer = in_place(toolbox)
+    again = optimizer.from_config(optimizer.get_config())
+    assert type(again) is type(optimizer)
+    assert again.manager.rule == optimizer.manager.rule
+    assert again.manager is not optimizer.manager
+
+
+@pytest.mark.parametrize("copy", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_scales_by_a_scale_of_its_own(toolbox, copy) -> None:
+    variable = toolbox.variable([1.0])
+    plain = None if toolbox.family == "v1" else toolbox.sgd(1.0)
+    try:
+        copy(plain)
+    except Exception as error:
+        pytest.skip(f"nor can it be copied without a scale: {error!r}")
+    _, optimizer = in_place(toolbox)
+    again = copy(optimizer)
+    assert again.manager is not optimizer.manager
+    make_step(toolbox, again, variable)(tf.constant(0.25))
+    assert float(toolbox.tensor(variable)[0]) == 0.75
+    assert (again.manager.state().good_steps, optimizer.manager.state().good_steps) == (1, 0)
 
 
 @pytest.mark.parametrize("thing", [None, "adam", object(), tf.Variable(1.0)])

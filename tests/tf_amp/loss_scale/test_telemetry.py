@@ -16,10 +16,8 @@ from tf_amp.loss_scale import (
     DynamicLossScale,
     LossScaleAtFloorError,
     LossScaleManager,
-    LossScaleState,
     counters,
     loss_scale_callback,
-    skips,
     wrap_optimizer,
 )
 
@@ -76,26 +74,6 @@ def test_counters_of_living_managers() -> None:
     del managers
     gc.collect()
     assert counters()["managers"] == before["managers"]
-
-
-def test_skipped_steps_outlive_their_manager() -> None:
-    def skip() -> None:
-        manager = LossScaleManager("dynamic", name="skipping")
-        after = LossScaleState(4.0, good_steps=0, skipped_steps=1, skipped_in_a_row=1)
-        manager.report_skip(7, 8.0, after, -1)
-        manager.assign(manager.plan(tf.constant(False)).values)
-        manager.check()
-        observe(manager, False)
-        manager.check()
-        manager.check()
-
-    skip()
-    gc.collect()
-    told = [one for one in skips() if one["name"] == "skipping"]
-    assert [(one["step"], one["before"], one["skipped_steps"]) for one in told] == [
-        (7, 8.0, 1),
-        (None, None, 2),
-    ]
 
 
 def test_counting_while_others_make_managers() -> None:

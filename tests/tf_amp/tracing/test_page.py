@@ -59,13 +59,12 @@ def trace_of(
     )
     settings = {"reason": "float16 on GPU", "list_edits": []}
     state = {"scale": 1024.0, "skipped_steps": 1}
-    skip = {"name": "scale", "before": None, "culprit": "NaN of dense/kernel"}
-    status = {
-        "loss_scale": {"loss_scales": [{"name": "scale", "state": state}]},
-        "skips": [{**skip, "step": step, "after": 2.0**-step} for step in range(4)],
-    }
+    status = {"loss_scale": {"loss_scales": [{"name": "scale", "state": state}]}}
+    skip = {"event": "skipped", "loss_scale": 0, "name": "scale", "steps": 1, "from": 1.0}
+    culprit = {"kind": "NaN", "gradient": "dense/kernel"}
+    events = tuple({**skip, **culprit, "step": step, "to": 2.0**-step} for step in range(4))
     graph = TracedGraph(found, config, GraphDef)
-    return Trace("train.py", {"settings": settings, **process}, status, (graph,))
+    return Trace("train.py", {"settings": settings, **process}, status, (graph,), events)
 
 
 def made(*traces: Trace) -> str:

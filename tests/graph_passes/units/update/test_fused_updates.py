@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -289,15 +290,33 @@ def test_other_dtypes_are_left(dtype):
     assert not updates(rewritten(program))
 
 
-@pytest.mark.parametrize("shape", [(3,), (4, 1), (1, 3), (4, None), None])
-def test_a_gradient_that_may_be_broadcast_is_left(shape):
-    held, m, v = (tf.Variable(np.ones((4, 3), np.float32)) for _ in range(3))
-    value = np.full([size or 3 for size in shape or (4, 3)], 0.5, np.float32)
-    program = traced(adam(held, m, v), tf.TensorSpec(shape), value)
-    result = rewritten(program)
+@pytest.mark.parametrize("shape", [(3,), (4, 1), (1, 3)])
+def test_a_gradient_that_is_broadcast_is_left(shape):
+    result = broadcast(shape, shape)
     assert ADAM not in updates(result)
+
+
+@pytest.mark.parametrize(
+    ("known", "shape"),
+    [((4, None), (4, 3)), ((4, None), (4, 1)), ((None,), (3,)), (None, (4, 3)), (None, ())],
+)
+def test_a_gradient_that_may_be_broadcast_is_brought_to_the_shape_of_the_slots(known, shape):
+    result = broadcast(known, shape)
+    assert updates(result)[ADAM] == 1
+    (repeated,) = [node for node in result.graph_def.node if node.op == "BroadcastTo"]
+    (update,) = [node for node in result.graph_def.node if node.op == ADAM]
+    assert update.input[-1] == repeated.name
+
+
+def broadcast(known: Any, shape: tuple[int, ...]) -> RewriteResult:
+    """The rewrite of an update by a gradient of which little is known; the values are checked."""
+    held, m, v = (tf.Variable(np.ones((4, 3), np.float32)) for _ in range(3))
+    gradient = np.linspace(0.3, 0.5, math.prod(shape), dtype=np.float32).reshape(shape)
+    program = traced(adam(held, m, v), tf.TensorSpec(known), gradient)
+    result = rewritten(program)
     for _, old, new in values(program, result, 2):
         assert units_off(old, new) <= 2
+    return result
 
 
 def test_what_scales_a_step_is_one_number_or_part_of_the_gradient():

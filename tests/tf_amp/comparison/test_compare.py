@@ -1,0 +1,120 @@
+"""Two models side by side."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_amp
+from tf_amp.comparison.compare import Comparison, OutputFigures
+from tf_amp.comparison.samples import read_samples
+from tf_amp.model_files import ModelError
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
+
+
+def save(path: Path, add: float = 0.0, scale: float = 1.0, key: str = "serving_default") -> Path:
+    spec = tf.TensorSpec([None, 6], name="x")
+
+    def call(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        y = tf.where(tf.abs(x) > 1.5, x * scale, x) + add
+        return {"y": y, "label": tf.argmax(y, -1)}
+
+    module = tf.Module()
+    module.call = tf.function(call, input_signature=[spec])
+    tf.saved_model.save(module, str(path), signatures={key: module.call})
+    return path
+
+
+def of(found: Comparison) -> dict[str, OutputFigures]:
+    return {output.name: output for output in found.outputs}
+
+
+X = np.array([[1, 2, 3, 0, 0.5, -4], [5, 1, 0, 0, 0, 0]], np.float32)
+
+
+def test_figures(tmp_path: Path) -> None:
+    one = save(tmp_path / "one")
+    figures = of(tf_amp.compare_models(one, save(tmp_path / "two", add=0.5), [{"x": X}]))
+    y, label = figures["y"], figures["label"]
+    assert (y.values, y.max_abs, y.max_relative) == (12, 0.5, 0.1)
+    a, b = X.ravel(), X.ravel() + 0.5
+    assert y.cosine == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    assert (y.overflowed, y.flushed, y.top_1, y.top_k) == (0, 0, 1, 1)
+    assert (label.top_1, label.is_float) == (1, False)
+    assert y.within(0.11) and not y.within(0.09) and label.within(0)
+
+
+@pytest.mark.parametrize(("scale", "overflowed", "flushed"), [(np.inf, 4 / 12, 0), (0, 0, 4 / 12)])
+def test_what_overflows_or_vanishes(
+    tmp_path: Path, scale: float, overflowed: float, flushed: float
+) -> None:
+    one, two = save(tmp_path / "one"), save(tmp_path / "two", scale=scale)
+    y = of(tf_amp.compare_models(one, two, [{"x": X}]))["y"]
+    assert (y.overflowed, y.flushed) == (overflowed, flushed)
+    assert not y.within(0.1)
+
+
+def test_agreement_of_ranks(tmp_path: Path) -> None:
+    one, two = save(tmp_path / "one"), save(tmp_path / "two", scale=-1)
+    found = of(tf_amp.compare_models(one, two, [{"x": X}]))
+    # -4 becomes the largest of the first row, and 5 the smallest of the second.
+    assert found["y"].top_1 == 0
+    assert found["label"].top_1 == 0
+    assert found["y"].top_k == 4 / 5
+
+
+def test_random_samples_are_the_same_for_a_seed(tmp_path: Path) -> None:
+    one, two = save(tmp_path / "one"), save(tmp_path / "two", scale=1.1)
+    first, again, other = (tf_amp.compare_models(one, two, seed=seed).outputs for seed in (1, 1, 2))
+    assert repr(first) == repr(again) != repr(other)
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ([], "no samples"),
+        ([{"z": X}], "lack the input 'x'"),
+        ([{"x": X[:, :2]}], "do not fit the input 'x'"),
+    ],
+)
+def test_samples_that_do_not_fit(tmp_path: Path, samples: list, said: str) -> None:
+    one = save(tmp_path / "one")
+    with pytest.raises(ModelError, match=said):
+        tf_amp.compare_models(one, one, samples)
+
+
+def test_models_without_a_common_signature(tmp_path: Path) -> None:
+    one, two = save(tmp_path / "one"), save(tmp_path / "two", key="other")
+    with pytest.raises(ModelError, match=r"lacks the signature .serving_default.\. It has: other"):
+        tf_amp.compare_models(one, two)
+
+
+@pytest.mark.parametrize("source", ["no.npz", "no_module_of_that_name:f", "json", "json:none"])
+def test_samples_that_cannot_be_read(source: str) -> None:
+    with pytest.raises(ModelError):
+        list(read_samples(source))
+
+
+def test_command(run_python: RunPython, tmp_path: Path) -> None:
+    one, two = save(tmp_path / "one"), save(tmp_path / "two", add=0.5)
+    np.savez(tmp_path / "x.npz", x=X)
+    (tmp_path / "loader.py").write_text(
+        "import numpy as np\ndef samples():\n    yield {'x': np.eye(6, dtype=np.float32)}\n"
+    )
+    arguments = ("compare", str(one), str(two), "--tolerance", "0.2")
+    done = run_python(MAIN, args=(*arguments, "--inputs", str(tmp_path / "x.npz"), "--json"))
+    y = {o["name"]: o for o in json.loads(done.stdout)["outputs"]}["y"]
+    assert y["max_relative"] == pytest.approx(0.1)
+    env = {"PYTHONPATH": f"{Path(tf_amp.__file__).parent.parent}:{tmp_path}"}
+    done = run_python(MAIN, env, args=(*arguments, "--inputs", "loader:samples"), check=False)
+    assert done.returncode == 1  # 0.5 beside a largest of 1
+    assert "serving_default/y is beyond the tolerance of 0.2" in done.stderr
+    assert "times as fast" in done.stdout

@@ -1,0 +1,283 @@
+"""Converted models in plain TensorFlow: what they take and give, hold and compute."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import converted_models as models
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+import tf_amp
+from tf_amp.conversion.convert import Conversion, size_on_disk
+from tf_amp.model_files import ModelError
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+CONFIG = tf_amp.PrecisionConfig(target_dtype="bfloat16", device="CPU")
+MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
+SAVED = ("exported", "saved", "module", "v1", "v1_ref")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models")
+    models.save_all(made)
+    return made
+
+
+def convert(source: Path, target: Path, **options: object) -> Conversion:
+    return tf_amp.convert_saved_model(source, target, config=CONFIG, **options)  # type: ignore[arg-type]
+
+
+def low_nodes(path: Path) -> int:
+    saved = SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    graph = saved.meta_graphs[0].graph_def
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    return sum(n.op in ("MatMul", "Conv2D") and n.attr["T"].type == 14 for n in nodes)
+
+
+def assert_close(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        if name.endswith("label"):
+            assert np.mean(got[name] == value) > 0.8
+        else:
+            np.testing.assert_allclose(got[name], value, atol=0.05 * np.abs(value).max())
+    assert any(not np.array_equal(got[name], value) for name, value in want.items())
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_signatures_objects_and_values_stay(folder: Path, tmp_path: Path, name: str) -> None:
+    done = convert(folder / name, tmp_path / "out")
+    low, products = done.products
+    assert low == products > 0
+    assert low_nodes(tmp_path / "out") == low
+    assert models.interface(tmp_path / "out") == models.interface(folder / name)
+    files = {p.relative_to(folder / name) for p in (folder / name).rglob("*")}
+    assert files == {p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("*")}
+    assert_close(models.serve(tmp_path / "out"), models.serve(folder / name))
+    if name != "saved":  # of a Keras model, TensorFlow 1 cannot load what `save` alone writes
+        assert_close(models.serve_v1(tmp_path / "out"), models.serve_v1(folder / name))
+
+
+@pytest.mark.parametrize("name", SAVED[:-1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_in_the_target_dtype(folder: Path, tmp_path: Path, name: str, dtype: str) -> None:
+    source, out = folder / name, tmp_path / "out"
+    config = tf_amp.PrecisionConfig(target_dtype=dtype, device="CPU")
+    done = tf_amp.convert_saved_model(source, out, config=config, weights=True)
+    assert_close(models.serve(out), models.serve(source))
+    if name != "saved":
+        assert_close(models.serve_v1(out), models.serve_v1(source))
+    reader = tf.train.load_checkpoint(str(out / "variables" / "variables"))
+    dtypes = {k: v.name for k, v in reader.get_variable_to_dtype_map().items()}
+    stored = {key for key, why in done.weights.items() if not why}
+    assert stored == {key for key, found in dtypes.items() if found == dtype}
+    assert stored
+    assert size_on_disk(out / "variables") < 0.7 * size_on_disk(source / "variables")
+    saved = SavedModel.FromString((out / "saved_model.pb").read_bytes())
+    for meta in saved.meta_graphs:  # nothing is cast that is stored so already
+        graph = meta.graph_def
+        for nodes in (graph.node, *(f.node_def for f in graph.library.function)):
+            low = {n.name for n in nodes if n.op == "ReadVariableOp" and n.attr["dtype"].type != 1}
+            casts = [n for n in nodes if n.op == "Cast" and n.input[0].split(":")[0] in low]
+            assert all(n.attr["DstT"].type == 1 for n in casts)
+
+
+def test_what_a_function_trains_stays_float32(folder: Path, tmp_path: Path) -> None:
+    done = convert(folder / "module", tmp_path / "out", weights=True)
+    why = {key.split("/")[0]: why for key, why in done.weights.items()}
+    assert why.pop("trained").endswith("works on it")
+    assert why == {"kernel": "", "head": ""}
+    loaded = tf.saved_model.load(str(tmp_path / "out"))
+    before = loaded.trained.numpy()
+    x = tf.constant(models.sample((16, models.FEATURES)))
+    first = loaded.train(x)
+    assert loaded.train(x) < first
+    assert not np.array_equal(loaded.trained.numpy(), before)
+
+
+def test_a_function_set_variable_stays_float32(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.w = tf.Variable(tf.ones([16, 16]))
+    spec = tf.TensorSpec([None, 16], name="x")
+    module.call = tf.function(lambda x: tf.matmul(x, module.w), input_signature=[spec])
+    module.set = tf.function(
+        lambda x: module.w.assign(x), input_signature=[tf.TensorSpec([16, 16])]
+    )
+    tf.saved_model.save(module, str(tmp_path / "in"), signatures=module.call)
+    with pytest.raises(ModelError, match=r"No variable can be stored.*a function sets it"):
+        convert(tmp_path / "in", tmp_path / "out", weights=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_out_of_range_stay_float32(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.large = tf.Variable(tf.fill([16, 16], 1e5))
+    module.small = tf.Variable(tf.ones([16, 16]))
+    spec = tf.TensorSpec([None, 16], name="x")
+    module.call = tf.function(
+        lambda x: tf.matmul(tf.matmul(x, module.small), module.large), input_signature=[spec]
+    )
+    tf.saved_model.save(module, str(tmp_path / "in"), signatures=module.call)
+    config = tf_amp.PrecisionConfig(target_dtype="float16", device="GPU")
+    done = tf_amp.convert_saved_model(tmp_path / "in", tmp_path / "o", config=config, weights=True)
+    why = {key.split("/")[0]: why for key, why in done.weights.items()}
+    assert why == {"small": "", "large": "it has values that float16 cannot hold"}
+
+
+@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("weights", [False, True])
+def test_signatures_in_the_target_dtype(
+    folder: Path, tmp_path: Path, name: str, weights: bool
+) -> None:
+    if weights and name == "v1_ref":
+        pytest.skip("reference variables stay float32")
+    convert(folder / name, tmp_path / "out", io="target", weights=weights)
+    saved = SavedModel.FromString((tmp_path / "out" / "saved_model.pb").read_bytes())
+    original = SavedModel.FromString((folder / name / "saved_model.pb").read_bytes())
+    after, before = saved.meta_graphs[0].signature_def, original.meta_graphs[0].signature_def
+    for key, signature in before.items():
+        for old, new in (
+            (signature.inputs, after[key].inputs),
+            (signature.outputs, after[key].outputs),
+        ):
+            assert {k: 14 if i.dtype == 1 else i.dtype for k, i in old.items()} == {
+                k: i.dtype for k, i in new.items()
+            }
+            assert {k: i.name for k, i in old.items()} == {k: i.name for k, i in new.items()}
+    assert_close(models.serve(tmp_path / "out"), models.serve(folder / name))
+    if name != "saved":  # of a Keras model, TensorFlow 1 cannot load what `save` alone writes
+        assert_close(models.serve_v1(tmp_path / "out"), models.serve_v1(folder / name))
+
+
+@pytest.mark.parametrize("io", ["float32", "target"])
+def test_frozen_graph(folder: Path, tmp_path: Path, io: str) -> None:
+    done = convert(folder / "frozen.pb", tmp_path / "out.pb", io=io)
+    got, want = models.run_frozen(tmp_path / "out.pb"), models.run_frozen(folder / "frozen.pb")
+    assert got.dtype.name == ("float32" if io == "float32" else "bfloat16")
+    np.testing.assert_allclose(got.astype(np.float32), want, atol=0.05 * np.abs(want).max())
+    assert done.bytes_after < 0.8 * done.bytes_before
+
+
+def test_meta_graph(folder: Path, tmp_path: Path) -> None:
+    convert(folder / "graph.meta", tmp_path / "out.meta")
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        saver = tf.compat.v1.train.import_meta_graph(str(tmp_path / "out.meta"))
+        saver.restore(session, str(folder / "v1" / "variables" / "variables"))
+        given = {"x:0": models.sample((16, models.FEATURES))}
+        value = session.run("y:0", given)
+        assert any(op.type == "Cast" for op in graph.get_operations())
+    np.testing.assert_allclose(value, models.run_frozen(folder / "frozen.pb"), atol=0.05)
+
+
+def test_keras_file_becomes_a_saved_model(folder: Path, tmp_path: Path) -> None:
+    convert(folder / "image.keras", tmp_path / "out")
+    assert_close(models.serve(tmp_path / "out"), models.serve(folder / "exported"))
+
+
+def test_lambda_layers_are_refused_unless_allowed(tmp_path: Path) -> None:
+    inputs = keras.Input([16])
+    x = keras.layers.Lambda(lambda x: 2 * x)(keras.layers.Dense(16)(inputs))
+    keras.Model(inputs, x).save(tmp_path / "lambda.keras")
+    with pytest.raises(ModelError, match=r"cannot load.*[Ll]ambda"):
+        convert(tmp_path / "lambda.keras", tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["lambda.keras"]
+    convert(tmp_path / "lambda.keras", tmp_path / "out", allow_lambda=True)
+    assert models.serve(tmp_path / "out")
+
+
+PLAIN = """
+import sys
+import numpy as np
+import tensorflow as tf
+import keras
+x = np.ones([4, 8, 8, 3], np.float32)
+layer = keras.layers.TFSMLayer(sys.argv[1], call_endpoint="serving_default")
+print(layer(x)["output_0"].shape if isinstance(layer(x), dict) else layer(x).shape)
+loaded = tf.saved_model.load(sys.argv[1])
+with tf.GradientTape() as tape:
+    given = tf.constant(x)
+    tape.watch(given)
+    value = loaded.serve(given)
+print(bool(np.all(np.isfinite(tape.gradient(value, given)))))
+print(sorted(m for m in sys.modules if m.startswith(("graph_passes", "tf_amp.hosts"))))
+"""
+
+
+def test_plain_tensorflow_runs_the_result(
+    run_python: RunPython, folder: Path, tmp_path: Path
+) -> None:
+    convert(folder / "exported", tmp_path / "out", weights=True)
+    printed = run_python(PLAIN, args=(str(tmp_path / "out"),)).stdout
+    assert printed.split("\n")[:3] == ["(4, 8)", "True", "[]"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("none", {}, "no file or directory"),
+        ("module", {"outputs": ["x"]}, "names its outputs in its signatures"),
+        ("frozen.pb", {"outputs": ["x9"]}, "no node 'x9'"),
+        ("graph.meta", {"weights": True}, "Convert a SavedModel"),
+        ("v1_ref", {"weights": True}, "No variable can be stored"),
+        ("vocabulary.txt", {}, "neither a GraphDef"),
+    ],
+)
+def test_what_cannot_be_done_is_an_error(
+    folder: Path, tmp_path: Path, name: str, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ModelError, match=said):
+        convert(folder / name, tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_to_convert(tmp_path: Path) -> None:
+    module = tf.Module()
+    spec = tf.TensorSpec([None], tf.string, name="text")
+    module.call = tf.function(tf.strings.lower, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path / "strings"), signatures=module.call)
+    with pytest.raises(ModelError, match="Nothing to convert: the model has no matrix product"):
+        convert(tmp_path / "strings", tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["strings"]
+
+
+def test_a_truncated_checkpoint_is_an_error(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(folder / "exported", tmp_path / "in")
+    data = tmp_path / "in" / "variables" / "variables.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    with pytest.raises(ModelError, match="cannot be read"):
+        convert(tmp_path / "in", tmp_path / "out", weights=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"io": "int8"}, ValueError), ({"outputs": "y"}, TypeError), ({"device": "CPU"}, ValueError)],
+)
+def test_illegal_arguments(
+    folder: Path, tmp_path: Path, options: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        convert(folder / "exported", tmp_path / "out", **options)
+
+
+def test_command(run_python: RunPython, folder: Path, tmp_path: Path) -> None:
+    env = {"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_COST_TABLE": "off"}
+    target = ("--device", "CPU", "--dtype", "bfloat16")
+    arguments = ("convert", str(folder / "exported"), str(tmp_path / "out"), *target)
+    printed = run_python(MAIN, env, args=arguments).stdout
+    assert "3 of 3 products in bfloat16" in printed
+    again = run_python(MAIN, env, args=arguments, check=False)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "exists" in again.stderr
+    printed = run_python(MAIN, env, args=(*arguments, "--force", "--weights")).stdout
+    assert "float32 variables are stored so" in printed
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]

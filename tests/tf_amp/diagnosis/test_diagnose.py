@@ -1,0 +1,79 @@
+"""A planted fault is named first, on copies of all variables."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CASES = Path(__file__).with_name("diagnosis_cases.py")
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+ON = {
+    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+    f"{REWRITE}_DTYPE": "float16",
+    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+}
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(params=[ON, {}], ids=["on", "off"])
+def case(request: pytest.FixtureRequest, run_python: RunPython) -> Callable[..., dict[str, Any]]:
+    def run(name: str, *arguments: str) -> dict[str, Any]:
+        code = f"import runpy, sys; runpy.run_path({str(CASES)!r}, run_name='__main__')"
+        done = run_python(code, request.param, args=(name, *arguments))
+        return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+    return run
+
+
+def test_planted_fault(case: Callable[..., dict[str, Any]]) -> None:
+    found = case("large", "12")
+    assert re.fullmatch("block8/planted/MatMul(_[0-9]+)?", found["found"][0])
+    line = 1 + next(
+        n for n, text in enumerate(CASES.read_text().splitlines()) if "1e5 * tf.eye" in text
+    )
+    assert found["lines"][0].endswith(f"diagnosis_cases.py:{line}")
+    assert found["finite"] and found["kept"]
+    names = [rule["node"] for rule in tomllib.loads(found["rules"])["rule"]]
+    assert all(map(re.fullmatch, names, found["found"]))
+
+
+def test_sound_function(case: Callable[..., dict[str, Any]]) -> None:
+    found = case("sound")
+    assert found["found"] == 0
+    assert found["tensors"] > 5
+    assert "Nothing amiss" in found["text"]
+
+
+def test_error_that_jumps(case: Callable[..., dict[str, Any]]) -> None:
+    assert case("jump")["error"] > 0.05
+
+
+def test_what_no_conversion_made(case: Callable[..., dict[str, Any]]) -> None:
+    found = case("not_ours")
+    assert found["found"] == 0
+    assert "in float32 too" in found["text"]
+
+
+def test_iterators_are_not_moved(case: Callable[..., dict[str, Any]]) -> None:
+    assert "takes its data from an iterator" in case("iterator")["said"]
+
+
+def test_callback_in_fit(run_python: RunPython) -> None:
+    code = f"import runpy; runpy.run_path({str(CASES)!r}, run_name='__main__')"
+    found = json.loads(run_python(code, ON, args=("fit",)).stdout.splitlines()[-1])
+    assert found["told"] == 1
+    assert "planted" in found["nodes"][0]
+    assert found["epochs"] == 1
+    assert found["released"]

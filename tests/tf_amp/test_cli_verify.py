@@ -1,0 +1,73 @@
+"""The command line: `tf-amp verify`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
+LIST = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_ALLOWLIST_REMOVE"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [8, 8], "x")
+        tf.exp(tf.nn.relu(tf.matmul(tf.nn.tanh(tf.matmul(x, x)), x)))
+    (folder / "same.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    with tf.Graph().as_default() as graph:
+        images = tf.compat.v1.placeholder(tf.float32, [2, 4, 4, 3], "images")
+        made = tf.raw_ops.FusedBatchNorm(
+            x=images, scale=[1.0] * 3, offset=[0.0] * 3, mean=[], variance=[]
+        )
+        tf.exp(made.y)
+    # That pass makes another op of this one, although there is nothing to convert.
+    (folder / "other.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    module = tf.Module()
+    weight = tf.Variable(tf.ones([8, 8]))
+    module.call = tf.function(
+        lambda x: {"y": tf.exp(tf.matmul(tf.matmul(x, weight), weight))},
+        input_signature=[tf.TensorSpec([None, 8])],
+    )
+    module.weight = weight
+    tf.saved_model.save(module, str(folder / "saved"))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["same.pb", "saved"])
+def test_both_plans_are_the_same(
+    run_python: RunPython, models: Path, name: str, dtype: str
+) -> None:
+    done = run_python(MAIN, args=("verify", str(models / name), "--dtype", dtype, "--json"))
+    (found,) = json.loads(done.stdout)
+    assert found["retyped"] > 0
+    assert found["differences"] == []
+
+
+def test_list_edits_hold_for_both(run_python: RunPython, models: Path) -> None:
+    args = ("verify", str(models / "same.pb"), "--dtype", "float16")
+    done = run_python(MAIN, {LIST: "MatMul"}, args=args)
+    assert "0 of them in float16, 0 casts, 0 differences" in done.stdout
+
+
+def test_differences_are_printed_and_decide_the_exit_status(
+    run_python: RunPython, models: Path
+) -> None:
+    args = ("verify", str(models / "other.pb"), "--limit", "1", "--dtype", "float16")
+    done = run_python(MAIN, args=args, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "FusedBatchNorm U: absent, TensorFlow: float" in done.stdout
+
+
+def test_what_is_no_model_is_said(run_python: RunPython, models: Path) -> None:
+    done = run_python(MAIN, args=("verify", str(models / "none.pb")), check=False)
+    assert done.returncode == 1
+    assert "tf-amp verify: There is no file" in done.stderr

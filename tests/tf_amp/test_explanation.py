@@ -1,0 +1,70 @@
+"""`tf_amp.explain()`: the state of AMP as a text."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+from tf_amp.explanation import Explanation
+from tf_amp.state import FunctionStatus, Status
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_functions_rules_and_loss_scales_have_lines() -> None:
+    scale = {"name": "sgd", "state": {"scale": 8.0, "skipped_steps": 1}}
+    status = Status(
+        enabled=True,
+        why="switched on by hand",
+        reason="float16 on GPU",
+        rules={"r.toml [1]: 'so' (deny)": 1, "r.toml [2]: 'no' (allow)": 0},
+        functions=(
+            FunctionStatus("step (fit)", 9, 7, 12, {"MatMul: slower here": 2}),
+            FunctionStatus("predict", 3, 3, 4, {}),
+        ),
+        loss_scale={"loss_scales": [scale]},
+        log_path="trace",
+    )
+    lines = str(Explanation(status)).splitlines()
+    assert "AMP is on, switched on by hand: float16 on GPU" in lines
+    assert "rule r.toml [1]: 'so' (deny): meets 1 node" in lines
+    assert "rule r.toml [2]: 'no' (allow): meets no nodes" in lines
+    assert "loss scale of sgd: scale 8.0, skipped steps 1" in lines
+    rows = [line.split() for line in lines if " of " in line and "loss" not in line]
+    assert rows == [
+        ["step", "(fit)", "7", "of", "9", "12", "2", "MatMul:", "slower", "here"],
+        ["predict", "3", "of", "3", "4", "-"],
+    ]
+    assert "tf-amp explain trace" in lines[-1]
+
+
+def test_without_amp_it_says_why_and_needs_no_tensorflow(run_python: RunPython) -> None:
+    code = "import sys, tf_amp; print(tf_amp.explain()); print('tensorflow' in sys.modules)"
+    off, imported = run_python(code).stdout.splitlines()
+    assert off.startswith("AMP is off: none of TF_ENABLE_AUTO_MIXED_PRECISION")
+    assert imported == "False"
+
+
+def test_program_is_explained_function_by_function(run_python: RunPython) -> None:
+    code = """
+    import tensorflow as tf, tf_amp
+
+    @tf.function
+    def step(x):
+        with tf_amp.keep_float32("so"):
+            y = tf.matmul(x, x)
+        return tf.matmul(y, x) + 1.0
+
+    step(tf.ones([64, 64]))
+    print(tf_amp.explain())
+    """
+    prefix = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+    env = {
+        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+        f"{prefix}_DTYPE": "bfloat16",
+        f"{prefix}_IGNORE_PERFORMANCE": "1",
+        f"{prefix}_RULES_DISABLE": "cost,cast-cut",
+    }
+    text = run_python(code, env).stdout
+    (row,) = (line for line in text.splitlines() if line.startswith("step "))
+    assert row.split(maxsplit=5)[1:] == ["1", "of", "2", "3", "1 MatMul: kept by a rule"]

@@ -1,0 +1,123 @@
+"""``tf-amp compare``: two models on the same inputs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tf_amp import autoload
+
+if TYPE_CHECKING:
+    from tf_amp.comparison.compare import Comparison
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the sub-parsers of ``tf-amp``."""
+    parser = commands.add_parser(
+        "compare",
+        help="run two models on the same inputs and say how far they are apart",
+        description="Runs two models on the same inputs, the float32 one first, and prints how far "
+        "apart their outputs are, how fast both run, and how large they are.",
+        epilog="Exit status: 0; 1 if a model cannot be compared, or an output is beyond the "
+        "tolerance; 2 for a wrong call.",
+    )
+    for name, text in (("first", "the model that is right"), ("second", "the model to judge")):
+        parser.add_argument(
+            name, type=Path, metavar="MODEL", help=f"{text}: SavedModel, .pb, .keras"
+        )
+    parser.add_argument(
+        "--inputs",
+        metavar="FILE.npz|MODULE:FUNCTION",
+        help="arrays by input name, or a function that gives dicts of them, one for a sample "
+        "(default: random by signature)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+    parser.add_argument("--batch", type=int, default=8, help="rows of random inputs (default: 8)")
+    parser.add_argument("--samples", type=int, default=4, help="random inputs (default: 4)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="timed calls of each, in turns; 0: none (default: 7)"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="fail if a difference is over X times the largest magnitude of its output, if a value "
+        "overflowed, or if a larger share of integers differs",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=run, needs_tensorflow=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compares the models and prints the figures.
+
+    Args:
+        arguments: Parsed arguments.
+
+    Returns:
+        The exit status.
+    """
+    autoload.deactivate()  # each model is to run as it is
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tf_amp.comparison.compare import compare
+    from tf_amp.comparison.samples import read_samples
+    from tf_amp.model_files import ModelError
+
+    try:
+        found = compare(
+            arguments.first,
+            arguments.second,
+            read_samples(arguments.inputs) if arguments.inputs else None,
+            seed=arguments.seed,
+            batch=arguments.batch,
+            count=arguments.samples,
+            rounds=arguments.rounds,
+        )
+    except ModelError as error:
+        print(f"tf-amp compare: error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(dataclasses.asdict(found)) if arguments.json else _text(found))
+    if arguments.tolerance is None:
+        return 0
+    beyond = found.beyond(arguments.tolerance)
+    for output in beyond:
+        print(
+            f"tf-amp compare: {output.signature}/{output.name} is beyond the tolerance of "
+            f"{arguments.tolerance:g}.",
+            file=sys.stderr,
+        )
+    return bool(beyond)
+
+
+def _text(found: Comparison) -> str:
+    from tf_amp.tracing.text import table
+
+    head = ("output", "max abs", "relative", "cosine", "overflowed", "flushed", "top 1", "top 5")
+    rows = [
+        (
+            f"{o.signature}/{o.name}",
+            f"{o.max_abs:.3g}",
+            f"{o.max_relative:.3g}",
+            f"{o.cosine:.6f}" if o.is_float else "-",
+            f"{o.overflowed:.2%}",
+            f"{o.flushed:.2%}",
+            "-" if o.top_1 is None else f"{o.top_1:.1%}",
+            "-" if o.top_k is None else f"{o.top_k:.1%}",
+        )
+        for o in found.outputs
+    ]
+    speed = [
+        (key, f"{a * 1e3:.2f} ms", f"{b * 1e3:.2f} ms", f"{a / b:.2f}")
+        for key, (a, b) in found.seconds.items()
+    ]
+    one, other = (size / 1e6 for size in found.bytes)
+    parts = [table(head, rows)]
+    if speed:
+        parts.append(table(("signature", "first", "second", "times as fast"), speed))
+    parts.append(f"on disk: {one:.2f} MB and {other:.2f} MB; {found.samples} samples")
+    return "\n\n".join(parts)

@@ -1,0 +1,459 @@
+"""Weights stored in the target dtype: variables that all who read them would cast anyway.
+
+A variable has many names in a SavedModel: handles in the main graph, arguments of functions, an
+object, a key of the checkpoint. Those that may be one variable, or of which a function takes now
+this and now that one, form a class, which changes as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from tensorflow.core.framework import types_pb2
+from tensorflow.core.framework.function_pb2 import FunctionDef
+from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
+from tensorflow.core.protobuf.saved_object_graph_pb2 import SavedObjectGraph
+
+from graph_passes.functions.call_tree import CALL_KINDS, function_names
+from graph_passes.ir.eligibility import node_name
+from tf_amp.conversion.bodies import Body, Node, bodies_of, type_of
+from tf_amp.conversion.checkpoint import Checkpoint
+from tf_amp.hosts.offline import InferredShapes
+from tf_amp.model_files import ModelError
+
+_FLOAT, _RESOURCE = types_pb2.DT_FLOAT, types_pb2.DT_RESOURCE
+_MAX_FLOAT16 = 65504.0
+# They take a handle and do not care for the dtype.
+_NEUTRAL = frozenset(
+    ("VarIsInitializedOp", "DestroyResourceOp", "DisableCopyOnRead", "VariableShape", "NoOp")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredWeights:
+    """Which variables changed.
+
+    Attributes:
+        reasons: for each float32 variable of the checkpoint why it stays as it is, "" where it is
+            in the target dtype now.
+        keys: those that are, by their keys in the checkpoint.
+    """
+
+    reasons: Mapping[str, str]
+    keys: frozenset[str]
+
+
+def retype_variables(metas: Sequence[MetaGraphDef], prefix: Path, target: int) -> StoredWeights:
+    """Gives variables the target dtype in the graphs of a SavedModel, which are changed in place.
+
+    A variable is given it if every read of it is cast to the target dtype, or is a factor of a
+    product that is (the weights of a convolution that a batch normalization was folded into), and
+    nothing writes it but loading and initializing.
+
+    Args:
+        metas: the graphs, with their products converted already.
+        prefix: of the checkpoint that they share.
+        target: a value of `types_pb2.DataType`.
+
+    Raises:
+        ModelError: the checkpoint cannot be read, or no variable can be changed.
+    """
+    checkpoint = Checkpoint(prefix)
+    slots = _Classes()
+    graphs = [_Variables(number, meta, slots, target) for number, meta in enumerate(metas)]
+    objects = checkpoint.object_graph()
+    for number, meta in enumerate(metas):
+        if objects is not None:
+            for node, key in _keys_of_objects(meta.object_graph_def, objects):
+                slots.join(("object", number, node), ("key", key))
+    for graph in graphs:
+        graph.find_uses()
+    members = slots.members()
+    chosen: set[Hashable] = set()
+    reasons: dict[str, str] = {}
+    for root, names in members.items():
+        keys = [str(name[1]) for name in names if name[0] == "key"]
+        if not any(checkpoint.dtypes.get(key) == np.float32 for key in keys):
+            continue
+        why = slots.blocked.get(root) or ("" if root in slots.wanted else "no product reads it")
+        if not why and target == types_pb2.DT_HALF:
+            why = _out_of_range(checkpoint, keys)
+        reasons.update(dict.fromkeys(keys, why))
+        if not why:
+            chosen.add(root)
+    if not chosen:
+        most = next(iter(reasons.values()), "there are none")
+        raise ModelError(f"No variable can be stored in the target dtype: {most}.")
+    for graph in graphs:
+        graph.retype(chosen)
+    return StoredWeights(reasons, frozenset(key for key, why in reasons.items() if not why))
+
+
+def _out_of_range(checkpoint: Checkpoint, keys: Sequence[str]) -> str:
+    for key in keys:
+        values = np.abs(checkpoint.read(key))
+        if values.size and np.max(values, initial=0, where=np.isfinite(values)) > _MAX_FLOAT16:
+            return "it has values that float16 cannot hold"
+    return ""
+
+
+def _keys_of_objects(saved: SavedObjectGraph, objects: object) -> Iterator[tuple[int, str]]:
+    """Walks both object graphs side by side: variable -> key in the checkpoint."""
+    pending, seen = [(0, 0)], set()
+    stored = objects.nodes  # type: ignore[attr-defined]
+    while pending:
+        pair = pending.pop()
+        if pair in seen or pair[0] >= len(saved.nodes) or pair[1] >= len(stored):
+            continue
+        seen.add(pair)
+        node, other = saved.nodes[pair[0]], stored[pair[1]]
+        if node.WhichOneof("kind") == "variable":
+            for attribute in other.attributes:
+                yield pair[0], attribute.checkpoint_key
+        children = {child.local_name: child.node_id for child in other.children}
+        pending.extend(
+            (child.node_id, children[child.local_name])
+            for child in node.children
+            if child.local_name in children
+        )
+
+
+class _Classes:
+    """Names of variables, joined where they may be the same one.
+
+    Attributes:
+        blocked: class -> why it must stay float32.
+        wanted: classes of which a read is cast.
+    """
+
+    def __init__(self) -> None:
+        self._parents: dict[Hashable, Hashable] = {}
+        self.blocked: dict[Hashable, str] = {}
+        self.wanted: set[Hashable] = set()
+
+    def find(self, name: Hashable) -> Hashable:
+        """The name that stands for a class."""
+        self._parents.setdefault(name, name)
+        while (parent := self._parents[name]) != name:
+            self._parents[name] = self._parents[parent]
+            name = parent
+        return name
+
+    def join(self, one: Hashable, other: Hashable) -> None:
+        """Says that two names may mean one variable."""
+        first, second = self.find(one), self.find(other)
+        if first == second:
+            return
+        self._parents[second] = first
+        if second in self.blocked:
+            self.blocked.setdefault(first, self.blocked.pop(second))
+        if second in self.wanted:
+            self.wanted.add(first)
+
+    def block(self, name: Hashable, why: str) -> None:
+        """Says that a variable must stay float32."""
+        self.blocked.setdefault(self.find(name), why)
+
+    def want(self, name: Hashable) -> None:
+        """Says that a read of a variable is cast."""
+        self.wanted.add(self.find(name))
+
+    def members(self) -> dict[Hashable, list[tuple[object, ...]]]:
+        """Class -> the names in it."""
+        found: dict[Hashable, list[tuple[object, ...]]] = {}
+        for name in list(self._parents):
+            found.setdefault(self.find(name), []).append(name)  # type: ignore[arg-type]
+        return found
+
+
+class _Variables:
+    """The variables of one MetaGraph and all that is done with them."""
+
+    def __init__(self, number: int, meta: MetaGraphDef, slots: _Classes, target: int) -> None:
+        self._number, self._meta, self._slots, self._target = number, meta, slots, target
+        self._bodies = {body.name: body for body in bodies_of(meta.graph_def)}
+        self._resources: dict[tuple[str, str], Hashable] = {}  # body, node or argument -> slot
+        self._preserved = {
+            node_name(info.name)
+            for signature in meta.signature_def.values()
+            for info in (*signature.inputs.values(), *signature.outputs.values())
+        }
+        for body in self._bodies.values():
+            self._find_handles(body)
+        for body in self._bodies.values():
+            self._join_calls(body)
+        self._join_bound_inputs()
+
+    def _find_handles(self, body: Body) -> None:
+        proto = body.proto
+        if isinstance(proto, FunctionDef):
+            for position, arg in enumerate(proto.signature.input_arg):
+                if arg.type == _RESOURCE:
+                    slot = ("argument", self._number, body.name, position)
+                    self._resources[body.name, arg.name] = slot
+        for node in body.nodes.values():
+            if node.op == "VarHandleOp":
+                shared = node.attr["shared_name"].s or node.name.encode()
+                where = "" if node.attr["shared_name"].s else body.name
+                container = node.attr["container"].s
+                slot = ("handle", self._number, container, shared, where)  # type: ignore[assignment]
+                self._resources[body.name, node.name] = slot
+        pending = [n for n in body.nodes.values() if n.op == "Identity"]
+        while True:  # a chain of them may stand in any order
+            left = [n for n in pending if not self._follow(body, n)]
+            if len(left) == len(pending):
+                return
+            pending = left
+
+    def _follow(self, body: Body, node: Node) -> bool:
+        slot = self._resources.get((body.name, node_name(node.input[0]))) if node.input else None
+        if slot is not None:
+            self._resources[body.name, node.name] = slot
+        return slot is not None
+
+    def _slot(self, body: Body, reference: str) -> Hashable | None:
+        return self._resources.get((body.name, node_name(reference)))
+
+    def _join_calls(self, body: Body) -> None:
+        for node in body.nodes.values():
+            kind = CALL_KINDS.get(node.op)
+            if kind is None:
+                continue
+            slots = [self._slot(body, name) for name in node.input if not name.startswith("^")]
+            given = _read_outputs(body, node)
+            gives = any(
+                dtype == _RESOURCE and number in given
+                for number, dtype in enumerate(node.attr[kind.results].list.type)
+            )
+            for position, slot in enumerate(slots):
+                if slot is None:
+                    continue
+                if gives:
+                    self._slots.block(slot, f"{node.op} may give it back")
+                for _, _, name in function_names(node, kind):
+                    argument = ("argument", self._number, name, position - kind.leading)
+                    self._slots.join(slot, argument)
+            if kind.is_loop:
+                self._join_rounds(node.attr["body"].func.name)
+
+    def _join_rounds(self, name: str) -> None:
+        """Joins what a round of a loop gives with what the next one takes."""
+        body = self._bodies.get(name)
+        if body is not None:
+            results = body.proto.signature.output_arg  # type: ignore[union-attr]
+            for position, result in enumerate(results):
+                slot = self._slot(body, body.returned().get(result.name, ""))
+                if slot is not None:
+                    self._slots.join(slot, ("argument", self._number, name, position))
+
+    def _join_bound_inputs(self) -> None:
+        for name, function in self._meta.object_graph_def.concrete_functions.items():
+            body = self._bodies.get(name)
+            if body is None:
+                continue
+            arguments = body.proto.signature.input_arg  # type: ignore[union-attr]
+            first = len(arguments) - len(function.bound_inputs)
+            for position, node in enumerate(function.bound_inputs, first):
+                if position >= 0 and arguments[position].type == _RESOURCE:
+                    slot = ("argument", self._number, name, position)
+                    self._slots.join(slot, ("object", self._number, node))
+        for node, saved in enumerate(self._meta.object_graph_def.nodes):
+            if saved.WhichOneof("kind") == "variable" and saved.saveable_objects:
+                self._slots.block(("object", self._number, node), "it is saved in a way of its own")
+
+    def find_uses(self) -> None:
+        """Looks at all that is done with variables, and joins, blocks and wants them for it."""
+        for body in self._bodies.values():
+            tensors = {node_name(t) for t in body.returned().values()}
+            for node in body.nodes.values():
+                if node.op in CALL_KINDS or node.op in _NEUTRAL or node.op == "Identity":
+                    continue
+                for position, reference in enumerate(node.input):
+                    slot = None if reference.startswith("^") else self._slot(body, reference)
+                    if slot is None:
+                        continue
+                    if node.op == "ReadVariableOp":
+                        self._classify_readers(body, node, slot, tensors)
+                    elif node.op == "AssignVariableOp" and position == 0:
+                        self._classify_value(body, node, slot)
+                    else:
+                        self._slots.block(slot, f"{node.op} works on it")
+            if body.name in self._meta.object_graph_def.concrete_functions:
+                for name in tensors:
+                    if (slot := self._slot(body, name)) is not None:
+                        self._slots.block(slot, "a function gives it back")
+
+    def _classify_readers(self, body: Body, made: Node, slot: Hashable, returned: set[str]) -> None:
+        for source in _with_identities(body, made):
+            if source.name in returned or (not body.is_function and source.name in self._preserved):
+                self._slots.block(slot, "its value is an output")
+            for reader, position in body.readers.get(source.name, ()):
+                if self._is_cast(reader) or self._is_folded(body, reader, returned):
+                    self._slots.want(slot)
+                elif reader.op == "AssignVariableOp" and position == 1:
+                    other = self._slot(body, reader.input[0])
+                    if other is None:
+                        self._slots.block(slot, "it is assigned to a variable")
+                    else:
+                        self._slots.join(slot, other)
+                elif reader.op not in ("SaveV2", "Identity"):
+                    self._slots.block(slot, f"{reader.op} reads it in float32")
+
+    def _is_cast(self, node: Node) -> bool:
+        casts = (_FLOAT, self._target)
+        return node.op == "Cast" and (type_of(node, "SrcT"), type_of(node, "DstT")) == casts
+
+    def _is_folded(self, body: Body, node: Node, returned: set[str]) -> bool:
+        readers = body.readers.get(node.name, ())
+        return (
+            node.op == "Mul"
+            and bool(readers)
+            and node.name not in returned
+            and all(self._is_cast(reader) for reader, _ in readers)
+        )
+
+    def _classify_value(self, body: Body, assign: Node, slot: Hashable) -> None:
+        made, index, _ = self._behind(body, assign.input[1])
+        if made is not None and made.op == "RestoreV2":
+            key = _restored_key(body, made, index)
+            if key is None:
+                self._slots.block(slot, "it is stored in slices")
+            else:
+                self._slots.join(slot, ("key", key))
+        elif made is not None and made.op == "ReadVariableOp":
+            return  # joined by its readers
+        elif body.is_function:
+            self._slots.block(slot, "a function sets it")
+
+    def _behind(self, body: Body, reference: str) -> tuple[Node | None, int, list[Node]]:
+        """What makes a tensor, the number of the output, and the Identity nodes between."""
+        between: list[Node] = []
+        made = body.nodes.get(node_name(reference))
+        while made is not None and made.op == "Identity" and made.input and made not in between:
+            between.append(made)
+            reference = made.input[0]
+            made = body.nodes.get(node_name(reference))
+        last = reference.rpartition(":")[2]
+        return made, int(last) if last.isdecimal() and ":" in reference else 0, between
+
+    def retype(self, chosen: set[Hashable]) -> None:
+        """Gives the variables of classes the target dtype.
+
+        Raises:
+            ModelError: TensorFlow does not take the result.
+        """
+        is_chosen = {slot: self._slots.find(slot) in chosen for slot in self._resources.values()}
+        changed: set[str] = set()
+        for body in self._bodies.values():
+            if self._retype_body(body, is_chosen):
+                changed.add(body.name)
+        for number, node in enumerate(self._meta.object_graph_def.nodes):
+            slot = ("object", self._number, number)
+            if node.WhichOneof("kind") == "variable" and self._slots.find(slot) in chosen:
+                node.variable.dtype = self._target
+        built = InferredShapes(self._meta.graph_def)
+        failed = "the graph" if built.graph is None else ""
+        for name in sorted(changed - {""}):
+            failed = failed or ("" if built.of_function(name) else f"the function {name}")
+        if failed:
+            raise ModelError(
+                f"With weights in the target dtype TensorFlow does not take {failed}. Convert "
+                "without weights."
+            )
+
+    def _retype_body(self, body: Body, is_chosen: Mapping[Hashable, bool]) -> bool:
+        proto, target = body.proto, self._target
+        here = {n for (b, n), slot in self._resources.items() if b == body.name and is_chosen[slot]}
+        if not here:
+            return False
+        if isinstance(proto, FunctionDef):
+            for arg in proto.signature.input_arg:
+                if arg.name in here:
+                    for data in arg.handle_data:
+                        data.dtype = target
+        removed: dict[str, str] = {}
+        for node in list(body.nodes.values()):
+            if node.op == "VarHandleOp" and node.name in here:
+                node.attr["dtype"].type = target
+            elif not node.input or node_name(node.input[0]) not in here:
+                continue
+            elif node.op == "ReadVariableOp":
+                node.attr["dtype"].type = target
+                self._retype_readers(body, node, removed)
+            elif node.op == "AssignVariableOp":
+                node.attr["dtype"].type = target
+                self._retype_value(body, node)
+        body.remove(set(removed), controls=removed)
+        return True
+
+    def _retype_readers(self, body: Body, made: Node, removed: dict[str, str]) -> None:
+        for source in _with_identities(body, made):
+            if source is not made:
+                source.attr["T"].type = self._target
+            for reader, position in list(body.readers.get(source.name, ())):
+                if self._is_cast(reader):
+                    body.redirect(reader.name, body.first_output(source))
+                    removed[reader.name] = source.name
+                elif reader.op == "SaveV2":
+                    reader.attr["dtypes"].list.type[position - 3] = self._target
+                elif reader.op == "Mul":
+                    name = f"{source.name}-0-CastToFp32-0-AutoMixedPrecision"
+                    cast = body.add_cast(name, reader.input[position], self._target, _FLOAT)
+                    reader.input[position] = body.first_output(cast)
+
+    def _retype_value(self, body: Body, assign: Node) -> None:
+        made, index, between = self._behind(body, assign.input[1])
+        if made is not None and made.op == "ReadVariableOp":
+            return
+        if made is None or made.op != "RestoreV2":  # the initial value
+            name = f"{assign.name}/{_short(self._target)}"
+            cast = body.add_cast(name, assign.input[1], _FLOAT, self._target)
+            assign.input[1] = body.first_output(cast)
+            return
+        made.attr["dtypes"].list.type[index] = self._target
+        for node in between:
+            node.attr["T"].type = self._target
+
+
+def _read_outputs(body: Body, node: Node) -> set[int]:
+    """The numbers of the outputs that others read, of a node whose outputs are one list."""
+    found = set()
+    for reader, position in body.readers.get(node.name, ()):
+        last = reader.input[position].rpartition(":")[2]
+        found.add(int(last) if last.isdecimal() else 0)
+    for tensor in body.returned().values():
+        if node_name(tensor) == node.name:
+            found.add(int(tensor.rpartition(":")[2]))
+    return found
+
+
+def _with_identities(body: Body, made: Node) -> list[Node]:
+    """A node with the Identity nodes behind it."""
+    found = [made]
+    for source in found:
+        behind = (reader for reader, _ in body.readers.get(source.name, ()))
+        found.extend(node for node in behind if node.op == "Identity" and node not in found)
+    return found
+
+
+def _short(dtype: int) -> str:
+    return "float16" if dtype == types_pb2.DT_HALF else "bfloat16"
+
+
+def _restored_key(body: Body, restore: Node, index: int) -> str | None:
+    """The key of the checkpoint that an output is read from, None for a slice."""
+    found = []
+    for reference in restore.input[1:3]:
+        constant = body.nodes.get(node_name(reference))
+        if constant is None or constant.op != "Const":
+            return None
+        values = constant.attr["value"].tensor.string_val
+        if not values:
+            return None
+        # Equal values at the end may be written once.
+        found.append(values[min(index, len(values) - 1)].decode())
+    key, part = found
+    return None if part else key

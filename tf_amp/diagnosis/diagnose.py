@@ -1,0 +1,411 @@
+"""The first converted node that loses its values, found by running both graphs on one batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework.function_pb2 import FunctionDef
+from tensorflow.core.framework.graph_pb2 import GraphDef
+
+from graph_passes import PrecisionConfig, Remark, Rule, rewrite_graph_def
+from graph_passes.ir.eligibility import node_name
+from graph_passes.plan_remarks import Lines
+from tf_amp.diagnosis.recording import Key, Record, run_recorded, traced_name
+from tf_amp.hosts import function_originals
+from tf_amp.hosts.function_debug_info import source_lines
+from tf_amp.hosts.function_redirects import with_callees
+from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
+from tf_amp.tracing.rule_text import keep_rule, rule_text
+
+_ROUNDS = 16
+"""How many nodes are kept float32, one after another, until all values are finite."""
+_GROWTH = 8.0
+"""An error that is this many times that of the inputs has jumped."""
+_TOLERANCE = {"float16": 0.05, "bfloat16": 0.25}
+
+
+class DiagnosisError(ValueError):
+    """A function cannot be run on the side."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One converted node that loses its values.
+
+    Attributes:
+        remark: the node, why it was converted, and the Python lines that made it.
+        function: the function that it is in.
+        why: what is wrong with its values.
+        largest: the largest magnitude of the same tensor in float32, None where there is none.
+        non_finite: how many values are NaN or infinite in mixed precision.
+        error: the distance from float32 by its length, None where they cannot be compared.
+    """
+
+    remark: Remark
+    function: str
+    why: str
+    largest: float | None
+    non_finite: int
+    error: float | None
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that keeps it float32."""
+        return keep_rule(self.remark.node, f"tf_amp.diagnose: {self.why}")
+
+    def __str__(self) -> str:
+        remark = self.remark
+        lines = [f"{remark.op} {remark.node} in {self.function}: {self.why}"]
+        lines.append(f"  converted: {remark.reason}")
+        lines.extend(f"  at {line}" for line in remark.lines)
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What came of a batch in mixed precision.
+
+    Attributes:
+        findings: the nodes that have to stay float32, in the order in which they were found: the
+            first one is the first to run.
+        finite: whether all values are finite once those stay float32, as they are in float32.
+        tensors: how many tensors of converted nodes were looked at.
+        float32_finite: whether all of them are finite in float32.
+    """
+
+    findings: tuple[Finding, ...]
+    finite: bool
+    tensors: int
+    float32_finite: bool = True
+
+    @property
+    def rules(self) -> str:
+        """The rules of all findings, as TOML."""
+        return "\n".join(rule_text(finding.rule) for finding in self.findings)
+
+    def __str__(self) -> str:
+        if not self.float32_finite and not self.findings:
+            return "There are values that are not finite in float32 too: no conversion made them."
+        if not self.findings:
+            return f"Nothing amiss in {self.tensors} tensors of converted nodes."
+        parts = [*map(str, self.findings), "Rules to paste:", self.rules]
+        if not self.finite:
+            parts.append("With these there are still values that are not finite.")
+        return "\n\n".join(parts)
+
+
+def diagnose(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    config: PrecisionConfig,
+    *,
+    tolerance: float | None = None,
+    values: Mapping[int, tf.Tensor] | None = None,
+) -> Diagnosis:
+    """Runs a function on one batch in float32 and in mixed precision, on copies of its variables.
+
+    Args:
+        function: a Python function or tf.function, such as `model.train_step`.
+        inputs: its arguments.
+        config: how it is converted.
+        tolerance: an error over this, and over `_GROWTH` times that of the node's inputs, is a
+            finding too where all is finite; by default 0.05 for float16 and 0.25 for bfloat16.
+        values: what variables held, by the id of the variable, in place of what they hold now.
+
+    Raises:
+        DiagnosisError: the function takes its batch from an iterator, or cannot be called so.
+    """
+    step = _Step.trace(function, inputs, values or {})
+    float32 = step.library()
+    findings: list[Finding] = []
+    least = _TOLERANCE[config.target_dtype] if tolerance is None else tolerance
+    right: dict[tuple[Key, int], Record] = {}
+    asked: set[Key] = set()
+    count, target = 0, config.target
+    for _ in range(_ROUNDS + 1):
+        low = _rewritten(step, float32, config)
+        seen: set[Key] = set()
+
+        def wants_low(key: Key, dtype: int, low: _Low = low, seen: set[Key] = seen) -> bool:
+            if dtype != target:
+                return False
+            seen.add(low.origin(key))
+            return True
+
+        records, _ = run_recorded(low.functions, step.name, step.copies(), wants_low)
+        count = count or len(seen)
+        if not seen <= asked:
+            asked |= seen
+
+            def wants_float32(key: Key, dtype: int, wanted: set[Key] = seen) -> bool:
+                return dtype == tf.float32.as_datatype_enum and key in wanted
+
+            made, _ = run_recorded(float32, step.name, step.copies(), wants_float32)
+            right.update({(record.key, record.turn): record for record in made})
+        finding = _first_lost(low, records, right)
+        if finding is None:
+            if not findings:
+                found = _first_jump(low, records, right, least)
+                findings.extend(filter(None, (found,)))
+            exact = not any(record.non_finite for record in right.values())
+            return Diagnosis(tuple(findings), True, count, exact)
+        findings.append(finding)
+        config = dataclasses.replace(config, rules=(*config.rules, finding.rule))
+    return Diagnosis(tuple(findings[:_ROUNDS]), False, count)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A function that was traced, with what it takes to run copies of it.
+
+    Attributes:
+        concrete: the ConcreteFunction.
+        inputs: the tensors for its arguments, captured ones left out.
+        values: as `diagnose`.
+    """
+
+    concrete: Any
+    inputs: list[tf.Tensor]
+    values: Mapping[int, tf.Tensor]
+
+    @classmethod
+    def trace(
+        cls, function: Callable[..., Any], inputs: Sequence[Any], values: Mapping[int, tf.Tensor]
+    ) -> _Step:
+        given = tf.nest.map_structure(_as_tensor, tuple(inputs))
+        of = function if hasattr(function, "get_concrete_function") else tf.function(function)
+        concrete = of.get_concrete_function(*given)
+        flat = [
+            value
+            for value in tf.nest.flatten(given, expand_composites=True)
+            if isinstance(value, tf.Tensor)
+        ]
+        expected = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+        if [t.dtype for t in flat] != [t.dtype for t in expected]:
+            raise DiagnosisError(
+                f"The function takes {len(expected)} tensors and was given {len(flat)}. Give the "
+                "batch as tensors or arrays, not as an iterator or a variable."
+            )
+        return cls(concrete, flat, values)
+
+    @functools.cached_property
+    def _atomic(self) -> Any:
+        return self.concrete._inference_function
+
+    @property
+    def name(self) -> str:
+        """The function's name in the runtime."""
+        return self._atomic.name.decode()  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def lines(self) -> Lines:
+        """The Python lines of its nodes."""
+        return source_lines(self.concrete.graph)
+
+    def library(self) -> dict[str, FunctionDef]:
+        """The function and all that it calls, in float32.
+
+        Raises:
+            DiagnosisError: one of them takes its data from an iterator.
+        """
+        context, originals = self._atomic._bound_context, function_originals.installed()
+
+        def find(name: str) -> FunctionDef | None:
+            original = originals.find(context, name)
+            if original is not None:
+                return original.definition()
+            return context.get_function_def(name) if context.has_function(name) else None
+
+        found = {f.signature.name: f for f in with_callees((self._atomic.cached_definition,), find)}
+        for function in found.values():
+            if any(node.op.startswith("Iterator") for node in function.node_def):
+                raise DiagnosisError(
+                    f"The function {function.signature.name!r} takes its data from an iterator, "
+                    "which would go on. Give a function of one batch, such as `model.train_step`."
+                )
+        return found
+
+    def copies(self) -> list[tf.Tensor]:
+        """Its inputs, with a copy of each variable in the place of the variable."""
+        variables = {id(v.handle): v for v in self.concrete.graph.variables}
+        self._kept.clear()
+        captured = []
+        for tensor in self.concrete.captured_inputs:
+            variable = variables.get(id(tensor))
+            if variable is None:
+                captured.append(tensor)
+                continue
+            with tf.device(variable.device):
+                value = self.values.get(id(variable))
+                copy = tf.Variable(
+                    variable.read_value() if value is None else value,
+                    trainable=False,
+                    shape=variable.shape,
+                )
+            self._kept.append(copy)
+            captured.append(copy.handle)
+        return [*self.inputs, *captured]
+
+    @functools.cached_property
+    def _kept(self) -> list[tf.Variable]:
+        return []
+
+
+def _as_tensor(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if hasattr(value, "__array__") else value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Low:
+    """A step in mixed precision.
+
+    Attributes:
+        functions: the function and those that it calls.
+        remarks: (function, node) -> the remark on its conversion.
+        main: the function's name.
+    """
+
+    functions: dict[str, FunctionDef]
+    remarks: dict[tuple[str, str], Remark]
+    main: str
+
+    @functools.cached_property
+    def readers(self) -> dict[tuple[str, str], list[str]]:
+        """(Function, node) -> the nodes that read it."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for name, function in self.functions.items():
+            for node in function.node_def:
+                for tensor in node.input:
+                    if not tensor.startswith("^"):
+                        key = (traced_name(name), node_name(tensor))
+                        found.setdefault(key, []).append(node.name)
+        return found
+
+    @functools.cached_property
+    def sources(self) -> dict[tuple[str, str], list[str]]:
+        """(Function, node) -> the nodes that it reads."""
+        return {
+            (traced_name(name), node.name): [node_name(t) for t in node.input if t[:1] != "^"]
+            for name, function in self.functions.items()
+            for node in function.node_def
+        }
+
+    @functools.cached_property
+    def _casts(self) -> dict[tuple[str, str], str]:
+        """(Function, node) of each Cast -> the tensor that it reads."""
+        return {
+            (traced_name(name), node.name): node.input[0]
+            for name, function in self.functions.items()
+            for node in function.node_def
+            if node.op == "Cast"
+        }
+
+    def origin(self, key: Key) -> Key:
+        """The tensor that has the same values in float32: of a Cast, what it reads."""
+        function, node, _ = key
+        tensor = self._casts.get((function, node))
+        if tensor is None or (function, node) in self.remarks:
+            return key
+        port = tensor.rpartition(":")[2]
+        return function, node_name(tensor), int(port) if port.isdecimal() else 0
+
+    def remark(self, key: Key) -> Remark | None:
+        """The converted node that a tensor belongs to: for a Cast, the one that reads it."""
+        function, node, _ = key
+        seen: set[str] = set()
+        pending = [node]
+        for name in pending:
+            remark = self.remarks.get((function, name))
+            if remark is not None and remark.op != "Const":
+                return remark
+            seen.add(name)
+            pending.extend(r for r in self.readers.get((function, name), ()) if r not in seen)
+        return None
+
+
+def _rewritten(step: _Step, float32: Mapping[str, FunctionDef], config: PrecisionConfig) -> _Low:
+    graph, shapes = step.concrete.graph, called_shapes(step.concrete.graph._functions)
+    own = traced_shapes(graph, float32[step.name])
+    library = GraphDef()
+    library.library.function.extend(float32.values())
+    result = rewrite_graph_def(
+        library,
+        config,
+        roots=[step.name],
+        function_shapes=lambda name: own if name == step.name else shapes(name),
+        lines=_lines_of(step),
+    )
+    if result.failure is not None:
+        raise DiagnosisError(f"The function cannot be converted: {result.failure}.")
+    remarks = {
+        (remark.function or step.name, remark.node): remark
+        for remark in result.remarks(lines=_lines_of(step)).remarks
+        if remark.kind == "converted"
+    }
+    functions = {f.signature.name: f for f in result.proto.library.function}
+    return _Low(functions, remarks, step.name)
+
+
+def _lines_of(step: _Step) -> Lines:
+    return lambda function, node: step.lines("" if function == step.name else function, node)
+
+
+def _first_lost(
+    low: _Low, records: Iterable[Record], right: Mapping[tuple[Key, int], Record]
+) -> Finding | None:
+    """The first tensor that is not finite, and is so in float32."""
+    for record in records:
+        reference = right.get((low.origin(record.key), record.turn))
+        if not record.non_finite or (reference is not None and reference.non_finite):
+            continue
+        remark = low.remark(record.key)
+        if remark is None:
+            continue
+        why = f"{record.non_finite} values are not finite"
+        if reference is not None:
+            why += f", of which the largest in float32 is {reference.largest:.4g}"
+        return _finding(record, reference, remark, low, why)
+    return None
+
+
+def _first_jump(
+    low: _Low,
+    records: Iterable[Record],
+    right: Mapping[tuple[Key, int], Record],
+    tolerance: float,
+) -> Finding | None:
+    """The first tensor that is far from float32, and farther than what it is made of."""
+    errors: dict[tuple[str, str], float] = {}
+    for record in records:
+        reference = right.get((low.origin(record.key), record.turn))
+        error = None if reference is None else record.error(reference)
+        if error is None:
+            continue
+        function, node, _ = record.key
+        before = max(
+            (errors.get((function, s), 0.0) for s in low.sources.get((function, node), ())),
+            default=0.0,
+        )
+        errors[function, node] = max(error, errors.get((function, node), 0.0))
+        remark = low.remark(record.key)
+        if error > tolerance and error > _GROWTH * before and remark is not None:
+            why = f"it is {error:.2g} of its length away from float32, its inputs {before:.2g}"
+            return _finding(record, reference, remark, low, why)
+    return None
+
+
+def _finding(
+    record: Record, reference: Record | None, remark: Remark, low: _Low, why: str
+) -> Finding:
+    return Finding(
+        remark=remark,
+        function=remark.function or low.main,
+        why=why,
+        largest=None if reference is None else reference.largest,
+        non_finite=record.non_finite,
+        error=None if reference is None else record.error(reference),
+    )

@@ -1,0 +1,236 @@
+"""Copies of functions that tell the values of chosen tensors while they run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2, types_pb2
+from tensorflow.core.framework.function_pb2 import FunctionDef
+from tensorflow.python.eager import context as context_lib
+
+from graph_passes.ir.view import GraphView, view_function
+from graph_passes.ops.node_types import NodeTypeTable
+
+Key: TypeAlias = tuple[str, str, int]
+"""A tensor: the function as it was traced, the node or argument, and the number of the output."""
+
+_SAMPLE = 4096
+_MAX_FLOAT16 = 65504.0
+_SPECIALIZED = re.compile(r"_amp_[0-9a-f]{12}$")
+_COMPILED = ("_XlaMustCompile", "_XlaCompile")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What one tensor held at one time.
+
+    Attributes:
+        key: the tensor.
+        turn: how often it had been made before: more than 0 in loops.
+        non_finite: how many values are NaN or infinite.
+        over: how many finite values are over 65,504, the largest of float16.
+        largest: the largest magnitude among the finite ones.
+        sample: at most 4,096 values from all over it, in float32.
+    """
+
+    key: Key
+    turn: int
+    non_finite: int
+    over: int
+    largest: float
+    sample: np.ndarray
+
+    def error(self, right: Record) -> float | None:
+        """The distance from what is right, by the length of that; None of tensors unlike each."""
+        a, b = right.sample, self.sample
+        if a.shape != b.shape:
+            return None
+        both = np.isfinite(a) & np.isfinite(b)
+        length = float(np.linalg.norm(a[both]))
+        distance = float(np.linalg.norm(a[both] - b[both]))
+        return distance / length if length else float(distance > 0)
+
+
+class Recorder:
+    """Takes the values of tensors while functions run."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self._keys: list[Key] = []
+        self._turns: dict[Key, int] = {}
+        # TensorFlow makes the token by which a node of a graph finds Python code.
+        take = tf.function(
+            lambda number, value: tf.numpy_function(self._take, [number, value], tf.float32)
+        )
+        self._keep = take.get_concrete_function(
+            tf.TensorSpec([], tf.int64), tf.TensorSpec(None, tf.float32)
+        )
+        nodes = self._keep.graph.as_graph_def().node
+        self.token = next(node.attr["token"].s for node in nodes if node.op == "PyFunc")
+
+    def number(self, key: Key) -> int:
+        """A number by which a node names its tensor."""
+        self._keys.append(key)
+        return len(self._keys) - 1
+
+    def _take(self, number: Any, value: Any) -> Any:
+        key = self._keys[int(number)]
+        turn = self._turns.get(key, 0)
+        self._turns[key] = turn + 1
+        flat = np.ravel(value)
+        sizes = np.abs(flat.astype(np.float32))
+        finite = np.isfinite(sizes)
+        sample = flat[:: max(1, -(-flat.size // _SAMPLE))].astype(np.float32)
+        self.records.append(
+            Record(
+                key,
+                turn,
+                non_finite=int(flat.size - np.count_nonzero(finite)),
+                over=int(np.count_nonzero(sizes[finite] > _MAX_FLOAT16)),
+                largest=float(np.max(sizes, initial=0, where=finite)),
+                sample=sample,
+            )
+        )
+        return value
+
+
+def traced_name(function: str) -> str:
+    """The function of which a function is a specialized copy, or itself."""
+    return _SPECIALIZED.sub("", function)
+
+
+def run_recorded(
+    functions: Mapping[str, FunctionDef],
+    main: str,
+    inputs: Sequence[Any],
+    wants: Callable[[Key, int], bool],
+) -> tuple[list[Record], list[Any]]:
+    """Runs a function and records tensors in it and in those that it calls.
+
+    Args:
+        functions: the function and all that it calls, by name; they are not changed.
+        main: the function's name.
+        inputs: one tensor for each of its arguments.
+        wants: tells of a tensor and its dtype whether to record it.
+
+    Returns:
+        The records, in the order in which the tensors were made, and what the function gave.
+    """
+    recorder = Recorder()
+    prefix = f"__diagnosed_{id(recorder)}_"
+    types = NodeTypeTable(lambda op: None if (f := functions.get(op)) is None else f.signature)
+    context = context_lib.context()
+    added: list[str] = []
+    try:
+        for function in _callees_first(functions, main):
+            copy = _recording_copy(function, types, recorder, wants)
+            _rename(copy, functions, prefix)
+            context.add_function_def(copy)
+            added.append(copy.signature.name)
+        count = len(functions[main].signature.output_arg)
+        given = context.call_function(f"{prefix}{main}".encode(), list(inputs), count)
+        results = given if isinstance(given, (list, tuple)) else [given] if count else []
+        tf.test.experimental.sync_devices()
+        return recorder.records, list(results)
+    finally:
+        for name in added:
+            context.remove_function(name)
+
+
+def _callees_first(functions: Mapping[str, FunctionDef], main: str) -> Iterator[FunctionDef]:
+    done: set[str] = set()
+    pending = [main]
+    while pending:
+        name = pending[-1]
+        called = {c for n in functions[name].node_def for c in _names(n)} & functions.keys()
+        left = sorted(called - done - {*pending})
+        if left:
+            pending.extend(left[:1])
+            continue
+        pending.pop()
+        if name not in done:
+            done.add(name)
+            yield functions[name]
+
+
+def _names(node: node_def_pb2.NodeDef) -> Iterator[str]:
+    yield node.op
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func.name
+        yield from (function.name for function in value.list.func)
+
+
+def _recording_copy(
+    function: FunctionDef,
+    types: NodeTypeTable,
+    recorder: Recorder,
+    wants: Callable[[Key, int], bool],
+) -> FunctionDef:
+    copy = FunctionDef()
+    copy.CopyFrom(function)
+    name = traced_name(function.signature.name)
+    view = view_function(copy, node_types=types)
+    told: dict[str, str] = {}  # tensor -> the same behind the recorder
+    for node in list(copy.node_def):
+        for position, tensor in enumerate(node.input):
+            if not tensor.startswith("^"):
+                node.input[position] = _told(copy, view, tensor, name, recorder, wants, told)
+    for result in list(copy.ret):
+        copy.ret[result] = _told(copy, view, copy.ret[result], name, recorder, wants, told)
+    return copy
+
+
+def _told(
+    copy: FunctionDef,
+    view: GraphView,
+    tensor: str,
+    function: str,
+    recorder: Recorder,
+    wants: Callable[[Key, int], bool],
+    told: dict[str, str],
+) -> str:
+    if tensor in told:
+        return told[tensor]
+    told[tensor] = tensor
+    name, port = view.split(tensor)
+    number = view.index[name]
+    slots = view.layout(number).out_slots
+    dtype = view.dtypes[view.base[number] + slots[port]] % 100
+    key = (function, name, port)
+    if not wants(key, dtype):
+        return tensor
+    stem = f"{name}/recorded_{port}"
+    constant = copy.node_def.add(name=f"{stem}/number", op="Const")
+    constant.attr["dtype"].type = types_pb2.DT_INT64
+    constant.attr["value"].tensor.dtype = types_pb2.DT_INT64
+    constant.attr["value"].tensor.tensor_shape.SetInParent()
+    constant.attr["value"].tensor.int64_val.append(recorder.number(key))
+    tell = copy.node_def.add(name=stem, op="PyFunc", input=[f"{stem}/number:output:0", tensor])
+    tell.attr["token"].s = recorder.token
+    tell.attr["Tin"].list.type.extend((types_pb2.DT_INT64, dtype))
+    tell.attr["Tout"].list.type.append(dtype)
+    told[tensor] = f"{stem}:output:0"
+    return told[tensor]
+
+
+def _rename(copy: FunctionDef, functions: Collection[str], prefix: str) -> None:
+    copy.signature.name = prefix + copy.signature.name
+    for attr in _COMPILED:  # XLA calls no Python code
+        copy.attr.pop(attr, None)
+    for node in copy.node_def:
+        for attr in _COMPILED:
+            node.attr.pop(attr, None)
+        if node.op in functions:
+            node.op = prefix + node.op
+        for value in node.attr.values():
+            if value.HasField("func") and value.func.name in functions:
+                value.func.name = prefix + value.func.name
+            for function in value.list.func:
+                if function.name in functions:
+                    function.name = prefix + function.name

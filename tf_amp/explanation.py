@@ -1,0 +1,62 @@
+"""What `tf_amp.explain()` gives: the state of AMP in this process as a text for people."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from tf_amp.env_variables import LOG_PATH
+from tf_amp.state import FunctionStatus, Status
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What AMP did in this process, and why not more; `print` it.
+
+    Attributes:
+        status: what it tells of, as `tf_amp.status()` gave it.
+    """
+
+    status: Status
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        status = self.status
+        if not status.enabled:
+            yield f"AMP is off: {status.why}"
+            return
+        yield f"AMP is on, {status.why}: {status.reason}"
+        yield f"cost table: {status.cost_table}"
+        yield f"list edits: {', '.join(status.list_edits) or 'none'}"
+        for rule, count in status.rules.items():
+            yield f"rule {rule}: meets {count or 'no'} node{'s'[: count != 1]}"
+        scaling = "on" if status.loss_scaling else "off"
+        yield f"loss scaling: {scaling} ({status.loss_scaling_reason})"
+        for scale in status.loss_scale.get("loss_scales", ()):
+            told = (
+                f"{key.replace('_', ' ')} {value}" for key, value in (scale["state"] or {}).items()
+            )
+            yield f"loss scale of {scale['name']}: {', '.join(told) or 'not known'}"
+        yield from self._functions()
+        if status.log_path:
+            yield f"Why not this op? tf-amp explain {status.log_path} --op MatMul --missed"
+        else:
+            yield f"For single nodes and their Python lines, run it with {LOG_PATH}=DIR."
+
+    def _functions(self) -> Iterator[str]:
+        if not self.status.functions:
+            yield "No function with a matrix product or convolution was traced while it was on."
+            return
+        # It needs TensorFlow, which is there where functions were traced.
+        from tf_amp.tracing.text import table
+
+        head = ("function", "products low", "casts", "stays float32")
+        yield table(head, map(_row, self.status.functions))
+
+
+def _row(function: FunctionStatus) -> tuple[str, ...]:
+    kept = "; ".join(f"{count} {what}" for what, count in function.kept.items())
+    low = f"{function.products_low} of {function.products}"
+    return function.name, low, str(function.casts), kept or "-"
