@@ -257,14 +257,14 @@ def test_lines_are_added_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(dumps_module, "MAX_LINES", 3)
-    dumps = Dumps(str(tmp_path), CONFIG)
+    dumps = Dumps(str(tmp_path))
     with caplog.at_level(logging.WARNING, "tf_amp"):
         for number in range(5):
             dumps.append("events.jsonl", {"number": number})
     (file,) = tmp_path.glob("*/events.jsonl")
     assert [json.loads(line)["number"] for line in file.read_text().splitlines()] == [0, 1, 2]
     assert len(caplog.records) == 1
-    Dumps(None, CONFIG).append("events.jsonl", {})  # no trace is asked for
+    Dumps(None).append("events.jsonl", {})  # no trace is asked for
 
 
 def test_a_full_disk_is_one_warning(
@@ -273,7 +273,7 @@ def test_a_full_disk_is_one_warning(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    dumps = Dumps(str(tmp_path), CONFIG)
+    dumps = Dumps(str(tmp_path))
     dumps.append("events.jsonl", {"number": 0})
     with caplog.at_level(logging.WARNING, "tf_amp"), monkeypatch.context() as patched:
         patched.setattr(Path, "open", full)
