@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from google.protobuf import text_format
 from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.driver import no_library
@@ -104,9 +103,9 @@ class Dumps:
     ) -> Path | None:
         """Writes one rewrite, if a trace is asked for or the rewrite failed.
 
-        The files are ``graphdef_preop_<name>_<n>.pb`` and ``.pb.txt`` (before),
-        ``graphdef_AutoMixedPrecision_<name>_<n>.pb`` and ``.pb.txt`` (after; of a failed rewrite:
-        what was rejected), ``remarks_<name>_<n>.jsonl`` (or ``.jsonl.gz``) and
+        The files are ``graphdef_preop_<name>_<n>.pb`` (before),
+        ``graphdef_AutoMixedPrecision_<name>_<n>.pb`` (after; of a failed rewrite: what was
+        rejected), ``remarks_<name>_<n>.jsonl`` (or ``.jsonl.gz``) and
         ``shapes_<name>_<n>.json.gz``. A function is written as a GraphDef that has it in its
         library, the first one there; those that it calls stand behind it. A file is there whole or
         not at all.
@@ -132,8 +131,8 @@ class Dumps:
         callees = _callees(original, origin.library)
         shapes = json.dumps(known_shapes(original, origin, callees)).encode()
         files = {
-            **_graph_files(f"graphdef_preop_{stem}", original, callees=callees),
-            **_graph_files(f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions),
+            **_graph_file(f"graphdef_preop_{stem}", original, callees),
+            **_graph_file(f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions),
             f"shapes_{stem}.json.gz": gzip.compress(shapes),
         }
         text = "\n".join(remarks.to_lines()).encode()
@@ -294,18 +293,10 @@ def _nodes_and_arguments(proto: Proto) -> list[str]:
     return [*(a.name for a in proto.signature.input_arg), *(n.name for n in proto.node_def)]
 
 
-def _graph_files(
-    stem: str,
-    proto: Proto | None,
-    functions: Iterable[function_pb2.FunctionDef] = (),
-    *,
-    callees: Iterable[function_pb2.FunctionDef] = (),
+def _graph_file(
+    stem: str, proto: Proto | None, functions: Iterable[function_pb2.FunctionDef] = ()
 ) -> dict[str, bytes]:
-    """A graph as a binary file and as a text: file name -> content.
-
-    The text is for people and slow to write: callees, of which most have files of their own, are
-    in the binary file alone.
-    """
+    """A graph as a GraphDef: file name -> content, nothing for None."""
     if proto is None:
         return {}
     graph = graph_pb2.GraphDef()
@@ -313,9 +304,6 @@ def _graph_files(
         graph.library.function.append(proto)
     else:
         graph.CopyFrom(proto)
-    for function in functions:
+    for function in functions:  # naming the library would make an empty one
         graph.library.function.append(function)
-    text = text_format.MessageToString(graph).encode()
-    for callee in callees:  # naming the library would make an empty one
-        graph.library.function.append(callee)
-    return {f"{stem}.pb": graph.SerializeToString(deterministic=True), f"{stem}.pb.txt": text}
+    return {f"{stem}.pb": graph.SerializeToString(deterministic=True)}
