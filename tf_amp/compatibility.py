@@ -131,8 +131,16 @@ TF_KERAS = (
     Member("tf_keras", "Model.compile"),
     Member("tf_keras", "Model.fit"),
     Member("tf_keras", "optimizers.Optimizer.apply_gradients"),
+    Member(
+        "tf_keras", "optimizers.Optimizer.compute_gradients", ("self", "loss", "var_list", "tape")
+    ),
     Member("tf_keras", "optimizers.Optimizer.minimize"),
     Member("tf_keras", "optimizers.legacy.Optimizer.apply_gradients"),
+    Member(
+        "tf_keras",
+        "optimizers.legacy.Optimizer._compute_gradients",
+        ("self", "loss", "var_list", "grad_loss", "tape"),
+    ),
     Member("tf_keras", "optimizers.legacy.Optimizer.minimize"),
 )
 V1_OPTIMIZERS = (

@@ -61,6 +61,13 @@ class NodeCounts:
         """Returns what was converted, without the nodes that were looked at."""
         return NodeCounts(converted=self.converted, casts=self.casts, updates=self.updates)
 
+    def in_float32(self) -> NodeCounts:
+        """Returns the counts where the original runs, because it is faster."""
+        products: Counter[tuple[str, Reason]] = Counter()
+        for (op, _), count in self.products.items():
+            products[op, Reason.SLOWER_HERE] += count
+        return NodeCounts(total=self.total, products=products)
+
     def line(self, name: str, target_dtype: str) -> str:
         """Says in one line what was done to the graph `name`, the products first."""
         all_of: Counter[str] = Counter()
@@ -170,6 +177,10 @@ class Tally:
             self._rewritten -= changed
             if counted:
                 self._count(counts, -1)
+            row = self._functions.pop(id(counts), None)
+            if row is not None:
+                lost = counts.in_float32()
+                self._functions[id(lost)] = row[0], lost
             if counts.total > self._unchanged_nodes:
                 self._unchanged_nodes = counts.total
                 self._unchanged_reason = f"{name!r}: in float32 it was faster in a trial"

@@ -153,10 +153,14 @@ def test_fused_updates_are_counted_and_said() -> None:
 
 def test_what_lost_its_trial_is_not_counted() -> None:
     tally = Tally()
-    for name, result in (("kept", converted(1)), ("lost", converted(3))):
-        tally.add(name, result, NodeCounts.of(result.report))
-    tally.take_back("lost", NodeCounts.of(converted(3).report), changed=True, counted=True)
+    counts = [NodeCounts.of(converted(products).report) for products in (1, 3)]
+    for name, each in zip(("kept", "lost"), counts, strict=True):
+        tally.add(name, converted(), each)
+    tally.take_back("lost", counts[1], changed=True, counted=True)
     found = tally.as_dict()
+    rows = {row.name: (row.products, row.products_low, row.casts) for row in found["functions"]}
+    assert rows == {"kept": (1, 1, 1), "lost": (3, 0, 0)}
+    assert found["functions"][1].kept == {"MatMul: slower here": 3}
     assert (found["graphs_seen"], found["graphs_rewritten"]) == (2, 1)
     assert (found["nodes_total"], found["nodes_converted"]) == (2, 1)
     assert "'lost': in float32 it was faster" in tally.why_nothing()

@@ -109,6 +109,7 @@ def test_descent_without_slots():
     [
         ("Adagrad", {}, "no update that one op computes"),  # its epsilon is inside the root
         ("RMSprop", {}, "no update that one op computes"),  # the op has a slot more
+        # The maximum of its op drops a NaN.
         ("Adam", {"amsgrad": True}, "no update that one op computes"),
         ("Adam", {"beta_2": 0.9999}, "no float32 beta gives the rate 0.0001"),
     ],
@@ -117,6 +118,25 @@ def test_what_no_op_computes_is_left_and_said(library, name, options, why):
     result = rewritten(update(library, name, **options))
     assert set(updates(result)) <= {DESCENT}
     assert why in reasons(result)[0]
+
+
+def test_the_op_for_amsgrad_still_drops_a_nan():
+    """Why it is left alone; once this fails, the op could be used."""
+    var, m, v, largest = (tf.Variable([1.0]) for _ in range(4))
+    v.assign([np.nan])
+    handles = (one.handle for one in (var, m, v, largest))
+    tf.raw_ops.ResourceApplyAdamWithAmsgrad(
+        **dict(zip(("var", "m", "v", "vhat"), handles, strict=True)),
+        beta1_power=0.0,
+        beta2_power=0.0,
+        lr=0.5,
+        beta1=0.5,
+        beta2=0.5,
+        epsilon=0.0,
+        grad=[1.0],
+    )
+    assert np.isnan(v.numpy()).all()
+    assert np.isfinite([largest.numpy(), var.numpy()]).all()
 
 
 def values(program: Program, result: RewriteResult, steps: int) -> list[tuple[str, Any, Any]]:
