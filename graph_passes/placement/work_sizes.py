@@ -121,10 +121,10 @@ class WorkSizes:
     def _lengths(self, product: int) -> tuple[int, int, int] | None:
         """How many rows, terms of each sum, and columns a MatMul has; None if that is not known."""
         left, right = self._of_as_many(product)
-        shapes = [self._shape(tensor) for tensor in (left, right, product)]
-        if any(shape is None or len(shape) != 2 for shape in shapes):
+        of_left, of_right, made = (self._shape(tensor) for tensor in (left, right, product))
+        of_right = of_right or (None, None)
+        if of_left is None or made is None or {len(of_left), len(of_right), len(made)} != {2}:
             return None
-        of_left, of_right, made = (tuple(shape or ()) for shape in shapes)
         attr = self._view.nodes[product].attr
         # Asking a protobuf map for a key that it lacks would add the key.
         if "transpose_a" in attr and attr["transpose_a"].b:
