@@ -23,9 +23,9 @@ MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    model = keras.Sequential(
-        [keras.Input([16]), keras.layers.Dense(32, "relu"), keras.layers.Dense(8, "softmax")]
-    )
+    hidden = keras.layers.Dense(32, "relu", name="dense")
+    head = keras.layers.Dense(8, "softmax", name="dense_1")
+    model = keras.Sequential([keras.Input([16]), hidden, head])
     model.save(folder / "dense.keras")
     model.export(folder / "saved", verbose=False)
     with tf.Graph().as_default() as graph:
