@@ -21,6 +21,7 @@ from graph_passes.functions.call_tree import CALL_KINDS, function_names
 from graph_passes.ir.eligibility import node_name
 from tf_amp.conversion.bodies import Body, Node, bodies_of, type_of
 from tf_amp.conversion.checkpoint import Checkpoint
+from tf_amp.conversion.variable_classes import VariableClasses
 from tf_amp.hosts.offline import InferredShapes
 from tf_amp.model_files import ModelError
 
@@ -62,7 +63,7 @@ def retype_variables(metas: Sequence[MetaGraphDef], prefix: Path, target: int) -
         ModelError: the checkpoint cannot be read, or no variable can be changed.
     """
     checkpoint = Checkpoint(prefix)
-    slots = _Classes()
+    slots = VariableClasses()
     graphs = [_Variables(number, meta, slots, target) for number, meta in enumerate(metas)]
     objects = checkpoint.object_graph()
     for number, meta in enumerate(metas):
@@ -121,58 +122,12 @@ def _keys_of_objects(saved: SavedObjectGraph, objects: object) -> Iterator[tuple
         )
 
 
-class _Classes:
-    """Names of variables, joined where they may be the same one.
-
-    Attributes:
-        blocked: class -> why it must stay float32.
-        wanted: classes of which a read is cast.
-    """
-
-    def __init__(self) -> None:
-        self._parents: dict[Hashable, Hashable] = {}
-        self.blocked: dict[Hashable, str] = {}
-        self.wanted: set[Hashable] = set()
-
-    def find(self, name: Hashable) -> Hashable:
-        """The name that stands for a class."""
-        self._parents.setdefault(name, name)
-        while (parent := self._parents[name]) != name:
-            self._parents[name] = self._parents[parent]
-            name = parent
-        return name
-
-    def join(self, one: Hashable, other: Hashable) -> None:
-        """Says that two names may mean one variable."""
-        first, second = self.find(one), self.find(other)
-        if first == second:
-            return
-        self._parents[second] = first
-        if second in self.blocked:
-            self.blocked.setdefault(first, self.blocked.pop(second))
-        if second in self.wanted:
-            self.wanted.add(first)
-
-    def block(self, name: Hashable, why: str) -> None:
-        """Says that a variable must stay float32."""
-        self.blocked.setdefault(self.find(name), why)
-
-    def want(self, name: Hashable) -> None:
-        """Says that a read of a variable is cast."""
-        self.wanted.add(self.find(name))
-
-    def members(self) -> dict[Hashable, list[tuple[object, ...]]]:
-        """Class -> the names in it."""
-        found: dict[Hashable, list[tuple[object, ...]]] = {}
-        for name in list(self._parents):
-            found.setdefault(self.find(name), []).append(name)  # type: ignore[arg-type]
-        return found
-
-
 class _Variables:
     """The variables of one MetaGraph and all that is done with them."""
 
-    def __init__(self, number: int, meta: MetaGraphDef, slots: _Classes, target: int) -> None:
+    def __init__(
+        self, number: int, meta: MetaGraphDef, slots: VariableClasses, target: int
+    ) -> None:
         self._number, self._meta, self._slots, self._target = number, meta, slots, target
         self._bodies = {body.name: body for body in bodies_of(meta.graph_def)}
         self._resources: dict[tuple[str, str], Hashable] = {}  # body, node or argument -> slot
