@@ -107,6 +107,8 @@ def calibrate(
     Raises:
         ModelError: the model cannot be read, run or converted, or there are no samples.
     """
+    if batches is not None and batches < 1:
+        raise ModelError(f"`batches` must be at least 1. Received: batches={batches}.")
     given = list(itertools.islice(samples, batches))
     if not given:
         raise ModelError("There are no samples.")

@@ -156,6 +156,26 @@ def test_samples_that_do_not_fit(tmp_path: Path, samples: list, said: str) -> No
         tf_amp.calibrate(save(tmp_path / "model", cancelling), samples)
 
 
+def test_frozen_graph(tmp_path: Path) -> None:
+    size, scale = LARGE
+    graph, weight = tf.Graph(), np.eye(WIDTH, dtype=np.float32)
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, WIDTH], name="x")
+        tf.nn.relu(tf.matmul(x, tf.constant(weight), name="product"), name="y")
+        with tf.name_scope("planted"):
+            scaled(scale)(x, tf.constant(weight + 0.01))
+    path = tmp_path / "graph.pb"
+    path.write_bytes(graph.as_graph_def().SerializeToString())
+    found = tf_amp.calibrate(path, batches(size), batches=1, tolerance=0.01)
+    assert [rule.node for rule in found.rules] == ["planted/product"]
+    assert (found.batches, found.holds) == (1, True)
+
+
+def test_batches_are_counted_from_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="batches=0"):
+        tf_amp.calibrate(tmp_path, batches(), batches=0)
+
+
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_ranges_add_up(name: str) -> None:
     dtype = tf.as_dtype(name).as_numpy_dtype
