@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult, Rule
     from tf_amp.api import (
+        calibrate,
         compare_models,
         convert_saved_model,
         diagnose,
@@ -45,6 +46,7 @@ __all__ = [
     "rewrite_graph_def",
     "convert_saved_model",
     "compare_models",
+    "calibrate",
     "diagnose",
     "diagnose_callback",
     "keep_float32",
@@ -61,10 +63,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:9],
-    "tf_amp.scopes": __all__[9:11],
-    "graph_passes": __all__[11:16],
-    "tf_amp.loss_scale": __all__[16:],
+    "tf_amp.api": __all__[:10],
+    "tf_amp.scopes": __all__[10:12],
+    "graph_passes": __all__[12:17],
+    "tf_amp.loss_scale": __all__[17:],
 }
 
 

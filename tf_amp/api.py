@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from graph_passes import PrecisionConfig, RewriteResult, Rule
     from graph_passes.policy.config import Device, TargetDtype
+    from tf_amp.calibration.calibrate import Calibration
     from tf_amp.comparison.compare import Comparison
     from tf_amp.conversion.convert import Conversion
     from tf_amp.diagnosis.diagnose import Diagnosis
@@ -269,26 +270,13 @@ def convert_saved_model(
         ValueError: an argument is not a legal value; or (`tf_amp.model_files.ModelError`) the model
             cannot be read, has nothing to convert, or cannot be written.
     """
-    import graph_passes
     from tf_amp.conversion.convert import convert
-    from tf_amp.cost_tables import choose_table
-    from tf_amp.env_config import Settings
-    from tf_amp.hardware import Target
 
     if io not in ("float32", "target"):
         raise ValueError(f"`io` must be 'float32' or 'target'. Received: io={io!r}.")
     if isinstance(outputs, str):
         raise TypeError(f"`outputs` must be a collection of names. Received: {outputs!r}.")
-    name = getattr(target_dtype, "name", target_dtype)
-    if config is None:
-        config = graph_passes.PrecisionConfig(target_dtype=name, device=device)
-        costs = choose_table(Settings(), Target(name, device, "as asked for"))
-        config = dataclasses.replace(config, cost_table=costs.table)
-    elif (name, device) != ("float16", "GPU"):
-        raise ValueError(
-            f"`config` replaces `target_dtype` and `device`. Received `config` and target_dtype="
-            f"{name!r}, device={device!r}; give only one."
-        )
+    config = _config_asked_for(target_dtype, device, config)
     if rows is not None:
         config = dataclasses.replace(config, unknown_dimension=rows)
     return convert(
@@ -335,6 +323,57 @@ def compare_models(
     from tf_amp.comparison.compare import compare
 
     return compare(Path(first), Path(second), samples, seed=seed, batch=batch, count=count)
+
+
+def calibrate(
+    model: str | os.PathLike[str],
+    samples: Iterable[Mapping[str, Any]],
+    *,
+    target_dtype: TargetDtype | tf.DType = "float16",
+    device: Device = "GPU",
+    batches: int | None = None,
+    tolerance: float | None = None,
+    underflow: float = 0.5,
+    config: PrecisionConfig | None = None,
+) -> Calibration:
+    """Finds the rules that a model needs, from its values on sample inputs.
+
+    The model runs in float32. Of each tensor that a plan would convert, only the largest magnitude
+    and counts are kept. A node stays float32 if values that it makes or reads are not finite or
+    over the largest of the target dtype, 65,504 for float16, or if that flushes too many to 0.
+
+    Args:
+        model: a SavedModel's directory, a frozen GraphDef, or a `.keras` file.
+        samples: dicts from names of inputs to arrays, one for a batch.
+        target_dtype: as `convert_saved_model`.
+        device: as `convert_saved_model`.
+        batches: how many of the samples are taken; by default all.
+        tolerance: if the model that is converted with these rules fails
+            `compare_models(...).beyond(tolerance)` on these samples, it is bisected over what is
+            converted, what adds most to the error first, until it holds with as many FLOPs in the
+            target dtype as possible. By default nothing is compared.
+        underflow: the share of its values other than 0 from which on a tensor that is flushed to 0
+            stays float32.
+        config: everything at once, in place of `target_dtype` and `device`. Its rules hold anyway.
+
+    Returns:
+        The rules: `rules` for `enable_mixed_precision_graph_rewrite` and `PrecisionConfig`, `text`
+        for a file; the share of the FLOPs that is left, and how many runs were needed.
+
+    Raises:
+        ValueError: an argument is not a legal value; or (`tf_amp.model_files.ModelError`) the model
+            cannot be read, fed or converted.
+    """
+    from tf_amp.calibration.calibrate import calibrate
+
+    return calibrate(
+        Path(model),
+        samples,
+        _config_asked_for(target_dtype, device, config),
+        batches=batches,
+        tolerance=tolerance,
+        underflow=underflow,
+    )
 
 
 def diagnose(
@@ -401,6 +440,28 @@ def diagnose_callback(
     from tf_amp.diagnosis.callback import make_callback
 
     return make_callback(model, config or _config_in_force(), stop=stop, tell=tell)
+
+
+def _config_asked_for(
+    target_dtype: TargetDtype | tf.DType, device: Device, config: PrecisionConfig | None
+) -> PrecisionConfig:
+    """What a model is converted with."""
+    import graph_passes
+    from tf_amp.cost_tables import choose_table
+    from tf_amp.env_config import Settings
+    from tf_amp.hardware import Target
+
+    name = getattr(target_dtype, "name", target_dtype)
+    if config is None:
+        config = graph_passes.PrecisionConfig(target_dtype=name, device=device)
+        costs = choose_table(Settings(), Target(name, device, "as asked for"))
+        return dataclasses.replace(config, cost_table=costs.table)
+    if (name, device) != ("float16", "GPU"):
+        raise ValueError(
+            f"`config` replaces `target_dtype` and `device`. Received `config` and target_dtype="
+            f"{name!r}, device={device!r}; give only one."
+        )
+    return config
 
 
 def _config_in_force() -> PrecisionConfig:

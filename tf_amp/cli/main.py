@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tf_amp import __version__
 from tf_amp.cli import (
     bisect,
+    calibrate,
     compare,
     convert,
     demo,
@@ -26,7 +27,21 @@ from tf_amp.env_variables import EnvConfigError
 
 # A command is a module with `add_parser(commands)`, whose parser sets the default `run`: a function
 # that takes the parsed arguments and returns the exit status.
-COMMANDS = (run, demo, explain, diff, plan, verify, convert, compare, bisect, lists, tune, env)
+COMMANDS = (
+    run,
+    demo,
+    explain,
+    diff,
+    plan,
+    verify,
+    convert,
+    compare,
+    calibrate,
+    bisect,
+    lists,
+    tune,
+    env,
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,9 +50,9 @@ def parser() -> argparse.ArgumentParser:
         prog="tf-amp",
         description="Automatic mixed precision for stock TensorFlow 2.",
         epilog="Exit status: 0; 1 for a command that failed; 2 for a wrong call or setting; 3 "
-        "where a gate (--fail-if, verify) says no; `run` ends as its script does. Everything can "
-        "be had without this command too: set TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the "
-        "script as usual.",
+        "where a gate (--fail-if, --tolerance of calibrate, verify) says no; `run` ends as its "
+        "script does. Everything can be had without this command too: set "
+        "TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the script as usual.",
     )
     top.add_argument("--version", action="version", version=f"tf-amp {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -37,6 +37,18 @@ _VARIABLES = "variables"
 _FINGERPRINT = "fingerprint.pb"
 
 
+class NothingToConvertError(ModelError):
+    """No node of a model would be in the target dtype.
+
+    Attributes:
+        graphs: the remarks on each graph.
+    """
+
+    def __init__(self, message: str, graphs: tuple[FunctionRemarks, ...]) -> None:
+        super().__init__(message)
+        self.graphs = graphs
+
+
 @dataclasses.dataclass(frozen=True)
 class Conversion:
     """What a conversion did.
@@ -106,7 +118,7 @@ def convert(
             if source.is_dir():
                 graphs, kept = job.saved_model(source, path, progress)
             elif source.suffix == ".keras":
-                with _exported(source, path.parent, progress, allow_lambda=allow_lambda) as made:
+                with exported(source, path.parent, progress, allow_lambda=allow_lambda) as made:
                     graphs, kept = job.saved_model(made, path, progress)
             else:
                 graphs, kept = job.file(source, path, progress)
@@ -209,14 +221,16 @@ def _require_changes(done: Collection[ConvertedGraph]) -> None:
         for remark in graph.remarks.remarks
         if remark.kind == "kept" and remark.is_product
     )
+    graphs = tuple(graph.remarks for graph in done)
     if not kept:
-        raise ModelError(
-            "Nothing to convert: the model has no matrix product or convolution in float32."
+        raise NothingToConvertError(
+            "Nothing to convert: the model has no matrix product or convolution in float32.", graphs
         )
     reasons = ", ".join(f"{count}: {why}" for why, count in kept.most_common(3))
-    raise ModelError(
+    raise NothingToConvertError(
         f"Nothing to convert: all {kept.total()} products stay float32 ({reasons}). "
-        "`tf-amp plan` tells more."
+        "`tf-amp plan` tells more.",
+        graphs,
     )
 
 
@@ -246,9 +260,7 @@ def _write_fingerprint(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _exported(
-    source: Path, room: Path, progress: Progress, *, allow_lambda: bool
-) -> Iterator[Path]:
+def exported(source: Path, room: Path, progress: Progress, *, allow_lambda: bool) -> Iterator[Path]:
     """A SavedModel of a Keras file, for as long as the block runs."""
     import keras
 

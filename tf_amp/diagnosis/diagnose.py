@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -119,7 +119,7 @@ def diagnose(
     Raises:
         DiagnosisError: the function takes its batch from an iterator, or cannot be called so.
     """
-    step = _Step.trace(function, inputs, values or {})
+    step = Step.trace(function, inputs, values or {})
     float32 = step.library()
     findings: list[Finding] = []
     least = _TOLERANCE[config.target_dtype] if tolerance is None else tolerance
@@ -127,25 +127,12 @@ def diagnose(
     asked: set[Key] = set()
     count, target = 0, config.target
     for _ in range(_ROUNDS + 1):
-        low = _rewritten(step, float32, config)
-        seen: set[Key] = set()
-
-        def wants_low(key: Key, dtype: int, low: _Low = low, seen: set[Key] = seen) -> bool:
-            if dtype != target:
-                return False
-            seen.add(low.origin(key))
-            return True
-
-        records, _ = run_recorded(low.functions, step.name, step.copies(), wants_low)
+        low = rewritten(step, float32, config)
+        records, seen = record_low(step, low, target)
         count = count or len(seen)
         if not seen <= asked:
             asked |= seen
-
-            def wants_float32(key: Key, dtype: int, wanted: set[Key] = seen) -> bool:
-                return dtype == tf.float32.as_datatype_enum and key in wanted
-
-            made, _ = run_recorded(float32, step.name, step.copies(), wants_float32)
-            right.update({(record.key, record.turn): record for record in made})
+            right.update(record_float32(step, float32, seen))
         finding = _first_lost(low, records, right)
         if finding is None:
             if not findings:
@@ -159,7 +146,7 @@ def diagnose(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
+class Step:
     """A function that was traced, with what it takes to run copies of it.
 
     Attributes:
@@ -175,7 +162,8 @@ class _Step:
     @classmethod
     def trace(
         cls, function: Callable[..., Any], inputs: Sequence[Any], values: Mapping[int, tf.Tensor]
-    ) -> _Step:
+    ) -> Step:
+        """Traces a function for its arguments; as `diagnose`."""
         given = tf.nest.map_structure(_as_tensor, tuple(inputs))
         of = function if hasattr(function, "get_concrete_function") else tf.function(function)
         concrete = of.get_concrete_function(*given)
@@ -260,7 +248,7 @@ def _as_tensor(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Low:
+class Low:
     """A step in mixed precision.
 
     Attributes:
@@ -327,7 +315,12 @@ class _Low:
         return None
 
 
-def _rewritten(step: _Step, float32: Mapping[str, FunctionDef], config: PrecisionConfig) -> _Low:
+def rewritten(step: Step, float32: Mapping[str, FunctionDef], config: PrecisionConfig) -> Low:
+    """A step in mixed precision; `float32` is its library.
+
+    Raises:
+        DiagnosisError: it cannot be converted.
+    """
     graph, shapes = step.concrete.graph, called_shapes(step.concrete.graph._functions)
     own = traced_shapes(graph, float32[step.name])
     library = GraphDef()
@@ -347,15 +340,41 @@ def _rewritten(step: _Step, float32: Mapping[str, FunctionDef], config: Precisio
         if remark.kind == "converted"
     }
     functions = {f.signature.name: f for f in result.proto.library.function}
-    return _Low(functions, remarks, step.name)
+    return Low(functions, remarks, step.name)
 
 
-def _lines_of(step: _Step) -> Lines:
+def record_low(step: Step, low: Low, target: int) -> tuple[list[Record], set[Key]]:
+    """Runs a step in mixed precision: its tensors of the target dtype, and those in float32."""
+    seen: set[Key] = set()
+
+    def wants(key: Key, dtype: int) -> bool:
+        if dtype != target:
+            return False
+        seen.add(low.origin(key))
+        return True
+
+    records, _ = run_recorded(low.functions, step.name, step.copies(), wants)
+    return records, seen
+
+
+def record_float32(
+    step: Step, float32: Mapping[str, FunctionDef], wanted: Set[Key]
+) -> dict[tuple[Key, int], Record]:
+    """Runs a step in float32, whose library is given: tensor and turn -> the record."""
+
+    def wants(key: Key, dtype: int) -> bool:
+        return dtype == tf.float32.as_datatype_enum and key in wanted
+
+    records, _ = run_recorded(float32, step.name, step.copies(), wants)
+    return {(record.key, record.turn): record for record in records}
+
+
+def _lines_of(step: Step) -> Lines:
     return lambda function, node: step.lines("" if function == step.name else function, node)
 
 
 def _first_lost(
-    low: _Low, records: Iterable[Record], right: Mapping[tuple[Key, int], Record]
+    low: Low, records: Iterable[Record], right: Mapping[tuple[Key, int], Record]
 ) -> Finding | None:
     """The first tensor that is not finite, and is so in float32."""
     for record in records:
@@ -373,13 +392,26 @@ def _first_lost(
 
 
 def _first_jump(
-    low: _Low,
+    low: Low,
     records: Iterable[Record],
     right: Mapping[tuple[Key, int], Record],
     tolerance: float,
 ) -> Finding | None:
     """The first tensor that is far from float32, and farther than what it is made of."""
-    errors: dict[tuple[str, str], float] = {}
+    for record, error, before in errors(low, records, right):
+        remark = low.remark(record.key)
+        if error > tolerance and error > _GROWTH * before and remark is not None:
+            why = f"it is {error:.2g} of its length away from float32, its inputs {before:.2g}"
+            reference = right[low.origin(record.key), record.turn]
+            return _finding(record, reference, remark, low, why)
+    return None
+
+
+def errors(
+    low: Low, records: Iterable[Record], right: Mapping[tuple[Key, int], Record]
+) -> Iterator[tuple[Record, float, float]]:
+    """Each tensor that can be compared, its distance from float32, and that of its inputs."""
+    found: dict[tuple[str, str], float] = {}
     for record in records:
         reference = right.get((low.origin(record.key), record.turn))
         error = None if reference is None else record.error(reference)
@@ -387,19 +419,15 @@ def _first_jump(
             continue
         function, node, _ = record.key
         before = max(
-            (errors.get((function, s), 0.0) for s in low.sources.get((function, node), ())),
+            (found.get((function, s), 0.0) for s in low.sources.get((function, node), ())),
             default=0.0,
         )
-        errors[function, node] = max(error, errors.get((function, node), 0.0))
-        remark = low.remark(record.key)
-        if error > tolerance and error > _GROWTH * before and remark is not None:
-            why = f"it is {error:.2g} of its length away from float32, its inputs {before:.2g}"
-            return _finding(record, reference, remark, low, why)
-    return None
+        found[function, node] = max(error, found.get((function, node), 0.0))
+        yield record, error, before
 
 
 def _finding(
-    record: Record, reference: Record | None, remark: Remark, low: _Low, why: str
+    record: Record, reference: Record | None, remark: Remark, low: Low, why: str
 ) -> Finding:
     return Finding(
         remark=remark,

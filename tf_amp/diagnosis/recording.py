@@ -56,10 +56,15 @@ class Record:
         return distance / length if length else float(distance > 0)
 
 
-class Recorder:
-    """Takes the values of tensors while functions run."""
+Tell: TypeAlias = Callable[[Key, np.ndarray], None]
+"""Takes a tensor and its values."""
 
-    def __init__(self) -> None:
+
+class Recorder:
+    """Takes the values of tensors while functions run; `tell` takes them in place of records."""
+
+    def __init__(self, tell: Tell | None = None) -> None:
+        self._tell = tell
         self.records: list[Record] = []
         self._keys: list[Key] = []
         self._turns: dict[Key, int] = {}
@@ -80,6 +85,9 @@ class Recorder:
 
     def _take(self, number: Any, value: Any) -> Any:
         key = self._keys[int(number)]
+        if self._tell is not None:
+            self._tell(key, np.asarray(value))
+            return value
         turn = self._turns.get(key, 0)
         self._turns[key] = turn + 1
         flat = np.ravel(value)
@@ -109,6 +117,7 @@ def run_recorded(
     main: str,
     inputs: Sequence[Any],
     wants: Callable[[Key, int], bool],
+    tell: Tell | None = None,
 ) -> tuple[list[Record], list[Any]]:
     """Runs a function and records tensors in it and in those that it calls.
 
@@ -117,11 +126,12 @@ def run_recorded(
         main: the function's name.
         inputs: one tensor for each of its arguments.
         wants: tells of a tensor and its dtype whether to record it.
+        tell: is given each tensor while it is there; then nothing is kept, and no records are.
 
     Returns:
         The records, in the order in which the tensors were made, and what the function gave.
     """
-    recorder = Recorder()
+    recorder = Recorder(tell)
     prefix = f"__diagnosed_{id(recorder)}_"
     types = NodeTypeTable(lambda op: None if (f := functions.get(op)) is None else f.signature)
     context = context_lib.context()

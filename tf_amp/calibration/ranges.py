@@ -1,0 +1,152 @@
+"""The largest magnitudes of tensors, and the shares of their values that a dtype flushes to 0."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework.function_pb2 import FunctionDef
+
+from graph_passes.ir.view import view_function
+from graph_passes.ops.node_types import NodeTypeTable
+from tf_amp.comparison.callables import Arrays, Signature
+from tf_amp.diagnosis.diagnose import Step
+from tf_amp.diagnosis.recording import Key, run_recorded, traced_name
+
+Converted: TypeAlias = Mapping[str, Set[str]]
+"""Node -> its type attributes that a plan converts, as remarks name them."""
+
+
+@dataclasses.dataclass
+class Range:
+    """What is known of a float32 tensor, over all batches and turns of loops.
+
+    Attributes:
+        largest: the largest magnitude among its finite values.
+        over: how many finite values are over the largest of the target dtype.
+        non_finite: how many are NaN or infinite.
+        nonzero: how many are finite and not 0.
+        flushed: how many of those the target dtype rounds to 0.
+    """
+
+    largest: float = 0.0
+    over: int = 0
+    non_finite: int = 0
+    nonzero: int = 0
+    flushed: int = 0
+
+    def add(self, values: np.ndarray, dtype: Any) -> None:
+        """Takes in more values.
+
+        Args:
+            values: an array of any shape, float32.
+            dtype: the target dtype of NumPy.
+        """
+        limits = ml_dtypes.finfo(dtype)
+        sizes = np.abs(np.ravel(values))
+        finite = sizes[np.isfinite(sizes)]
+        nonzero = finite[finite > 0]
+        self.largest = max(self.largest, float(np.max(finite, initial=0)))
+        self.over += int(np.count_nonzero(finite > float(limits.max)))
+        self.non_finite += sizes.size - finite.size
+        self.nonzero += nonzero.size
+        # Half of the smallest one is a tie, which goes to 0.
+        self.flushed += int(np.count_nonzero(nonzero <= float(limits.smallest_subnormal) / 2))
+
+    @property
+    def underflow(self) -> float:
+        """The share of the values other than 0 that the target dtype rounds to 0."""
+        return self.flushed / self.nonzero if self.nonzero else 0.0
+
+    def severity(self) -> tuple[float, ...]:
+        """What the worse one of two ranges has more of."""
+        return self.over, self.non_finite, self.underflow, self.largest
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensors:
+    """The float32 tensors that converted nodes of some functions make or read.
+
+    Attributes:
+        nodes: tensor -> the converted nodes that make or read it.
+    """
+
+    nodes: Mapping[Key, Set[str]]
+
+    @classmethod
+    def of(cls, functions: Mapping[str, FunctionDef], converted: Converted) -> Tensors:
+        """Finds them.
+
+        Args:
+            functions: name -> function, with all that they call.
+            converted: what a plan converts in them.
+        """
+        types = NodeTypeTable(lambda op: None if (f := functions.get(op)) is None else f.signature)
+        found: dict[Key, set[str]] = {}
+        for function in functions.values():
+            view = view_function(function, node_types=types)
+            traced = traced_name(function.signature.name)
+            for node in function.node_def:
+                attrs = converted.get(node.name)
+                if attrs is None or node.op in ("Const", "ReadVariableOp"):
+                    continue  # what only brings values is cast by its readers
+                layout = view.layout(view.index[node.name])
+                made = [(node.name, port) for port in range(len(layout.out_slots))]
+                read = [view.split(t) for t in node.input if not t.startswith("^")]
+                ports = [*zip(made, layout.out_slots, strict=True)]
+                ports += zip(read, layout.in_slots, strict=True)
+                for (name, port), slot in ports:
+                    if str(layout.slots[slot]) in attrs:
+                        found.setdefault((traced, name, port), set()).add(node.name)
+        return cls(found)
+
+    def wants(self, key: Key, dtype: int) -> bool:
+        """Whether a tensor is one of them; see `run_recorded`."""
+        return dtype == tf.float32.as_datatype_enum and key in self.nodes
+
+
+def step_of(signature: Signature) -> Step:
+    """A signature of a model, traced for inputs of any of its shapes; it has no inputs yet."""
+    function = tf.function(lambda fed: signature.call(fed), autograph=False)
+    return Step(function.get_concrete_function(dict(signature.inputs)), [], {})
+
+
+def fed(step: Step, signature: Signature, sample: Arrays) -> Step:
+    """A traced signature with one batch as its inputs."""
+    return dataclasses.replace(step, inputs=tf.nest.flatten(signature.feed(sample)))
+
+
+def measure(
+    signature: Signature,
+    samples: Iterable[Arrays],
+    converted: Converted,
+    dtype: Any,
+) -> Iterator[tuple[Range, Set[str]]]:
+    """Runs a signature in float32 and measures what a plan would convert.
+
+    Args:
+        signature: of the float32 model.
+        samples: the batches.
+        converted: what a plan converts.
+        dtype: the target dtype of NumPy.
+
+    Yields:
+        The range of each tensor, and the converted nodes that make or read it.
+    """
+    step = step_of(signature)
+    functions = step.library()
+    tensors = Tensors.of(functions, converted)
+    ranges: dict[Key, Range] = {}
+
+    def tell(key: Key, value: np.ndarray) -> None:
+        ranges.setdefault(key, Range()).add(value, dtype)
+
+    for sample in samples:
+        inputs = fed(step, signature, sample).copies()
+        run_recorded(functions, step.name, inputs, tensors.wants, tell)
+    for key, found in ranges.items():
+        yield found, tensors.nodes[key]
