@@ -36,9 +36,8 @@ _STORED = frozenset(("Const", "ReadVariableOp"))
 
 def paint_allow_list(coloring: Coloring) -> None:
     """Ops of the allow list go low: they are safe and worth the most."""
-    coloring.paint(
-        coloring.where((coloring.list_codes == ALLOW) & coloring.eligible), Reason.ALLOW_LIST
-    )
+    starts = (coloring.list_codes == ALLOW) & coloring.eligible & ~coloring.is_denied
+    coloring.paint(coloring.where(starts), Reason.ALLOW_LIST)
     if coloring.lists.force_all:
         candidates = coloring.where(coloring.view.is_float & coloring.eligible)
         coloring.paint((v for v in candidates if _may_force(coloring, v)), Reason.FORCED)

@@ -134,3 +134,16 @@ def test_masked_softmax_keeps_its_mask_finite() -> None:
     )
     assert np.isfinite(bound.astype(np.float16)).all()
     assert bound < -1e4
+
+
+def test_a_product_of_such_a_constant_is_told_to_stay_float32() -> None:
+    before = graph("""
+        x = Placeholder(dtype=float32, shape=[8, 8])
+        y = MatMul(x, 100000.0)
+        z = Relu(y)
+        out = MatMul(z, x)
+    """)
+    result = rewrite_graph_def(before, PrecisionConfig(), preserve=("x",))
+    assert converted(before, result.proto) == {"out", "z"}
+    (kept,) = [remark for remark in result.remarks().remarks if remark.node == "y"]
+    assert (kept.kind, kept.rule) == ("kept", "constant_range")
