@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_amp import autoload
 from tf_amp.env_variables import ENABLE, ENABLE_GRAPH_REWRITE, RULES
 from tf_amp.whole_files import write_whole
 
@@ -68,8 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not command:
         print("tf-amp bisect: error: give the program behind --.", file=sys.stderr)
         return 2
-    autoload.deactivate()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tf_amp.tracing.bisection import BisectionError, Check, bisect
 
     try:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from tf_amp import autoload
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
 
@@ -77,8 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
         EnvConfigError: A variable holds an illegal value.
     """
     settings = read_settings()
-    autoload.deactivate()  # the model is to run in float32
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tf_amp.calibration.calibrate import UNDERFLOW, calibrate
     from tf_amp.comparison.samples import read_samples
     from tf_amp.conversion.staging import staged

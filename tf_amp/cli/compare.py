@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tf_amp import autoload
 
 if TYPE_CHECKING:
     from tf_amp.comparison.compare import Comparison
@@ -62,8 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
-    autoload.deactivate()  # each model is to run as it is
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tf_amp.comparison.compare import compare
     from tf_amp.comparison.samples import read_samples
     from tf_amp.model_files import ModelError

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_amp import autoload
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
 
@@ -95,9 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.rows < 1:
         print(f"tf-amp convert: error: --rows is at least 1, not {arguments.rows}", file=sys.stderr)
         return 2
-    # The conversion is the rewrite: loading and exporting must not do it before.
-    autoload.deactivate()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tf_amp.conversion.convert import convert
     from tf_amp.model_files import ModelError
 

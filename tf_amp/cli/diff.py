@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tf_amp import autoload
 
 if TYPE_CHECKING:
     from tf_amp.tracing.difference import Difference
@@ -48,8 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status, as the parser's epilog says.
     """
-    autoload.deactivate()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tf_amp.tracing.difference import compare
     from tf_amp.tracing.jobs import jobs_of
     from tf_amp.tracing.trace import TraceError, read_traces

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from typing import Any
 
@@ -37,9 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
         EnvConfigError: A variable holds an illegal value.
     """
     settings = read_settings()
-    # This command looks at the settings; it must not put itself into mixed precision.
-    autoload.deactivate()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
     from graph_passes import RULES

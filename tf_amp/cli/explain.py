@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_amp import autoload
 from tf_amp.cli.conditions import Condition, ConditionError
 from tf_amp.env_variables import LOG_PATH
 from tf_amp.whole_files import write_whole
@@ -118,9 +116,6 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status, see `EXIT_CODES`.
     """
-    # What is planned again here must not put this process into mixed precision.
-    autoload.deactivate()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tf_amp.tracing.trace import TraceError, read_traces
 
     try:

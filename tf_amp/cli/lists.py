@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tf_amp import autoload
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
 
@@ -71,9 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
         EnvConfigError: A variable holds an illegal value.
     """
     settings = read_settings()
-    # This command looks at the lists; it must not put itself into mixed precision.
-    autoload.deactivate()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from graph_passes import load_op_lists
     from graph_passes.policy.rules import LEVELS
     from tf_amp.tracing.text import table

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
-from tf_amp import __version__
+from tf_amp import __version__, autoload
 from tf_amp.cli import (
     bisect,
     calibrate,
@@ -26,7 +27,8 @@ from tf_amp.cli import (
 from tf_amp.env_variables import EnvConfigError
 
 # A command is a module with `add_parser(commands)`, whose parser sets the default `run`: a function
-# that takes the parsed arguments and returns the exit status.
+# that takes the parsed arguments and returns the exit status. With the default `needs_tensorflow`
+# it looks at things by TensorFlow, and must not put itself into mixed precision.
 COMMANDS = (
     run,
     demo,
@@ -72,13 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         or setting, 3 where a gate says no.
     """
     arguments = parser().parse_args(argv)
-    if "needs_tensorflow" in arguments and importlib.util.find_spec("tensorflow") is None:
-        print(
-            "tf-amp: error: this Python cannot import TensorFlow. "
-            f"Remedy: {sys.executable} -m pip install tensorflow",
-            file=sys.stderr,
-        )
-        return 1
+    if "needs_tensorflow" in arguments:
+        if importlib.util.find_spec("tensorflow") is None:
+            print(
+                "tf-amp: error: this Python cannot import TensorFlow. "
+                f"Remedy: {sys.executable} -m pip install tensorflow",
+                file=sys.stderr,
+            )
+            return 1
+        autoload.deactivate()
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         return int(arguments.run(arguments))
     except EnvConfigError as error:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from tf_amp import autoload
 from tf_amp.cli.explain import EXIT_CODES, add_filters, show
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
@@ -49,9 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
         EnvConfigError: A variable holds an illegal value.
     """
     settings = read_settings()
-    # The model is planned here; reading it must not rewrite it.
-    autoload.deactivate()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tf_amp.tracing.models import ModelError, plan_model
 
     try:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_amp import autoload
 from tf_amp.cost_tables import cached_table_path, table_class
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import COST_TABLE
@@ -67,9 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 1
     settings = read_settings()
-    # What is measured must not be rewritten itself.
-    autoload.deactivate()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tf_amp.hardware import choose_target
 
     target = choose_target(settings)

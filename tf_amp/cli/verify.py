@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tf_amp import autoload
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import DTYPE, LOG_PATH, REWRITE, EnvConfigError
 
@@ -64,7 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
         EnvConfigError: A variable holds an illegal value.
     """
     settings = read_settings()
-    autoload.deactivate()
     asked = arguments.dtype or settings.target_dtype
     dtype = cast("TargetDtype", "float16" if asked == "auto" else asked)
     # TensorFlow's pass reads these once a process, when it is first run.
@@ -73,7 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if dtype == "float16":
         os.environ[_SIMULATE_GPU] = "1"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from graph_passes import PrecisionConfig
     from tf_amp.tracing.models import ModelError, ends, read_graphs
     from tf_amp.tracing.upstream import DEVICES, UpstreamError, compare
