@@ -17,11 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graph_passes import ListEdit, PrecisionConfig, Report, RewriteResult, Rule
     from tf_amp.api import (
-        calibrate,
-        compare_models,
-        convert_saved_model,
-        diagnose,
-        diagnose_callback,
         disable_mixed_precision_graph_rewrite,
         enable_mixed_precision_graph_rewrite,
         explain,
@@ -33,6 +28,13 @@ if TYPE_CHECKING:
         LossScaleManager,
         NoLossScale,
         StaticLossScale,
+    )
+    from tf_amp.model_api import (
+        calibrate,
+        compare_models,
+        convert_saved_model,
+        diagnose,
+        diagnose_callback,
     )
     from tf_amp.scopes import allow, keep_float32
 
@@ -63,7 +65,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "tf_amp.api": __all__[:10],
+    "tf_amp.api": __all__[:5],
+    "tf_amp.model_api": __all__[5:10],
     "tf_amp.scopes": __all__[10:12],
     "graph_passes": __all__[12:17],
     "tf_amp.loss_scale": __all__[17:],

@@ -258,6 +258,15 @@ def test_a_truncated_checkpoint_is_an_error(folder: Path, tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
 
 
+def test_a_rule_keeps_products_float32(folder: Path, tmp_path: Path) -> None:
+    rules = [tf_amp.Rule(action="keep_float32", op="MatMul")]
+    model, out = folder / "frozen.pb", tmp_path / "out.pb"
+    with pytest.raises(ModelError, match="kept by a rule"):
+        tf_amp.convert_saved_model(model, out, target_dtype="bfloat16", device="CPU", rules=rules)
+    with pytest.raises(ValueError, match="give only one"):
+        convert(model, out, rules=rules)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [({"io": "int8"}, ValueError), ({"outputs": "y"}, TypeError), ({"device": "CPU"}, ValueError)],
