@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import shutil
 import stat
@@ -31,6 +32,8 @@ from tf_amp.model_files import (
     read_message,
     saved_model_file,
 )
+
+_log = logging.getLogger("tf_amp")
 
 Interface = Literal["float32", "target"]
 _VARIABLES = "variables"
@@ -130,6 +133,10 @@ def convert(
             ) from error
         progress("flushing to the disk")
         after = size_on_disk(path)
+    told = {remark.rule for graph in graphs for remark in graph.remarks if remark.kind == "note"}
+    for rule in config.rules:
+        if str(rule) not in told:
+            _log.warning("No node of the model meets the criteria of %s", rule)
     return Conversion(destination, graphs, kept, size_on_disk(source), after)
 
 

@@ -267,6 +267,17 @@ def test_a_rule_keeps_products_float32(folder: Path, tmp_path: Path) -> None:
         convert(model, out, rules=rules)
 
 
+def test_a_rule_that_meets_nothing_is_said(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = [tf_amp.Rule(action="keep_float32", node=name) for name in ("nothing", ".*MatMul_1")]
+    model = folder / "frozen.pb"
+    config = {"target_dtype": "bfloat16", "device": "GPU"}
+    tf_amp.convert_saved_model(model, tmp_path / "out.pb", rules=rules, **config)  # type: ignore[arg-type]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["No node of the model meets the criteria of a rule: node = 'nothing'"]
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [({"io": "int8"}, ValueError), ({"outputs": "y"}, TypeError), ({"device": "CPU"}, ValueError)],
