@@ -96,17 +96,22 @@ class FunctionCounts:
             self._covered.update(callee for name, callee in known.items() if waits(name))
             if function not in self._covered:
                 self._uncovered.add(function)
-        is_alive = weakref.ref(function)
+        replace = functools.partial(self._replace, weakref.ref(function))
         counted = CountedFunction(
-            self,
-            traced,
-            record,
-            counts,
-            changed=result.changed,
-            leave=lambda: self._uncovered.discard(is_alive()),
+            self, traced, record, counts, changed=result.changed, replace=replace
         )
         counted.trace(callees, ", compiled by XLA")
         return counted
+
+    def _replace(self, of: weakref.ref[Any], counts: NodeCounts) -> None:
+        function = of()
+        if function is None:
+            return
+        self._counts[function] = counts
+        if not counts.converted:
+            self._uncovered.discard(function)
+        elif function not in self._covered:
+            self._uncovered.add(function)
 
     def plans_of_callees(
         self, traced: TracedFunction, result: RewriteResult, anew: Iterable[RewriteResult]
@@ -142,7 +147,7 @@ class CountedFunction:
         record: counts a plan of it, as `Installation.record`.
         counts: what was counted when it was traced.
         changed: whether the pass changed it then.
-        leave: makes its counts no part of those of functions that call it.
+        replace: takes other counts for those that functions that call it cover.
 
     Attributes:
         counts: what counts now: that of the last plan, nothing once the original runs in its place.
@@ -156,9 +161,9 @@ class CountedFunction:
         counts: NodeCounts,
         *,
         changed: bool,
-        leave: Callable[[], None],
+        replace: Callable[[NodeCounts], None],
     ) -> None:
-        self._of, self._traced, self._record, self._leave = of, traced, record, leave
+        self._of, self._traced, self._record, self._replace = of, traced, record, replace
         self.counts, self._in_force = counts, UNKNOWN_DIMENSION
         self._recorded = {UNKNOWN_DIMENSION: (counts, changed)}
 
@@ -179,6 +184,8 @@ class CountedFunction:
             parts=_counts_of(plans, planned),
             covered=[self.counts],
         )
+        if self.counts.converted:  # else what counted before still does
+            self._replace(self.counts)
         self._in_force, self._recorded[size] = size, (self.counts, planned.changed)
 
     def lose(self, size: int) -> None:
@@ -191,7 +198,7 @@ class CountedFunction:
         )
         if counted:
             self.counts = NodeCounts()
-            self._leave()
+            self._replace(self.counts)
 
     def trace(self, callees: Iterable[RewriteResult], suffix: str) -> None:
         """Traces functions that were rewritten once more for this one."""
