@@ -228,7 +228,7 @@ def _switch_on(before: Installation | None, rules: tuple[Rule, ...]) -> Installa
     """Installs the rewrite, unless it is on already; either way returns what is on, if anything."""
     from tf_amp import installation
     from tf_amp.env_config import read_settings
-    from tf_amp.hosts import function
+    from tf_amp.hosts import function_names
 
     if before is not None and before.settings.graph_rewrite:
         new = tuple(rule for rule in rules if rule not in before.settings.rules)
@@ -243,7 +243,7 @@ def _switch_on(before: Installation | None, rules: tuple[Rule, ...]) -> Installa
             rules=settings.rules + rules,
             decided_by={**settings.decided_by, "graph_rewrite": _ENABLE},
         )
-    traced = function.traced_function_names()
+    traced = function_names.traced_function_names()
     installed = installation.install(settings, source=_ENABLE)
     if traced and installed is not None and installed.config is not None:
         shown = ", ".join(traced[:_NAMES_SHOWN]) + (", ..." if len(traced) > _NAMES_SHOWN else "")

@@ -59,6 +59,8 @@ class ConversionNumbers:
         root = proto.signature.name if isinstance(proto, function_pb2.FunctionDef) else ""
         numbers = self._number(root, result)
         chosen = {key for key, number in numbers.items() if number <= self._limit}
+        if len(chosen) == len(numbers):
+            return dataclasses.replace(result, numbers=numbers)
         selection = Selection(
             nodes=frozenset(
                 (function or root, node) for rule, function, node in chosen if not rule

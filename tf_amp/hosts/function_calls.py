@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from graph_passes import PrecisionConfig, RewriteResult
     from graph_passes.ir.view import FunctionShapes, Shapes
     from graph_passes.plan_remarks import Lines
+    from tf_amp.hosts.function_counts import CountedFunction
     from tf_amp.hosts.function_originals import Originals
     from tf_amp.installation import Installation
 
@@ -127,8 +128,7 @@ class FunctionCalls:
         traced: TracedFunction,
         config: PrecisionConfig,
         result: RewriteResult,
-        record: Callable[[RewriteResult, list[RewriteResult], int], None],
-        lose: Callable[[int], None],
+        counted: CountedFunction,
         *,
         tried: bool,
     ) -> None:
@@ -139,8 +139,7 @@ class FunctionCalls:
             traced: what it takes to rewrite it.
             config: with which it was rewritten.
             result: what became of it.
-            record: is told what was planned for a size, of it and of the functions that it calls.
-            lose: is told the size for which float32 proved faster; 0 if it was planned for none.
+            counted: is told what is planned for a size, and for which size float32 proves faster.
             tried: whether anything was converted that can be tried against float32.
         """
         source = None
@@ -166,11 +165,11 @@ class FunctionCalls:
                 traced.context,
                 self._originals,
             )
-            record(planned, callees, size)
+            counted.record_again(planned, callees, size)
             return planned
 
         try_out = functools.partial(
-            self._try_out, weakref.ref(function), traced, config, source, attach, lose
+            self._try_out, weakref.ref(function), traced, config, source, attach, counted.lose
         )
         if source is not None:
             try_size = try_out if self._trials.steps else None

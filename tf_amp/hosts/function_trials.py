@@ -92,8 +92,7 @@ class FunctionTrials:
         try:
             chosen, is_timed = trial.next()
         except Exception as error:  # a fault of ours must not stop the user's program
-            self._trials.pop(name, None)
-            self._say_fault(name.decode(), error)
+            self._give_up(name, error)
             return run(name, inputs, outputs)
         if not is_timed:
             return run(chosen, inputs, outputs)
@@ -102,8 +101,16 @@ class FunctionTrials:
         started = time.perf_counter()
         found = run(chosen, inputs, outputs)
         tf.test.experimental.sync_devices()
-        trial.took(chosen, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        try:
+            trial.took(chosen, seconds)
+        except Exception as error:
+            self._give_up(name, error)
         return found
+
+    def _give_up(self, name: bytes, error: Exception) -> None:
+        self._trials.pop(name, None)
+        self._say_fault(name.decode(), error)
 
 
 class _Trial:

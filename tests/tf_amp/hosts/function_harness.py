@@ -15,7 +15,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tf_amp import installation
 from tf_amp.env_config import Settings
 from tf_amp.hosts import function
-from tf_amp.hosts.function import readable_name
+from tf_amp.hosts.function_names import readable_name
 from tf_amp.hosts.function_redirects import called_names
 
 COMPUTE = ("MatMul", "BatchMatMulV2", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")

@@ -130,6 +130,26 @@ def iterators(which: str) -> None:
     )
 
 
+def called_later() -> None:
+    """A function that was planned for a size before another one that calls it was traced."""
+    installed = switch_on(cost_table=sys.argv[1])
+    weight, x = tf.Variable(weights(shape=(WIDTH, WIDTH))), tf.constant(weights(1, (3000, WIDTH)))
+
+    @tf.function(input_signature=[UNKNOWN])
+    def inner(x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu(tf.matmul(x, weight))
+
+    @tf.function(input_signature=[UNKNOWN])
+    def outer(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(2):
+            x = inner(x)
+        return x
+
+    for function in (inner, outer):
+        function(x)
+        report(function.__name__, rows=[row.name for row in installed.status().functions])
+
+
 def traced() -> None:
     """A function that calls another one by its name, which has a plan of its own for each size."""
     switch_on(cost_table=sys.argv[1], log_path=sys.argv[2])

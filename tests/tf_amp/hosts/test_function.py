@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from session_facts import RunPython, facts_of
 
-from tf_amp.hosts import function
-
 FLOAT, BFLOAT16 = 1, 14
 Facts = dict[str, dict[str, Any]]
 
@@ -121,18 +119,3 @@ def test_rewritten_functions_run_in_float32_after_uninstall(off: Facts) -> None:
 def test_switching_on_again_gives_the_same_functions(off: Facts) -> None:
     assert off["on_again"]["same"]
     assert off["on_again"]["rewritten"] > 0
-
-
-@pytest.mark.parametrize(
-    ("runtime_name", "name"),
-    [
-        ("__inference_train_step_118", "train_step"),
-        ("__inference_step_2_118", "step_2"),
-        ("__forward_f_9", "f"),
-        ("__inference___backward_train_step_90_118", "backward of train_step"),
-        ("while_body_12", "while_body"),
-        ("unusual", "unusual"),
-    ],
-)
-def test_readable_name(runtime_name: str, name: str) -> None:
-    assert function.readable_name(runtime_name) == name

@@ -105,3 +105,9 @@ def test_the_plan_that_runs_is_in_the_trace(
     assert found["inner"] == [32, ["kept"]]
     assert found["inner, sizes near 2048"] == [2048, ["converted"]]
     assert "outer, sizes near 2048" in found
+
+
+def test_what_is_called_by_another_has_no_row_of_its_own(run_python: RunPython, table: str) -> None:
+    found = facts(run_python, "sizes_cases.called_later()", table)
+    assert found["inner"]["rows"] == ["inner, sizes near 3000"]
+    assert found["outer"]["rows"] == ["outer, sizes near 3000"]

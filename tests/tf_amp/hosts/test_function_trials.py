@@ -172,15 +172,21 @@ def test_a_full_disk_loses_nothing(
     assert "No space left on device" in caplog.text
 
 
-def test_what_cannot_be_tried_runs_rewritten() -> None:
+@pytest.mark.parametrize(
+    ("broken", "tried"),
+    [("add_float32", []), ("lose", [LOW, FLOAT32, FLOAT32, LOW, LOW, FLOAT32])],
+)
+def test_what_cannot_be_tried_runs_rewritten(
+    broken: str, tried: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, function = Clock({LOW: SLOW, FLOAT32: FAST}), Function()
+    monkeypatch.setattr(function_trials.time, "perf_counter", lambda: clock.now)
     faults: list[str] = []
-    trials, function = FunctionTrials(2, None, lambda name, _: faults.append(name)), Function()
-    broken = dataclasses.replace(contest(), add_float32=fails(errno.EIO))
-    trials.watch(function, LOW, broken)
-    clock = Clock({LOW: FAST})
-    for _ in range(3):
-        trials.call(clock.run, LOW, [], 0)
-    assert clock.called == [LOW] * 3
+    trials = FunctionTrials(2, None, lambda name, _: faults.append(name))
+    trials.watch(function, LOW, dataclasses.replace(contest(), **{broken: fails(errno.EIO)}))
+    for _ in range(len(tried) + 3):
+        trials.call(clock.run, LOW, [1], 2)
+    assert clock.called == [*tried, LOW, LOW, LOW]
     assert faults == ["step"]
 
 

@@ -1,0 +1,223 @@
+"""What is counted, traced and said of functions: each node once, by the plan by which it runs."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graph_passes.plan_remarks import lines_within
+from graph_passes.policy.config import UNKNOWN_DIMENSION
+from tf_amp.hosts.dumps import Origin
+from tf_amp.hosts.function_names import readable_name
+from tf_amp.hosts.function_redirects import called_names
+from tf_amp.tally import NodeCounts
+
+if TYPE_CHECKING:
+    from graph_passes import Report, RewriteResult
+    from tf_amp.hosts.function_calls import TracedFunction
+    from tf_amp.installation import Installation
+
+
+class _PlanCounts(NamedTuple):
+    """What is kept of a plan: its counts, and the functions that were planned with it."""
+
+    counts: NodeCounts
+    planned_with: frozenset[str]
+
+    @classmethod
+    def of(cls, report: Report) -> _PlanCounts:
+        return cls(NodeCounts.of(report), report.planned_with)
+
+
+class FunctionCounts:
+    """The functions of one installation.
+
+    Attributes:
+        installation: counts, traces and says.
+    """
+
+    def __init__(self, installation: Installation) -> None:
+        self.installation = installation
+        self._counts: weakref.WeakKeyDictionary[Any, NodeCounts] = weakref.WeakKeyDictionary()
+        # Of each function, by which plans it runs with all that it calls.
+        self._plans: weakref.WeakKeyDictionary[Any, dict[str, _PlanCounts]]
+        self._plans = weakref.WeakKeyDictionary()
+        # Those whose counts are in no other function's, and those not rewritten whose are.
+        self._uncovered: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._covered: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add(
+        self,
+        function: Any,
+        traced: TracedFunction,
+        result: RewriteResult,
+        callees: Iterable[RewriteResult],
+        waits: Callable[[str], bool],
+        *,
+        announce: bool,
+    ) -> CountedFunction:
+        """Counts a function that was rewritten.
+
+        Args:
+            function: the AtomicFunction.
+            traced: the function as it was traced.
+            result: what became of it.
+            callees: functions that were rewritten once more for it.
+            waits: whether a function that it calls is yet to be rewritten.
+            announce: as `Installation.record`.
+
+        Returns:
+            What is to be told of later plans of it.
+        """
+        known = traced.graph._functions
+        called = [callee for callee in known.values() if callee in self._uncovered]
+        record = functools.partial(
+            self.installation.record,
+            "function",
+            original=traced.definition,
+            origin=Origin(traced.find, traced.shapes, traced.function_shapes, traced.lines),
+            announce=announce,
+        )
+        plans = self.plans_of_callees(traced, result, callees)
+        if result.failure is None:
+            plan = _PlanCounts.of(result.report)
+            self._plans[function] = {**plans, traced.definition.signature.name: plan}
+        counts = self._counts[function] = record(
+            traced.title,
+            result,
+            parts=_counts_of(plans, result),
+            covered=[self._counts[callee] for callee in called],
+            is_part=function in self._covered,
+        )
+        if counts.converted:
+            self._uncovered.difference_update(called)
+            self._covered.update(callee for name, callee in known.items() if waits(name))
+            if function not in self._covered:
+                self._uncovered.add(function)
+        replace = functools.partial(self._replace, weakref.ref(function))
+        counted = CountedFunction(
+            self, traced, record, counts, changed=result.changed, replace=replace
+        )
+        counted.trace(callees, ", compiled by XLA")
+        return counted
+
+    def _replace(self, of: weakref.ref[Any], counts: NodeCounts) -> None:
+        function = of()
+        if function is None:
+            return
+        self._counts[function] = counts
+        if not counts.converted:
+            self._uncovered.discard(function)
+        elif function not in self._covered:
+            self._uncovered.add(function)
+
+    def plans_of_callees(
+        self, traced: TracedFunction, result: RewriteResult, anew: Iterable[RewriteResult]
+    ) -> dict[str, _PlanCounts]:
+        """The plans by which a rewritten function runs what it still calls by the traced names.
+
+        Args:
+            traced: the function as it was traced.
+            result: the function after its rewrite.
+            anew: functions that were rewritten once more for it.
+
+        Returns:
+            Function name -> the counts of its plan, also of what is called further down.
+        """
+        known = traced.graph._functions
+        if not known and not anew:
+            return {}
+        running = (result.proto, *result.extra_functions)
+        names = {name for function in running for name in called_names(function)}
+        found: dict[str, _PlanCounts] = {}
+        for name in names & known.keys():
+            found.update(self._plans.get(known[name], {}))
+        found.update((one.proto.signature.name, _PlanCounts.of(one.report)) for one in anew)  # type: ignore[union-attr]
+        return found
+
+
+class CountedFunction:
+    """What was counted of one function, by the sizes for which it was planned.
+
+    Args:
+        of: the functions of the installation.
+        traced: the function as it was traced.
+        record: counts a plan of it, as `Installation.record`.
+        counts: what was counted when it was traced.
+        changed: whether the pass changed it then.
+        replace: takes other counts for those that functions that call it cover.
+
+    Attributes:
+        counts: what counts now: that of the last plan, nothing once the original runs in its place.
+    """
+
+    def __init__(
+        self,
+        of: FunctionCounts,
+        traced: TracedFunction,
+        record: Callable[..., NodeCounts],
+        counts: NodeCounts,
+        *,
+        changed: bool,
+        replace: Callable[[NodeCounts], None],
+    ) -> None:
+        self._of, self._traced, self._record, self._replace = of, traced, record, replace
+        self.counts, self._in_force = counts, UNKNOWN_DIMENSION
+        self._recorded = {UNKNOWN_DIMENSION: (counts, changed)}
+
+    def record_again(self, planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:
+        """Counts what was planned for a size, in place of what counted before.
+
+        Args:
+            planned: the function.
+            callees: the functions that it calls and that were planned for the size too.
+            size: the size.
+        """
+        near = f", sizes near {size}"
+        plans = self._of.plans_of_callees(self._traced, planned, callees)
+        self.trace(callees, near)
+        self.counts = self._record(
+            self._traced.title + near,
+            planned,
+            parts=_counts_of(plans, planned),
+            covered=[self.counts],
+        )
+        if self.counts.converted:  # else what counted before still does
+            self._replace(self.counts)
+        self._in_force, self._recorded[size] = size, (self.counts, planned.changed)
+
+    def lose(self, size: int) -> None:
+        """Takes back what was counted for a size, 0 if for none, as float32 proved faster."""
+        size = size or UNKNOWN_DIMENSION
+        lost, changed = self._recorded[size]
+        counted = size == self._in_force
+        self._of.installation.record_loss(
+            self._traced.title, lost, changed=changed, counted=counted
+        )
+        if counted:
+            self.counts = NodeCounts()
+            self._replace(self.counts)
+
+    def trace(self, callees: Iterable[RewriteResult], suffix: str) -> None:
+        """Traces functions that were rewritten once more for this one."""
+        traced = self._traced
+        for callee in callees:
+            name: str = callee.proto.signature.name  # type: ignore[union-attr]
+            shapes = traced.function_shapes
+            self._of.installation.trace(
+                readable_name(name) + suffix,
+                callee,
+                traced.find(name),
+                Origin(traced.find, shapes(name), shapes, lines_within(traced.lines, name)),
+            )
+
+
+def _counts_of(plans: Mapping[str, _PlanCounts], result: RewriteResult) -> Iterator[NodeCounts]:
+    """Yields the counts of plans beside that of `result`, each node once."""
+    together = result.report.planned_with.union(*(plan.planned_with for plan in plans.values()))
+    for name, plan in plans.items():
+        # A function that was planned together with what it calls reports all those nodes itself;
+        # what was converted in a callee that kept its name is in the callee's report alone.
+        yield plan.counts.converted_alone() if name in together else plan.counts

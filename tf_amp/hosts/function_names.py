@@ -1,0 +1,54 @@
+"""Names of traced functions, for people."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from tensorflow.python.eager import context as context_lib
+from tensorflow.python.eager.polymorphic_function import atomic_function, attributes
+
+_KERAS_STEPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+
+
+def readable_name(name: str) -> str:
+    """Returns the name the user gave to a function.
+
+    Args:
+        name: the runtime's name, like "__inference_train_step_118".
+
+    Returns:
+        For example "train_step", or "backward of train_step" for its gradient.
+    """
+    inner = re.sub(r"_\d+$", "", re.sub("^__(inference|forward)_", "", name))
+    backward = re.sub(r"^__backward_(.+?)(_\d+)?$", r"backward of \1", inner)
+    return backward or name
+
+
+def traced_function_names() -> list[str]:
+    """Returns the readable names of live functions that were traced before now.
+
+    Left out are functions of tf.data, and parts of functions such as loop bodies.
+    """
+    names = set()
+    context = context_lib.context()
+    for scope, name in list(atomic_function.RUNTIME_FUNCTION_REFS):
+        if not name.startswith(b"__inference_") or scope != context.function_scope_id:
+            continue
+        if context.has_function(name):
+            definition = context.get_function_def(name)
+            if attributes.TF_DATA_FUNCTION not in definition.attr:
+                names.add(readable_name(name.decode()))
+    return sorted(names)
+
+
+def keras_step() -> str:
+    """Returns the method of a Keras model that is tracing, or "": its functions share one name."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _KERAS_STEPS and "keras" in code.co_filename:
+            return code.co_name
+        frame = frame.f_back
+    return ""
