@@ -13,12 +13,7 @@ from graph_passes.ops.kernels import KernelSupport, kernel_support
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import PrecisionConfig
-from graph_passes.policy.op_lists import (
-    FLOAT32,
-    LIST_NAMES,
-    OpLists,
-    load_op_lists,
-)
+from graph_passes.policy.op_lists import FLOAT32, LIST_NAMES, OpLists, load_op_lists
 from graph_passes.policy.rules import Rule
 
 ALLOW, INFER, CLEAR, DENY = (LIST_NAMES.index(name) + 1 for name in LIST_NAMES)

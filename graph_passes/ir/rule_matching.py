@@ -12,7 +12,7 @@ from typing import Any
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2, types_pb2
 
 from graph_passes.policy.config import PrecisionConfig
-from graph_passes.policy.rules import ACTIONS, LEVELS, Rule, RuleConflictError
+from graph_passes.policy.rules import ACTIONS, LEVELS, Rule, RuleConflictError, Value
 
 MARK = "_amp_rule"
 """The attribute by which a node says what it is to be: "action;where;why". Attributes whose names
@@ -183,7 +183,15 @@ def _has_value(node: node_def_pb2.NodeDef, rule: Rule) -> bool:
     value = _plain(node.attr[rule.attr])
     if isinstance(value, _Dtype):
         return isinstance(rule.value, str) and _dtype_name(rule.value) == value
-    return bool(value == rule.value) and isinstance(value, bool) == isinstance(rule.value, bool)
+    wanted = _as_stored(rule.value)
+    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
+
+
+def _as_stored(value: Value) -> Value:
+    """A value of a rule as an attribute has it, whose floats are float32."""
+    if isinstance(value, tuple):
+        return tuple(map(_as_stored, value))
+    return attr_value_pb2.AttrValue(f=value).f if isinstance(value, float) else value
 
 
 class _Dtype(str):

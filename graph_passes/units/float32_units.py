@@ -2,7 +2,7 @@
 
 Statistics and exponentials are denied, and with them the pass leaves all that follows up to the
 next op of the infer or allow list in float32: residual sums and dropouts among it. As a unit, a
-normalization or softmax denies nothing outside: x is cast up once, y is cast down once, and so are
+normalization denies nothing outside: x is cast up once, y is cast down once, and so are
 dy and dx. Large terms that cancel in dx are still added in float32.
 """
 

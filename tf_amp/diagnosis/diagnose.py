@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
-from graph_passes import PrecisionConfig, Remark, Rule, rewrite_graph_def
+from graph_passes import PrecisionConfig, Remark, Rule, format_rules, rewrite_graph_def
 from graph_passes.ir.eligibility import node_name
 from graph_passes.plan_remarks import Lines
 from tf_amp.diagnosis.recording import Key, Record, run_recorded, traced_name
@@ -19,7 +19,7 @@ from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_redirects import with_callees
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
-from tf_amp.tracing.rule_text import keep_rule, rule_text
+from tf_amp.tracing.rule_text import keep_rule
 
 _ROUNDS = 16
 """How many nodes are kept float32, one after another, until all values are finite."""
@@ -85,7 +85,7 @@ class Diagnosis:
     @property
     def rules(self) -> str:
         """The rules of all findings, as TOML."""
-        return "\n".join(rule_text(finding.rule) for finding in self.findings)
+        return format_rules(finding.rule for finding in self.findings)
 
     def __str__(self) -> str:
         if not self.float32_finite and not self.findings:

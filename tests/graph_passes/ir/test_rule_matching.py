@@ -116,6 +116,21 @@ def test_all_criteria_must_hold(rule: dict[str, Any], count: int) -> None:
     assert found.matched.get(one, 0) == len(found.rules) == count
 
 
+@pytest.mark.parametrize(
+    ("value", "fits"), [(0.1, True), (0.10000000149011612, True), (0.11, False), ("0.1", False)]
+)
+def test_a_float_is_rounded_as_attributes_round_it(value: float | str, fits: bool) -> None:
+    node = graph("x = Const(0.5, [8])\ny = LeakyRelu(x, alpha=0.1)").node[-1]
+    other = graph("x = Const(0.5, [8])").node[-1]
+    other.attr["ratios"].list.f.extend([0.1, 1.0])
+    rules = (
+        Rule(action="deny", attr="alpha", value=value),
+        Rule(action="deny", attr="ratios", value=(value, 1.0)),
+    )
+    found = decide([node, other], PrecisionConfig(rules=rules))
+    assert set(found.rules) == ({"x", "y"} if fits else set())
+
+
 def test_nodes_without_rules_are_not_asked_for_lines() -> None:
     def lines(_: str) -> tuple[str, ...]:
         raise AssertionError
