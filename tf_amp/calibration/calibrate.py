@@ -18,7 +18,7 @@ from tf_amp.comparison.callables import Arrays, load_signatures
 from tf_amp.comparison.compare import compare
 from tf_amp.conversion.convert import NothingToConvertError, convert, exported
 from tf_amp.conversion.progress import Progress, Say
-from tf_amp.diagnosis.diagnose import (
+from tf_amp.diagnosis.step import (
     DiagnosisError,
     errors,
     record_float32,
