@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_passes import PrecisionConfig, Remark, Rule
+from graph_passes import PrecisionConfig, Remark, Rule, format_rules
 from tf_amp.diagnosis.recording import Key, Record
 from tf_amp.diagnosis.step import (
     Low,
@@ -18,7 +18,7 @@ from tf_amp.diagnosis.step import (
     record_low,
     rewritten,
 )
-from tf_amp.tracing.rule_text import keep_rule, rule_text
+from tf_amp.tracing.keep_rule import keep_rule
 
 _ROUNDS = 16
 """How many nodes are kept float32, one after another, until all values are finite."""
@@ -80,7 +80,7 @@ class Diagnosis:
     @property
     def rules(self) -> str:
         """The rules of all findings, as TOML."""
-        return "\n".join(rule_text(finding.rule) for finding in self.findings)
+        return format_rules(finding.rule for finding in self.findings)
 
     def __str__(self) -> str:
         if not self.float32_finite and not self.findings:

@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from graph_passes import Remark, Rule
+from graph_passes import Remark, Rule, format_rules
 from tf_amp.env_variables import BISECT_LIMIT, LOG_PATH, RULES
-from tf_amp.tracing.rule_text import keep_rule, rule_text
+from tf_amp.tracing.keep_rule import keep_rule
 from tf_amp.tracing.trace import TraceError, read_traces
 
 ALL = 10**9
@@ -103,7 +103,7 @@ class Bisection:
     @property
     def rules(self) -> str:
         """The rules, as TOML."""
-        return "\n".join(rule_text(found.rule) for found in self.found)
+        return format_rules(found.rule for found in self.found)
 
 
 Run = Callable[[Mapping[str, str]], bool]
@@ -142,7 +142,7 @@ def bisect(run: Run, say: Callable[[str], None], *, rules: str = "", most: int =
         passes = False
         while not passes and len(found) < most:
             found.append(search.find())
-            search.rules = "\n".join((rules, *(rule_text(f.rule) for f in found)))
+            search.rules = "\n".join((rules, format_rules(f.rule for f in found)))
             passes = search.passes(ALL, f"all but {len(found)}")
             if not search.numbers:
                 break

@@ -1,8 +1,7 @@
-"""Rules on nodes, as text to paste into a file of rules."""
+"""The rule that keeps a node of a remark in float32."""
 
 from __future__ import annotations
 
-import json
 import re
 
 from graph_passes import Rule
@@ -19,9 +18,3 @@ def keep_rule(node: str, why: str) -> Rule:
     """
     pattern = re.escape(_FUNCTION_OF_UNIT.sub("", node)).replace("\\-", "-")
     return Rule(action="keep_float32", node=pattern, why=why)
-
-
-def rule_text(rule: Rule) -> str:
-    """A rule on the name of a node, as TOML."""
-    lines = ("[[rule]]", f"node = {json.dumps(rule.node)}", f'action = "{rule.action}"')
-    return "\n".join((*lines, f"why = {json.dumps(rule.why)}", ""))

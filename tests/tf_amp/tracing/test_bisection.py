@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from graph_passes import format_rules
 from tf_amp.tracing.bisection import Check
-from tf_amp.tracing.rule_text import keep_rule, rule_text
+from tf_amp.tracing.keep_rule import keep_rule
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,7 +50,7 @@ def test_what_is_no_check(text: str) -> None:
 
 @pytest.mark.parametrize("node", ["a/b", "__inference_step_12/a.b[0]-1", 'quote"s'])
 def test_a_rule_matches_its_node_alone(node: str) -> None:
-    (rule,) = tomllib.loads(rule_text(keep_rule(node, 'why "so"')))["rule"]
+    (rule,) = tomllib.loads(format_rules([keep_rule(node, 'why "so"')]))["rule"]
     assert rule["action"] == "keep_float32"
     assert re.fullmatch(rule["node"], re.sub("^__inference_step_12/", "", node))
     assert not re.fullmatch(rule["node"], "a/bb")
