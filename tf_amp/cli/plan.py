@@ -52,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     # The model is planned here; reading it must not rewrite it.
     autoload.deactivate()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tf_amp.tracing.models import ModelError, plan_model
+    from tf_amp.model_files import ModelError
+    from tf_amp.tracing.models import plan_model
 
     try:
         trace = plan_model(arguments.model, config_for(settings, arguments))

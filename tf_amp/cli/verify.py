@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ[_SIMULATE_GPU] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from graph_passes import PrecisionConfig
-    from tf_amp.tracing.models import ModelError, ends, read_graphs
+    from tf_amp.model_files import ModelError, ends
+    from tf_amp.tracing.models import read_graphs
     from tf_amp.tracing.upstream import DEVICES, UpstreamError, compare
 
     try:
