@@ -202,8 +202,9 @@ def _lines_of(rule: Rule) -> Iterator[str]:
     for key in _KEYS:
         value = getattr(rule, key)
         if value != "":
-            # What JSON makes of strings, numbers and lists, TOML reads as well.
-            yield f"{key} = {json.dumps(value)}\n"
+            # What JSON makes of strings, numbers and lists, TOML reads as well, but for pairs of
+            # escapes that stand for one character.
+            yield f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
 
 
 def _rule_of(table: Mapping[str, Any], origin: str, level: RuleLevel) -> Rule:

@@ -13,14 +13,14 @@ RULES = (
     Rule(action="keep_float32", why='the "logits" overflow', node=r"head/.*\.x", op="MatMul"),
     Rule(action="allow", attr="data_format", value="NHWC", layer="a/b"),
     Rule(action="infer", attr="strides", value=(1, 2, 2, 1)),
-    Rule(action="clear", attr="transpose_a", value=True),
+    Rule(action="clear", why="größer als 1 \U0001f525", attr="transpose_a", value=True),
     Rule(action="deny", function="train.*", source="model.py:42"),
 )
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
-    file.write_text(format_rules(RULES))
+    file.write_text(format_rules(RULES), encoding="utf-8")
     found = load_rules(file, "call")
     fields = [{**rule.to_dict(), "origin": None} for rule in RULES]
     assert [{**rule.to_dict(), "origin": None} for rule in found] == fields
