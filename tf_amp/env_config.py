@@ -264,7 +264,7 @@ node = "encoder/attention/.*"       # regular expression, matches the whole name
 op = "Softmax"                      # op type
 attr = "T"                          # an attribute ...
 value = "float32"                   # ... and what it must be
-function = "train_step|.*\\(fit\\)"  # regular expression, matches the whole name of the function
+function = 'train_step|.*\\(fit\\)'   # regular expression, matches the whole name of the function
 source = "model.py:42"              # the Python line, or file, that made the node
 layer = "decoder/head"              # parts of the node's name, between slashes
 ```

@@ -207,7 +207,7 @@ def diagnose(
         them.
 
     Raises:
-        ValueError: (`tf_amp.diagnosis.diagnose.DiagnosisError`) the function takes its batch from
+        ValueError: (`tf_amp.diagnosis.step.DiagnosisError`) the function takes its batch from
             an iterator, or cannot be converted.
     """
     from tf_amp.diagnosis.diagnose import diagnose

@@ -12,6 +12,8 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
+from graph_passes.ir.eligibility import node_name
+
 MAX_BYTES = (1 << 31) - 1
 """What a serialized message may be at most, in bytes: the limit of protobuf itself."""
 
@@ -104,3 +106,27 @@ def read_graph(path: Path) -> GraphDef | MetaGraphDef:
         f"{str(path)!r} is neither a GraphDef nor a MetaGraphDef with nodes. Legal: a SavedModel's "
         "directory, .pb, .pbtxt, .meta, .keras."
     )
+
+
+def ends(graph: GraphDef) -> tuple[str, ...]:
+    """The nodes of a graph that are fed, and those that no other reads."""
+    read = {node_name(name) for node in graph.node for name in node.input}
+    return tuple(n.name for n in graph.node if n.op == "Placeholder" or n.name not in read)
+
+
+def load_keras(path: Path, *, allow_lambda: bool = False) -> Any:
+    """Loads a `.keras` file, not compiled.
+
+    Args:
+        path: the file.
+        allow_lambda: whether Python code in it may be loaded, which can do anything.
+
+    Raises:
+        ModelError: Keras cannot load it.
+    """
+    import keras
+
+    try:
+        return keras.saving.load_model(path, compile=False, safe_mode=not allow_lambda)
+    except Exception as error:  # whatever the layers of a model raise
+        raise ModelError(f"Keras cannot load {str(path)!r}: {error}") from error

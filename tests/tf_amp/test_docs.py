@@ -12,7 +12,7 @@ from graph_passes.policy.rules import load_rules
 from tf_amp.cli.main import parser
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "env_config.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRELUDE = """
 import keras, numpy as np, tensorflow as tf, tf_amp

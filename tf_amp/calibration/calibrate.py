@@ -11,14 +11,13 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from graph_passes import FunctionRemarks, PrecisionConfig, Rule
-from graph_passes.policy.rules import format_rules
+from graph_passes import FunctionRemarks, PrecisionConfig, Rule, format_rules
 from tf_amp.calibration.ranges import Range, fed, measure, step_of
 from tf_amp.comparison.callables import Arrays, load_signatures
 from tf_amp.comparison.compare import compare
 from tf_amp.conversion.convert import NothingToConvertError, convert, exported
 from tf_amp.conversion.progress import Progress, Say
-from tf_amp.diagnosis.diagnose import (
+from tf_amp.diagnosis.step import (
     DiagnosisError,
     errors,
     record_float32,
@@ -27,7 +26,7 @@ from tf_amp.diagnosis.diagnose import (
 )
 from tf_amp.model_files import ModelError
 from tf_amp.tracing.figures import figures_of
-from tf_amp.tracing.rule_text import keep_rule
+from tf_amp.tracing.keep_rule import keep_rule
 from tf_amp.tracing.text import percent
 
 UNDERFLOW = 0.5
@@ -112,8 +111,6 @@ def calibrate(
     given = list(itertools.islice(samples, batches))
     if not given:
         raise ModelError("There are no samples.")
-    if not model.exists():
-        raise ModelError(f"There is no file or directory {str(model)!r}.")
 
     def calibrated(source: Path) -> Calibration:
         job = _Job(source, given, config, tolerance, Path(folder), progress)

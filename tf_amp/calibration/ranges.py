@@ -14,8 +14,8 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 from graph_passes.ir.view import view_function
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.comparison.callables import Arrays, Signature
-from tf_amp.diagnosis.diagnose import Step
 from tf_amp.diagnosis.recording import Key, run_recorded, traced_name
+from tf_amp.diagnosis.step import Step
 
 Converted: TypeAlias = Mapping[str, Set[str]]
 """Node -> its type attributes that a plan converts, as remarks name them."""

@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         EnvConfigError: A variable holds an illegal value.
     """
     settings = read_settings()
-    from tf_amp.tracing.models import ModelError, plan_model
+    from tf_amp.model_files import ModelError
+    from tf_amp.tracing.models import plan_model
 
     try:
         trace = plan_model(arguments.model, config_for(settings, arguments))

@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     if dtype == "float16":
         os.environ[_SIMULATE_GPU] = "1"
     from graph_passes import PrecisionConfig
-    from tf_amp.tracing.models import ModelError, ends, read_graphs
+    from tf_amp.model_files import ModelError, ends
+    from tf_amp.tracing.models import read_graphs
     from tf_amp.tracing.upstream import DEVICES, UpstreamError, compare
 
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
-from tf_amp.model_files import ModelError, read_graph, saved_model_file
+from tf_amp.model_files import ModelError, ends, load_keras, read_graph, saved_model_file
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -99,9 +99,7 @@ def _of_saved_model(path: Path) -> dict[str, Signature]:
 
 
 def _of_keras(path: Path) -> Signature:
-    import keras
-
-    model = keras.saving.load_model(path, compile=False)
+    model = load_keras(path)
     specs = {x.name: tf.TensorSpec(x.shape, x.dtype) for x in model.inputs}
 
     @tf.function(reduce_retracing=True)
@@ -114,8 +112,6 @@ def _of_keras(path: Path) -> Signature:
 
 
 def _of_graph(graph: GraphDef) -> Signature:
-    from tf_amp.conversion.graphs import ends
-
     function = tf.compat.v1.wrap_function(
         lambda: tf.graph_util.import_graph_def(graph, name=""), []
     )

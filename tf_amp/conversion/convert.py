@@ -21,12 +21,14 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 from graph_passes import FunctionRemarks, PrecisionConfig
 from tf_amp.conversion import weights as weights_module
 from tf_amp.conversion.checkpoint import rewrite_checkpoint
-from tf_amp.conversion.graphs import ConvertedGraph, convert_graph, convert_meta_graph, ends
+from tf_amp.conversion.graphs import ConvertedGraph, convert_graph, convert_meta_graph
 from tf_amp.conversion.interface import retype_graph, retype_meta_graph
 from tf_amp.conversion.progress import Progress, Say
 from tf_amp.conversion.staging import staged
 from tf_amp.model_files import (
     ModelError,
+    ends,
+    load_keras,
     message_bytes,
     read_graph,
     read_message,
@@ -212,7 +214,7 @@ class _Job:
 
     def _fetched(self, graph: GraphDef) -> set[str]:
         if not self.outputs:
-            return ends(graph)
+            return set(ends(graph))
         names = {node.name for node in graph.node}
         if unknown := sorted(set(self.outputs) - names):
             raise ModelError(f"The graph has no node {unknown[0]!r}, which is to be an output.")
@@ -269,14 +271,12 @@ def _write_fingerprint(path: Path) -> None:
 @contextlib.contextmanager
 def exported(source: Path, room: Path, progress: Progress, *, allow_lambda: bool) -> Iterator[Path]:
     """A SavedModel of a Keras file, for as long as the block runs."""
-    import keras
-
     progress(f"loading {source.name}")
     try:
-        model = keras.saving.load_model(source, compile=False, safe_mode=not allow_lambda)
-    except Exception as error:  # whatever the layers of a model raise
+        model = load_keras(source, allow_lambda=allow_lambda)
+    except ModelError as error:
         hint = "" if allow_lambda else " If it is Python code that you trust, allow it."
-        raise ModelError(f"Keras cannot load {str(source)!r}: {error}{hint}") from error
+        raise ModelError(f"{error}{hint}") from error
     with tempfile.TemporaryDirectory(prefix="export-", dir=room) as folder:
         exported = Path(folder, "model")
         progress(f"exporting {source.name}")

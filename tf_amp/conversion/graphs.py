@@ -14,7 +14,7 @@ from graph_passes import FunctionRemarks, PrecisionConfig
 from graph_passes.ir.eligibility import node_name
 from graph_passes.ir.function_references import FunctionReferences
 from tf_amp.hosts.offline import InferredShapes
-from tf_amp.model_files import ModelError
+from tf_amp.model_files import ModelError, ends
 
 _NOTED = "_input_shapes"
 
@@ -42,7 +42,7 @@ def convert_meta_graph(meta: MetaGraphDef, config: PrecisionConfig, name: str) -
     """
     preserve = {node_name(name) for name in _named_tensors(meta)}
     if not meta.signature_def:
-        preserve |= ends(meta.graph_def)
+        preserve.update(ends(meta.graph_def))
     roots = set(meta.object_graph_def.concrete_functions) - {""}
     done = convert_graph(meta.graph_def, config, name, preserve=preserve, roots=roots)
     if done.changed:
@@ -107,12 +107,6 @@ def convert_graph(
     return ConvertedGraph(new, remarks, changed=True)
 
 
-def ends(graph: GraphDef) -> set[str]:
-    """The nodes of a graph that are fed, and those that no other reads."""
-    read = {node_name(name) for node in graph.node for name in node.input}
-    return {n.name for n in graph.node if n.op == "Placeholder" or n.name not in read}
-
-
 def refresh_op_list(meta: MetaGraphDef) -> None:
     """Writes the list of the ops that a MetaGraph has, where it holds one."""
     from tensorflow.python.framework.meta_graph import stripped_op_list_for_graph
@@ -125,7 +119,7 @@ def _named_tensors(meta: MetaGraphDef) -> Iterator[str]:
     """The tensors and nodes that a MetaGraph names outside its graph."""
     for signature in meta.signature_def.values():
         for info in (*signature.inputs.values(), *signature.outputs.values()):
-            yield from _names_in(info)
+            yield from names_in(info)
     saver = meta.saver_def
     yield from (saver.filename_tensor_name, saver.save_tensor_name, saver.restore_op_name)
     yield from (asset.tensor_info.name for asset in meta.asset_file_def)
@@ -135,7 +129,8 @@ def _named_tensors(meta: MetaGraphDef) -> Iterator[str]:
             yield from _names_of_variable(packed)
 
 
-def _names_in(info: meta_graph_pb2.TensorInfo) -> Iterable[str]:
+def names_in(info: meta_graph_pb2.TensorInfo) -> Iterable[str]:
+    """The tensors of an input or output of a signature: of a sparse or ragged one several."""
     kind = info.WhichOneof("encoding")
     if kind == "coo_sparse":
         sparse = info.coo_sparse

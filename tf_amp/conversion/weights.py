@@ -21,6 +21,7 @@ from graph_passes.functions.call_tree import CALL_KINDS, function_names
 from graph_passes.ir.eligibility import node_name
 from tf_amp.conversion.bodies import Body, Node, bodies_of, type_of
 from tf_amp.conversion.checkpoint import Checkpoint
+from tf_amp.conversion.graphs import names_in
 from tf_amp.conversion.variable_classes import VariableClasses
 from tf_amp.hosts.offline import InferredShapes
 from tf_amp.model_files import ModelError
@@ -132,9 +133,10 @@ class _Variables:
         self._bodies = {body.name: body for body in bodies_of(meta.graph_def)}
         self._resources: dict[tuple[str, str], Hashable] = {}  # body, node or argument -> slot
         self._preserved = {
-            node_name(info.name)
+            node_name(name)
             for signature in meta.signature_def.values()
             for info in (*signature.inputs.values(), *signature.outputs.values())
+            for name in names_in(info)
         }
         for body in self._bodies.values():
             self._find_handles(body)

@@ -10,7 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from graph_passes import PrecisionConfig
-from tf_amp.diagnosis.diagnose import Diagnosis, DiagnosisError, diagnose
+from tf_amp.diagnosis.diagnose import Diagnosis, diagnose
+from tf_amp.diagnosis.step import DiagnosisError
 from tf_amp.loss_scale.telemetry import callback_class
 
 _log = logging.getLogger("tf_amp")

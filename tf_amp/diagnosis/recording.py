@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.python.eager import context as context_lib
 
 from graph_passes.ir.view import GraphView, view_function
 from graph_passes.ops.node_types import NodeTypeTable
+from tf_amp.hosts.function_redirects import called_names
 
 Key: TypeAlias = tuple[str, str, int]
 """A tensor: the function as it was traced, the node or argument, and the number of the output."""
@@ -157,7 +158,7 @@ def _callees_first(functions: Mapping[str, FunctionDef], main: str) -> Iterator[
     pending = [main]
     while pending:
         name = pending[-1]
-        called = {c for n in functions[name].node_def for c in _names(n)} & functions.keys()
+        called = functions.keys() & called_names(functions[name])
         left = sorted(called - done - {*pending})
         if left:
             pending.extend(left[:1])
@@ -166,14 +167,6 @@ def _callees_first(functions: Mapping[str, FunctionDef], main: str) -> Iterator[
         if name not in done:
             done.add(name)
             yield functions[name]
-
-
-def _names(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    yield node.op
-    for value in node.attr.values():
-        if value.HasField("func"):
-            yield value.func.name
-        yield from (function.name for function in value.list.func)
 
 
 def _recording_copy(

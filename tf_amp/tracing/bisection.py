@@ -12,7 +12,7 @@ from pathlib import Path
 
 from graph_passes import Remark, Rule, format_rules
 from tf_amp.env_variables import BISECT_LIMIT, LOG_PATH, RULES
-from tf_amp.tracing.rule_text import keep_rule
+from tf_amp.tracing.keep_rule import keep_rule
 from tf_amp.tracing.trace import TraceError, read_traces
 
 ALL = 10**9

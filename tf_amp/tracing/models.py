@@ -14,10 +14,15 @@ from graph_passes import FunctionRemarks, PrecisionConfig
 from tf_amp.hosts.dumps import Origin, known_shapes
 from tf_amp.hosts.function_shapes import called_shapes, static_shapes
 from tf_amp.hosts.process_record import variables_set
-from tf_amp.model_files import ModelError, read_graph, read_message, saved_model_file
+from tf_amp.model_files import (
+    ModelError,
+    ends,
+    load_keras,
+    read_graph,
+    read_message,
+    saved_model_file,
+)
 from tf_amp.tracing.trace import ReadShapes, Trace, TracedGraph
-
-__all__ = ["ModelError", "plan_model"]
 
 
 def plan_model(path: Path, config: PrecisionConfig) -> Trace:
@@ -61,12 +66,6 @@ def _planned(
     return dataclasses.replace(traced, remarks=traced.plan(config))
 
 
-def ends(graph: GraphDef) -> tuple[str, ...]:
-    """The nodes of a graph that are fed, and those that no other reads."""
-    read = {name.lstrip("^").partition(":")[0] for node in graph.node for name in node.input}
-    return tuple(n.name for n in graph.node if n.op == "Placeholder" or n.name not in read)
-
-
 def read_graphs(path: Path) -> Sequence[tuple[Any, ...]]:
     """The graphs of a model: a name, the graph, and how to get shapes if they are known.
 
@@ -86,13 +85,9 @@ def read_graphs(path: Path) -> Sequence[tuple[Any, ...]]:
 
 def _keras_graph(path: Path) -> tuple[GraphDef, ReadShapes]:
     """The graph of a Keras model's call, as it is traced for inference."""
-    import keras
     import tensorflow as tf
 
-    try:
-        model = keras.saving.load_model(path, compile=False)
-    except Exception as error:  # whatever the layers of a model raise
-        raise ModelError(f"Keras cannot load {str(path)!r}: {error}") from error
+    model = load_keras(path)
     specs = [tf.TensorSpec(x.shape, x.dtype, name=x.name) for x in model.inputs]
     call = tf.function(lambda *inputs: model([*inputs] if len(inputs) > 1 else inputs[0]))
     traced = call.get_concrete_function(*specs).graph

@@ -116,6 +116,19 @@ def test_a_function_set_variable_stays_float32(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_variable_in_a_ragged_output_stays_float32(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 16], name="x")
+        w = tf.compat.v1.get_variable("w", [16, 16], use_resource=True)
+        y = tf.sin(tf.nn.relu(tf.matmul(x, w)))
+        rows = tf.RaggedTensor.from_row_splits(w.read_value(), np.int64([0, 2, 16]), validate=False)
+        session.run(w.initializer)
+        outputs = {"y": y, "rows": rows}
+        tf.compat.v1.saved_model.simple_save(session, str(tmp_path / "in"), {"x": x}, outputs)
+    with pytest.raises(ModelError, match=r"No variable can be stored.*its value is an output"):
+        convert(tmp_path / "in", tmp_path / "out", weights=True)
+
+
 def test_weights_out_of_range_stay_float32(tmp_path: Path) -> None:
     module = tf.Module()
     module.large = tf.Variable(tf.fill([16, 16], 1e5))

@@ -12,7 +12,7 @@ import pytest
 
 from graph_passes import format_rules
 from tf_amp.tracing.bisection import Check
-from tf_amp.tracing.rule_text import keep_rule
+from tf_amp.tracing.keep_rule import keep_rule
 
 if sys.version_info >= (3, 11):
     import tomllib

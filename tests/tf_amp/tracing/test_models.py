@@ -12,8 +12,9 @@ import tensorflow as tf
 from google.protobuf import text_format
 
 from graph_passes import PrecisionConfig
+from tf_amp.model_files import ModelError
 from tf_amp.tracing.figures import figures_of
-from tf_amp.tracing.models import ModelError, plan_model
+from tf_amp.tracing.models import plan_model
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = PrecisionConfig(target_dtype="float16", device="GPU")

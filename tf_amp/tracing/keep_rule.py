@@ -1,4 +1,4 @@
-"""Rules on the nodes that remarks name."""
+"""The rule that keeps a node of a remark in float32."""
 
 from __future__ import annotations
 

@@ -1,0 +1,272 @@
+"""A step that was traced, run on copies of its variables in float32 and in mixed precision."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework.function_pb2 import FunctionDef
+from tensorflow.core.framework.graph_pb2 import GraphDef
+
+from graph_passes import PrecisionConfig, Remark, rewrite_graph_def
+from graph_passes.ir.eligibility import node_name
+from graph_passes.plan_remarks import Lines
+from tf_amp.diagnosis.recording import Key, Record, run_recorded, traced_name
+from tf_amp.hosts import function_originals
+from tf_amp.hosts.function_debug_info import source_lines
+from tf_amp.hosts.function_redirects import with_callees
+from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
+
+
+class DiagnosisError(ValueError):
+    """A function cannot be run on the side."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A function that was traced, with what it takes to run copies of it.
+
+    Attributes:
+        concrete: the ConcreteFunction.
+        inputs: the tensors for its arguments, captured ones left out.
+        values: as `diagnose`.
+    """
+
+    concrete: Any
+    inputs: list[tf.Tensor]
+    values: Mapping[int, tf.Tensor]
+
+    @classmethod
+    def trace(
+        cls, function: Callable[..., Any], inputs: Sequence[Any], values: Mapping[int, tf.Tensor]
+    ) -> Step:
+        """Traces a function for its arguments; as `diagnose`."""
+        given = tf.nest.map_structure(_as_tensor, tuple(inputs))
+        of = function if hasattr(function, "get_concrete_function") else tf.function(function)
+        concrete = of.get_concrete_function(*given)
+        flat = [
+            value
+            for value in tf.nest.flatten(given, expand_composites=True)
+            if isinstance(value, tf.Tensor)
+        ]
+        expected = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+        if [t.dtype for t in flat] != [t.dtype for t in expected]:
+            raise DiagnosisError(
+                f"The function takes {len(expected)} tensors and was given {len(flat)}. Give the "
+                "batch as tensors or arrays, not as an iterator or a variable."
+            )
+        return cls(concrete, flat, values)
+
+    @functools.cached_property
+    def _atomic(self) -> Any:
+        return self.concrete._inference_function
+
+    @property
+    def name(self) -> str:
+        """The function's name in the runtime."""
+        return self._atomic.name.decode()  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def lines(self) -> Lines:
+        """The Python lines of its nodes."""
+        return source_lines(self.concrete.graph)
+
+    def library(self) -> dict[str, FunctionDef]:
+        """The function and all that it calls, in float32.
+
+        Raises:
+            DiagnosisError: one of them takes its data from an iterator.
+        """
+        context, originals = self._atomic._bound_context, function_originals.installed()
+
+        def find(name: str) -> FunctionDef | None:
+            original = originals.find(context, name)
+            if original is not None:
+                return original.definition()
+            return context.get_function_def(name) if context.has_function(name) else None
+
+        found = {f.signature.name: f for f in with_callees((self._atomic.cached_definition,), find)}
+        for function in found.values():
+            if any(node.op.startswith("Iterator") for node in function.node_def):
+                raise DiagnosisError(
+                    f"The function {function.signature.name!r} takes its data from an iterator, "
+                    "which would go on. Give a function of one batch, such as `model.train_step`."
+                )
+        return found
+
+    def copies(self) -> list[tf.Tensor]:
+        """Its inputs, with a copy of each variable in the place of the variable."""
+        variables = {id(v.handle): v for v in self.concrete.graph.variables}
+        self._kept.clear()
+        captured = []
+        for tensor in self.concrete.captured_inputs:
+            variable = variables.get(id(tensor))
+            if variable is None:
+                captured.append(tensor)
+                continue
+            with tf.device(variable.device):
+                value = self.values.get(id(variable))
+                copy = tf.Variable(
+                    variable.read_value() if value is None else value,
+                    trainable=False,
+                    shape=variable.shape,
+                )
+            self._kept.append(copy)
+            captured.append(copy.handle)
+        return [*self.inputs, *captured]
+
+    @functools.cached_property
+    def _kept(self) -> list[tf.Variable]:
+        return []
+
+
+def _as_tensor(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if hasattr(value, "__array__") else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Low:
+    """A step in mixed precision.
+
+    Attributes:
+        functions: the function and those that it calls.
+        remarks: (function, node) -> the remark on its conversion.
+        main: the function's name.
+    """
+
+    functions: dict[str, FunctionDef]
+    remarks: dict[tuple[str, str], Remark]
+    main: str
+
+    @functools.cached_property
+    def readers(self) -> dict[tuple[str, str], list[str]]:
+        """(Function, node) -> the nodes that read it."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for name, function in self.functions.items():
+            for node in function.node_def:
+                for tensor in node.input:
+                    if not tensor.startswith("^"):
+                        key = (traced_name(name), node_name(tensor))
+                        found.setdefault(key, []).append(node.name)
+        return found
+
+    @functools.cached_property
+    def sources(self) -> dict[tuple[str, str], list[str]]:
+        """(Function, node) -> the nodes that it reads."""
+        return {
+            (traced_name(name), node.name): [node_name(t) for t in node.input if t[:1] != "^"]
+            for name, function in self.functions.items()
+            for node in function.node_def
+        }
+
+    @functools.cached_property
+    def _casts(self) -> dict[tuple[str, str], str]:
+        """(Function, node) of each Cast -> the tensor that it reads."""
+        return {
+            (traced_name(name), node.name): node.input[0]
+            for name, function in self.functions.items()
+            for node in function.node_def
+            if node.op == "Cast"
+        }
+
+    def origin(self, key: Key) -> Key:
+        """The tensor that has the same values in float32: of a Cast, what it reads."""
+        function, node, _ = key
+        tensor = self._casts.get((function, node))
+        if tensor is None or (function, node) in self.remarks:
+            return key
+        port = tensor.rpartition(":")[2]
+        return function, node_name(tensor), int(port) if port.isdecimal() else 0
+
+    def remark(self, key: Key) -> Remark | None:
+        """The converted node that a tensor belongs to: for a Cast, the one that reads it."""
+        function, node, _ = key
+        seen: set[str] = set()
+        pending = [node]
+        for name in pending:
+            remark = self.remarks.get((function, name))
+            if remark is not None and remark.op != "Const":
+                return remark
+            seen.add(name)
+            pending.extend(r for r in self.readers.get((function, name), ()) if r not in seen)
+        return None
+
+
+def rewritten(step: Step, float32: Mapping[str, FunctionDef], config: PrecisionConfig) -> Low:
+    """A step in mixed precision; `float32` is its library.
+
+    Raises:
+        DiagnosisError: it cannot be converted.
+    """
+    graph, shapes = step.concrete.graph, called_shapes(step.concrete.graph._functions)
+    own = traced_shapes(graph, float32[step.name])
+    library = GraphDef()
+    library.library.function.extend(float32.values())
+    result = rewrite_graph_def(
+        library,
+        config,
+        roots=[step.name],
+        function_shapes=lambda name: own if name == step.name else shapes(name),
+        lines=_lines_of(step),
+    )
+    if result.failure is not None:
+        raise DiagnosisError(f"The function cannot be converted: {result.failure}.")
+    remarks = {
+        (remark.function or step.name, remark.node): remark
+        for remark in result.remarks(lines=_lines_of(step)).remarks
+        if remark.kind == "converted"
+    }
+    functions = {f.signature.name: f for f in result.proto.library.function}
+    return Low(functions, remarks, step.name)
+
+
+def record_low(step: Step, low: Low, target: int) -> tuple[list[Record], set[Key]]:
+    """Runs a step in mixed precision: its tensors of the target dtype, and those in float32."""
+    seen: set[Key] = set()
+
+    def wants(key: Key, dtype: int) -> bool:
+        if dtype != target:
+            return False
+        seen.add(low.origin(key))
+        return True
+
+    records, _ = run_recorded(low.functions, step.name, step.copies(), wants)
+    return records, seen
+
+
+def record_float32(
+    step: Step, float32: Mapping[str, FunctionDef], wanted: Set[Key]
+) -> dict[tuple[Key, int], Record]:
+    """Runs a step in float32, whose library is given: tensor and turn -> the record."""
+
+    def wants(key: Key, dtype: int) -> bool:
+        return dtype == tf.float32.as_datatype_enum and key in wanted
+
+    records, _ = run_recorded(float32, step.name, step.copies(), wants)
+    return {(record.key, record.turn): record for record in records}
+
+
+def _lines_of(step: Step) -> Lines:
+    return lambda function, node: step.lines("" if function == step.name else function, node)
+
+
+def errors(
+    low: Low, records: Iterable[Record], right: Mapping[tuple[Key, int], Record]
+) -> Iterator[tuple[Record, float, float]]:
+    """Each tensor that can be compared, its distance from float32, and that of its inputs."""
+    found: dict[tuple[str, str], float] = {}
+    for record in records:
+        reference = right.get((low.origin(record.key), record.turn))
+        error = None if reference is None else record.error(reference)
+        if error is None:
+            continue
+        function, node, _ = record.key
+        before = max(
+            (found.get((function, s), 0.0) for s in low.sources.get((function, node), ())),
+            default=0.0,
+        )
+        found[function, node] = max(error, found.get((function, node), 0.0))
+        yield record, error, before
