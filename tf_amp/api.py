@@ -171,10 +171,10 @@ def rewrite_graph_def(
             f"`preserve` must be a collection of names. Received the string {preserve!r}; "
             f"write [{preserve!r}]."
         )
-    target_dtype = getattr(target_dtype, "name", target_dtype)
+    target_dtype, rules = getattr(target_dtype, "name", target_dtype), rules_of(rules)
     if config is None:
         config = graph_passes.PrecisionConfig(
-            target_dtype=target_dtype, device=device, parity=parity, rules=rules_of(rules)
+            target_dtype=target_dtype, device=device, parity=parity, rules=rules
         )
     elif (target_dtype, device, parity, rules) != ("float16", "GPU", False, ()):
         raise ValueError(

@@ -70,9 +70,9 @@ def allow(why: str = "") -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _scope(action: RuleAction, why: str) -> Iterator[None]:
-    _hand_marks_on()
     where = user_lines(tf_stack.extract_stack())[:1] or ("",)
-    with _marked(write_mark(action, where[0], why)):
+    mark = write_mark(action, where[0], why)
+    with _marked(mark) if _hands_marks_on() else contextlib.nullcontext():
         yield
 
 
@@ -86,20 +86,23 @@ def _marked(mark: bytes) -> contextlib.AbstractContextManager[None]:
 
 
 @functools.cache
-def _hand_marks_on() -> None:
-    """Makes functions and gradients take marks."""
+def _hands_marks_on() -> bool:
+    """Makes functions and gradients take marks; False where this TensorFlow cannot."""
     found = obstacle(SCOPES)
+    if found is None and not hasattr(ops.Graph(), "_attr_scope_map"):
+        found = "Graphs of this TensorFlow have no _attr_scope_map"
     if found is not None:
         _log.warning(
-            "%s. So functions traced inside a scope of tf_amp, and gradients, do not take its "
-            "mark; rules on names do not depend on that.",
+            "%s. So tf_amp.keep_float32 and tf_amp.allow do nothing; rules on names do not depend "
+            "on that.",
             found,
         )
-        return
+        return False
     patches = Patches()
     patches.replace(func_graph.FuncGraph, "__init__", _init_func_graph)
     patches.replace(execute, "record_gradient", _record_gradient)
     patches.replace(registry.Registry, "lookup", _lookup)
+    return True
 
 
 def _init_func_graph(original: Callable[..., None]) -> Callable[..., None]:

@@ -114,3 +114,23 @@ def test_mark_reaches_the_pass_through_grappler(run_python: RunPython) -> None:
 def test_names_are_there_without_tensorflow(run_python: RunPython, name: str) -> None:
     code = f"import sys, tf_amp; assert {name!r} in dir(tf_amp); print('tensorflow' in sys.modules)"
     assert run_python(code).stdout.strip() == "False"
+
+
+def test_a_tensorflow_without_attribute_scopes_is_named_once(run_python: RunPython) -> None:
+    done = run_python("""
+        import tensorflow as tf, tf_amp
+        from tensorflow.python.framework import ops
+
+        del ops.Graph._attr_scope
+
+        @tf.function
+        def double(x):
+            for _ in range(2):
+                with tf_amp.keep_float32("why"):
+                    x = x + x
+            return x
+
+        print(double(tf.ones(())).numpy())
+    """)
+    assert done.stdout.strip() == "4.0"
+    assert done.stderr.count("tf_amp.keep_float32 and tf_amp.allow do nothing") == 1
