@@ -51,6 +51,7 @@ def run_python(
         full["PYTHONPATH"] = os.pathsep.join(
             p for p in (str(REPOSITORY), os.environ.get("PYTHONPATH", "")) if p
         )
+        full["PYTHONFAULTHANDLER"] = "1"  # a crash says where
         full.update(env or {})
         done = subprocess.run(
             [sys.executable, str(script), *args],

@@ -43,12 +43,17 @@ X = np.random.default_rng(0).normal(size=(64, 16)).astype("float32")
 PARAMETER_SERVER = (
     START
     + """
-cluster = {"worker": [sys.argv[1], sys.argv[2]], "ps": [sys.argv[3]]}
+import os
+import subprocess
+
+cluster = {"worker": sys.argv[1:3], "ps": sys.argv[3:4]}
 cluster = {job: [f"localhost:{port}" for port in ports] for job, ports in cluster.items()}
-# With as few threads as a small machine has cores, servers in one process wait for each other.
-config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4)
+if len(sys.argv) > 4:
+    server = tf.distribute.Server(cluster, job_name=sys.argv[4], task_index=int(sys.argv[5]))
+    sys.stdin.read()  # ends with the coordinator, however that ends
+    os._exit(0)
 servers = [
-    tf.distribute.Server(cluster, job_name=job, task_index=index, protocol="grpc", config=config)
+    subprocess.Popen([sys.executable, *sys.argv, job, str(index)], stdin=subprocess.PIPE)
     for job, tasks in cluster.items() for index in range(len(tasks))
 ]
 resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -77,8 +82,7 @@ for _ in range(4):
     losses.append(float(np.mean([coordinator.fetch(value) for value in values])))
 status = tf_amp.status()
 print("@@" + repr((losses, status.graphs_rewritten, status.graphs_failed)), flush=True)
-import os
-os._exit(0)  # servers of the same process are never joined
+os._exit(0)  # servers are never joined
 """
 )
 
