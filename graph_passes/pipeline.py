@@ -12,6 +12,7 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring import painting, tensor_lists
 from graph_passes.coloring.bounded_rsqrt import release_bounded_rsqrts
+from graph_passes.coloring.comparisons import paint_comparisons
 from graph_passes.coloring.constant_folding import paint_constants
 from graph_passes.coloring.constant_range import deny_out_of_range
 from graph_passes.coloring.losses import keep_losses
@@ -128,6 +129,7 @@ STAGES = (
         ("lists agree", "loops agree"),
         when=lambda config: not config.weighs_bytes,
     ),
+    Stage("comparison", paint_comparisons, ("kernels",)),
     Stage("existing-casts", painting.match_existing_casts, ("kernels",)),
     Stage("constant-folding", paint_constants, ("kernels",)),
 )

@@ -101,7 +101,7 @@ class Coloring:
         # A unit may have taken the place of a node.
         self.rules = {number: rule for number, rule in found.items() if number is not None}
         for number, rule in self.rules.items():
-            for vertex in self._float_vertices(number) if rule.keeps else ():
+            for vertex in self.float_vertices(number) if rule.keeps else ():
                 if rule.action == "deny":
                     self.list_codes[vertex] = DENY
                 else:
@@ -117,12 +117,12 @@ class Coloring:
         for number, rule in self.rules.items():
             if rule.keeps or not _computes(self.view.node_type(number)):
                 continue
-            for vertex in self._float_vertices(number):
+            for vertex in self.float_vertices(number):
                 follows = self.list_codes[vertex] == CLEAR and not rule.op
                 if not follows and self.why[vertex] not in protected:
                     self.list_codes[vertex] = LIST_NAMES.index(rule.action) + 1
 
-    def _float_vertices(self, number: int) -> list[int]:
+    def float_vertices(self, number: int) -> list[int]:
         """The float32 vertices of a node."""
         dtypes = self.view.node_type(number).dtypes
         return [v for v, dtype in enumerate(dtypes, self.view.base[number]) if dtype == FLOAT]

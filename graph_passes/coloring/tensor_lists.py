@@ -18,7 +18,7 @@ from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.op_types import SINGLE
 from graph_passes.ops.reasons import Reason
 
-_READERS = frozenset(
+READERS = frozenset(
     (
         "TensorListConcat",
         "TensorListConcatV2",
@@ -28,7 +28,7 @@ _READERS = frozenset(
         "TensorListStack",
     )
 )
-_WRITERS = frozenset(
+WRITERS = frozenset(
     (
         "TensorListFromTensor",
         "TensorListPushBack",
@@ -67,15 +67,15 @@ def find_clusters(coloring: Coloring) -> None:
     if not elements:
         coloring.connect([])
         return
-    handles = view.adjacency(types_pb2.DT_VARIANT, [] if coloring.config.parity else _nested(view))
-    handle_of = {number: _handle_vertices(view, number) for number in elements}
+    handles = view.adjacency(types_pb2.DT_VARIANT, [] if coloring.config.parity else nested(view))
+    handle_of = {number: handle_vertices(view, number) for number in elements}
     unsafe: list[int] = []
     seen: set[int] = set()
     relays: dict[int, int] = {}
     for number, element in elements.items():
         if number in seen or not coloring.eligible[element] or not handle_of[number]:
             continue
-        shared = _connected(handles, handle_of[number])
+        shared = connected(handles, handle_of[number])
         for handle in shared:
             relays.setdefault(handle, len(view.dtypes) + len(relays))
         members = sorted({view.vertex_nodes[handle] for handle in shared})
@@ -96,9 +96,9 @@ def find_clusters(coloring: Coloring) -> None:
     for number in sorted(seen):
         op = view.nodes[number].op
         pairs = [(elements[number], relays[h]) for h in handle_of[number] if h in relays]
-        if op in _WRITERS:
+        if op in WRITERS:
             edges += pairs
-        elif op in _READERS:
+        elif op in READERS:
             edges += [(relay, element) for element, relay in pairs]
     coloring.connect(edges)
     coloring.deny(unsafe, Reason.UNSAFE_CLUSTER)
@@ -127,7 +127,8 @@ def _element_vertices(view: GraphView) -> dict[int, int]:
     return found
 
 
-def _handle_vertices(view: GraphView, number: int) -> list[int]:
+def handle_vertices(view: GraphView, number: int) -> list[int]:
+    """The vertices of a node's variant handles, in order of its slots."""
     first = view.base[number]
     return [
         first + position
@@ -140,16 +141,16 @@ def _is_container(node_type: NodeType) -> bool:
     return node_type.op_type is not None and node_type.op_type.name.startswith(_CONTAINERS)
 
 
-def _nested(view: GraphView) -> list[tuple[int, int]]:
+def nested(view: GraphView) -> list[tuple[int, int]]:
     """Joins a list of lists to its elements: a list that is put in comes out again elsewhere."""
     pairs: list[tuple[int, int]] = []
     for number in view.of_node_type(_is_container):
-        handle, *elements = _handle_vertices(view, number) or [0]
+        handle, *elements = handle_vertices(view, number) or [0]
         pairs.extend((handle, element) for element in elements)
     return pairs
 
 
-def _connected(handles: Adjacency, roots: list[int]) -> list[int]:
+def connected(handles: Adjacency, roots: list[int]) -> list[int]:
     """The handles that edges join to some, either way."""
     found, pending = set(roots), list(roots)
     while pending:

@@ -31,6 +31,7 @@ class Reason(enum.IntEnum):
     EXISTING_CAST = 7, "a Cast that only converted ops read"
     FORCED = 8, "level UNSAFE_FORCE_ALL converts every op that it may"
     FOLDED_CONSTANT = 9, "a constant that only converted ops read"
+    COMPARISON = 10, "compares a rounded tensor with what it comes from"
     # Stays float32.
     DENY_LIST = 20, "on the deny list"
     BEHIND_DENY = 21, "behind an op of the deny list"

@@ -33,6 +33,7 @@ from tensorflow.core.framework import (
     graph_pb2,
     node_def_pb2,
     op_def_pb2,
+    tensor_shape_pb2,
     types_pb2,
 )
 from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
@@ -244,15 +245,22 @@ def _attr(kind: str, literal: ast.expr) -> attr_value_pb2.AttrValue:
 
 def _set_value(result: attr_value_pb2.AttrValue, kind: str, value: Any) -> None:
     if kind == "shape":
-        result.shape.unknown_rank = value is None
-        for size in value or ():
-            result.shape.dim.add(size=size)
+        _set_shape(result.shape, value)
+    elif kind == "list(shape)":
+        for shape in value:
+            _set_shape(result.list.shape.add(), shape)
     elif kind == "string":
         result.s = value.encode()
     elif kind == "list(int)":
         result.list.i.extend(value)
     else:
         setattr(result, {"int": "i", "float": "f", "bool": "b"}[kind], value)
+
+
+def _set_shape(result: tensor_shape_pb2.TensorShapeProto, shape: list[int] | None) -> None:
+    result.unknown_rank = shape is None
+    for size in shape or ():
+        result.dim.add(size=size)
 
 
 def _type_text(value: attr_value_pb2.AttrValue) -> str:

@@ -1,0 +1,85 @@
+"""Exact comparisons: a tensor and what was picked from it must have been rounded alike.
+
+The gradient of a maximum looks for it among the values that it was picked from, and shares what
+comes back among those that it finds:
+
+    found = Cast(Equal(y, x));  gradient = found / Sum(found) * dy        with y = Max(x)
+
+If y was picked from rounded values and x was not rounded, or the other way round, none is equal,
+and 0 / 0 is NaN. In one body this cannot be: x is one tensor. But values that a loop or a branch
+keeps for its gradient stand in lists and optionals, each with a dtype of its own. Rounding keeps
+the order of numbers, so that a comparison in the target dtype finds what it looks for wherever on
+the way its operands were rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensorflow.core.framework import types_pb2
+
+from graph_passes.coloring import tensor_lists
+from graph_passes.coloring.state import CLEAR, Coloring
+from graph_passes.ir.adjacency import Adjacency
+from graph_passes.ops.reasons import Reason
+
+MOST_OPS = 1000
+"""On the way from an origin to a comparison; on a longer one it is not looked for."""
+
+_EXACT = ("Equal", "NotEqual", "GreaterEqual", "LessEqual")
+_WRITERS = tensor_lists.WRITERS | {"OptionalFromValue"}
+_HAND_ON = _WRITERS | {"_SwitchN"}
+_READERS = tensor_lists.READERS | {"OptionalGetValue"}
+
+
+def paint_comparisons(coloring: Coloring) -> None:
+    """Comparisons of two tensors with one origin go low if either was rounded since."""
+    view, low = coloring.view, coloring.low
+    may_follow = coloring.eligible & ~coloring.is_denied & ~coloring.is_low & coloring.has_kernel
+    vertices = [view.base[number] for number in view.of_op(*_EXACT)]
+    vertices = [vertex for vertex in vertices if may_follow[vertex]]
+    origins = _Origins(coloring)
+    for vertex in vertices if any(low) else ():
+        sides = [origins.of(maker) for maker in coloring.edges.producers(vertex)]
+        either = set().union(*sides)
+        if either.intersection(*sides) and any(low[origin] for origin in either):
+            coloring.paint((vertex,), Reason.COMPARISON)
+
+
+class _Origins:
+    """Where tensors come from: through ops that hand values on, and what keeps them."""
+
+    def __init__(self, coloring: Coloring) -> None:
+        self._coloring = coloring
+        self._handles: Adjacency | None = None  # made for the first container
+
+    def of(self, vertex: int) -> set[int]:
+        """The vertices that a tensor's values come through, up to those that compute them."""
+        codes, op_of = self._coloring.list_codes, self._coloring.view.op_of
+        found, pending = {vertex}, [vertex]
+        while pending and len(found) < MOST_OPS:
+            vertex = pending.pop()
+            makers: Sequence[int]
+            if op_of(vertex) in _READERS:
+                makers = self._put_in(vertex)
+            elif codes[vertex] == CLEAR or op_of(vertex) in _HAND_ON:
+                makers = self._coloring.edges.producers(vertex)
+            else:
+                continue
+            pending += set(makers) - found
+            found.update(makers)
+        return found
+
+    def _put_in(self, vertex: int) -> list[int]:
+        """What is put into the lists or optionals that a vertex may take its value out of.
+
+        Eligible or not: the implicit edges of a colouring leave out what runs through other nodes.
+        """
+        view = self._coloring.view
+        if self._handles is None:
+            self._handles = view.adjacency(types_pb2.DT_VARIANT, tensor_lists.nested(view))
+        ends = tensor_lists.handle_vertices(view, view.vertex_nodes[vertex])
+        shared = tensor_lists.connected(self._handles, ends)
+        numbers = {view.vertex_nodes[handle] for handle in shared}
+        writers = [number for number in numbers if view.nodes[number].op in _WRITERS]
+        return [v for number in writers for v in self._coloring.float_vertices(number)]
