@@ -2,6 +2,7 @@
 
     python benchmarks/pass_growth.py                      synthetic graphs up to a million nodes
     python benchmarks/pass_growth.py --corpus DIRECTORY   the graphs NAME.pb of a corpus
+    python benchmarks/pass_growth.py --public             the same by the public call
     python benchmarks/pass_growth.py --shapes             chains, lists, calls and the like
     python benchmarks/pass_growth.py --profile            where the time goes
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import functools
 import math
 import pstats
 import subprocess
@@ -46,8 +48,9 @@ def measure(request: Message, dtype: str) -> Message:
     """Measures one graph, in a worker.
 
     Args:
-        request: `nodes`, the size of a synthetic graph, or `file`, a MetaGraphDef; `repeats`, and
-            `oracle_up_to`, the number of nodes above which the oracle is left out.
+        request: `nodes`, the size of a synthetic graph, or `file`, a MetaGraphDef; `repeats`;
+            `oracle_up_to`, the number of nodes above which the oracle is left out; and `public`,
+            whether to call what the package offers, which finds the shapes itself.
         dtype: the target dtype.
 
     Returns:
@@ -56,22 +59,25 @@ def measure(request: Message, dtype: str) -> Message:
     """
     import oracle
 
-    from graph_passes import PrecisionConfig, rewrite_graph_def
+    import graph_passes
+    import tf_amp
 
-    config = PrecisionConfig(target_dtype=dtype, device=oracle.DEVICES[dtype])
+    config = graph_passes.PrecisionConfig(target_dtype=dtype, device=oracle.DEVICES[dtype])
     meta_graph = _graph(request)
     preserve = oracle.fetches(meta_graph)
     graph = meta_graph.graph_def
-    shapes = _shapes(request, graph)
+    of_package = tf_amp if request["public"] else graph_passes
+    shapes = {} if request["public"] else _shapes(request, graph)
+    rewrite_graph_def = functools.partial(of_package.rewrite_graph_def, config=config)
     small = _graph({"nodes": _WARM_UP_NODES}).graph_def
     # Lists and the op registry are read once a process, whatever the graph.
-    rewrite_graph_def(small, config)
+    rewrite_graph_def(small)
     nodes = len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
     answer: Message = {"nodes": nodes, "serialized_mb": graph.ByteSize() / 1e6}
 
     before = resident_mb()
     reset_peak()
-    result = rewrite_graph_def(graph, config, preserve=preserve, **shapes)
+    result = rewrite_graph_def(graph, preserve=preserve, **shapes)
     answer["peak_added_mb"] = peak_resident_mb() - before
     answer["summary"] = result.report.summary()
     if result.failure is not None:
@@ -87,7 +93,7 @@ def measure(request: Message, dtype: str) -> Message:
     answer |= {"ours_s": [], "oracle_s": [], "oracle_call_s": []}
     for _ in range(request["repeats"]):
         started = time.perf_counter()
-        result = rewrite_graph_def(graph, config, preserve=preserve, **shapes)
+        result = rewrite_graph_def(graph, preserve=preserve, **shapes)
         answer["ours_s"].append(time.perf_counter() - started)
         del result
         if with_oracle:
@@ -254,7 +260,10 @@ def _measure_all(
         worker = Worker([__file__, "--worker", dtype], oracle_environment(dtype))
         try:
             found[name] = worker.ask(
-                **request, repeats=options.repeats, oracle_up_to=options.oracle_up_to
+                **request,
+                repeats=options.repeats,
+                oracle_up_to=options.oracle_up_to,
+                public=options.public,
             )
         except WorkerError as error:
             # One of the passes failed, ours or the oracle's; the other graphs go on.
@@ -297,6 +306,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=_SIZES, metavar="NODES")
     parser.add_argument("--corpus", type=Path, help="measure the graphs of this directory instead")
     parser.add_argument("--shapes", action="store_true", help="graphs of one shape each instead")
+    parser.add_argument("--public", action="store_true", help="the package's own call")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=("float16",))
     parser.add_argument("--repeats", type=int, default=7, help="counted runs (7)")
     parser.add_argument(

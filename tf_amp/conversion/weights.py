@@ -153,9 +153,9 @@ class _Variables:
                     self._resources[body.name, arg.name] = slot
         for node in body.nodes.values():
             if node.op == "VarHandleOp":
-                shared = node.attr["shared_name"].s or node.name.encode()
-                where = "" if node.attr["shared_name"].s else body.name
-                container = node.attr["container"].s
+                shared, container = (_text(node, name) for name in ("shared_name", "container"))
+                where = "" if shared else body.name
+                shared = shared or node.name.encode()
                 slot = ("handle", self._number, container, shared, where)  # type: ignore[assignment]
                 self._resources[body.name, node.name] = slot
         pending = [n for n in body.nodes.values() if n.op == "Identity"]
@@ -394,6 +394,11 @@ def _with_identities(body: Body, made: Node) -> list[Node]:
         behind = (reader for reader, _ in body.readers.get(source.name, ()))
         found.extend(node for node in behind if node.op == "Identity" and node not in found)
     return found
+
+
+def _text(node: Node, attr: str) -> bytes:
+    value = node.attr.get(attr)  # [] would write to a map that lacks the key
+    return b"" if value is None else value.s
 
 
 def _short(dtype: int) -> str:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tf_amp.hosts.function_shapes import static_shapes, traced_shapes
+from graph_passes.ir.indexing import NodeIndex
+from graph_passes.ops.node_types import NodeTypeTable
+from tf_amp.hosts.c_api import CApiError
+from tf_amp.hosts.imported_graph import ImportedGraph
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.function_pb2 import FunctionDef
     from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.op_def_pb2 import OpDef
 
-    from graph_passes.ir.view import Shapes
+    from graph_passes.ir.view import Shape, Shapes
 
 _log = logging.getLogger(__name__)
 
@@ -39,27 +43,17 @@ class InferredShapes:
         return {function.signature.name: function for function in self.graph_def.library.function}
 
     @functools.cached_property
-    def graph(self) -> Any:
+    def graph(self) -> ImportedGraph | None:
         """The graph with its library, built by TensorFlow; None where it cannot be."""
-        import tensorflow as tf
-
-        graph, copy = tf.Graph(), type(self.graph_def)()
-        copy.CopyFrom(self.graph_def)  # the import writes the defaults of attrs into what it gets
         try:
-            with graph.as_default():
-                tf.graph_util.import_graph_def(copy, name="")
-        except Exception as error:  # shapes are a help, not a need
+            return ImportedGraph(self.graph_def)
+        except (CApiError, ValueError) as error:  # shapes are a help, not a need
             _log.debug("No shapes are known, because the graph cannot be built: %s", error)
             return None
-        return graph
 
-    def of_graph(self, node: str) -> Any:
+    def of_graph(self, node: str) -> tuple[Shape | None, ...]:
         """The shapes of the outputs of a node of the main graph, as `Shapes`."""
-        return self._of_main(node)
-
-    @functools.cached_property
-    def _of_main(self) -> Shapes:
-        return (lambda _: ()) if self.graph is None else static_shapes(self.graph)
+        return () if self.graph is None else self.graph.shapes(node)
 
     def of_function(self, name: str) -> Shapes | None:
         """The shapes in a function's body, which is built for that; None where it cannot be.
@@ -67,21 +61,60 @@ class InferredShapes:
         A function knows the shapes of its arguments only where its definition notes them, as
         definitions made by tracing do.
         """
-        from tensorflow.python.framework import function_def_to_graph
+        if name not in self._bodies:
+            body = None
+            try:
+                if self.graph is not None:
+                    body = ImportedGraph(self._body(self.library[name]))
+            except (CApiError, ValueError) as error:  # as above
+                _log.debug("No shapes are known in the function %s: %s", name, error)
+            self._bodies[name] = None if body is None else body.shapes
+        return self._bodies[name]
 
-        if self.graph is None:
-            return None
-        definition = type(self.library[name])()
-        definition.CopyFrom(self.library[name])
-        noted = [
-            definition.arg_attr[number].attr["_output_shapes"].list.shape
-            for number in range(len(definition.signature.input_arg))
-        ]
-        shapes = [shape[0] if shape else None for shape in noted]
-        try:
-            with self.graph.as_default():
-                body = function_def_to_graph.function_def_to_graph(definition, input_shapes=shapes)
-        except Exception as error:  # as above
-            _log.debug("No shapes are known in the function %s: %s", name, error)
-            return None
-        return traced_shapes(body, definition)
+    @functools.cached_property
+    def _bodies(self) -> dict[str, Shapes | None]:
+        """What `of_function` has told."""
+        return {}
+
+    @functools.cached_property
+    def _signatures(self) -> dict[str, OpDef]:
+        return {name: function.signature for name, function in self.library.items()}
+
+    def _body(self, function: FunctionDef) -> GraphDef:
+        """A function's body as a graph that has its arguments as placeholders.
+
+        Raises:
+            ValueError: an input names no tensor, or two nodes have the same name.
+        """
+        graph = type(self.graph_def)()
+        graph.versions.CopyFrom(self.graph_def.versions)
+        for number, arg in enumerate(function.signature.input_arg):
+            node = graph.node.add(name=arg.name, op="Placeholder")
+            node.attr["dtype"].type = arg.type
+            shape = node.attr["shape"].shape
+            shape.unknown_rank = not arg.handle_data  # a handle is a scalar
+            noted = function.arg_attr.get(number)  # [] would write to a map that lacks the key
+            if noted is not None and "_output_shapes" in noted.attr:
+                for known in noted.attr["_output_shapes"].list.shape[:1]:
+                    shape.CopyFrom(known)
+        graph.node.extend(function.node_def)
+        # Of the functions TensorFlow needs those alone that are called as ops.
+        called = self.library.keys() & {node.op for node in function.node_def}
+        graph.library.function.extend(self.library[name] for name in called)
+        index = NodeIndex(NodeTypeTable(self._signatures.get), named_outputs=True)
+        nodes = list(graph.node)
+        index.extend(nodes)
+        for node in nodes:
+            node.input[:] = [_flat(name, index) for name in node.input[:]]
+        return graph
+
+
+def _flat(tensor: str, index: NodeIndex) -> str:
+    """The name that a graph has for an input of a node of a function's body."""
+    if tensor[:1] == "^":
+        return tensor
+    name, port = index.split(tensor)
+    number = index.numbers.get(name)
+    if number is None or not 0 <= port < len(index.layout(number).out_slots):
+        raise ValueError(f"the input {tensor!r} names no tensor")
+    return f"{name}:{port}"

@@ -21,9 +21,10 @@ from tensorflow.core.framework import graph_pb2
 
 import graph_passes
 from tf_amp.compatibility import SESSION_HOST, obstacle
+from tf_amp.hosts.c_api import CApiError
 from tf_amp.hosts.dumps import Origin
 from tf_amp.hosts.session_config import SessionConfigHook, float32_sessions_exist, refuse
-from tf_amp.hosts.session_plugin import GraphItem, GraphPlugin, RegistrationError, graph_plugin
+from tf_amp.hosts.session_plugin import GraphItem, GraphPlugin, graph_plugin
 from tf_amp.hosts.session_stubs import empty_stubs, fill_stubs
 from tf_amp.hosts.session_unfuse import UnfusedGraph, unfuse
 from tf_amp.patches import Patches
@@ -187,7 +188,7 @@ def install(installation: Installation) -> str | None:
         return found
     try:
         plugin = graph_plugin(tensorflow)
-    except RegistrationError as error:
+    except CApiError as error:
         refusal = f"{error}; graphs of tf.compat.v1.Session stay in float32"
         _installed = _Refused(refusal)
         return refusal

@@ -1,31 +1,17 @@
-"""The C side of TensorFlow's graph-optimizer plugin API that a callback needs, by ctypes.
-
-``TF_Buffer`` repeats ``tensorflow/c/tf_buffer.h``, which has not changed in the supported range.
-The functions are looked up in the libraries that the imported TensorFlow has already loaded.
-"""
+"""The C side of TensorFlow's graph-optimizer plugin API that a callback needs, by ctypes."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tf_amp.hosts.c_api import Buffer, CLibrary
 
 PRESERVE_LIST = "TF_GetNodesToPreserveList"
 FETCH_LIST = "TF_GetFetchNodesList"
 ABORTED = 10
 """Status code for "did nothing": Grappler keeps the graph and stays silent."""
-
-
-class Buffer(ctypes.Structure):
-    """TF_Buffer."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("length", ctypes.c_size_t),
-        ("data_deallocator", ctypes.c_void_p),
-    )
 
 
 OPTIMIZE_FUNCTION = ctypes.CFUNCTYPE(
@@ -53,20 +39,13 @@ class AbslStatus(ctypes.Structure):
         return self.representation in (0, 1)
 
 
-class RegistrationError(RuntimeError):
-    """TensorFlow's plugin API cannot be used in this process; the text says why."""
-
-
-class Library:
-    """The C functions that the callbacks need, looked up in TensorFlow's own libraries."""
+class Library(CLibrary):
+    """The C functions that the callbacks need."""
 
     def __init__(self, package: Path) -> None:
-        self._handles = list(_loaded_libraries(package))
+        super().__init__(package)
         p, size = ctypes.c_void_p, ctypes.c_size_t
         self.set_status = self.find("TF_SetStatus", None, p, ctypes.c_int, ctypes.c_char_p)
-        self.get_code = self.find("TF_GetCode", ctypes.c_int, p)
-        self.new_status = self.find("TF_NewStatus", p)
-        self.delete_status = self.find("TF_DeleteStatus", None, p)
         self.new_buffer = self.find(
             "TF_NewBufferFromString", ctypes.POINTER(Buffer), ctypes.c_char_p, size
         )
@@ -96,23 +75,6 @@ class Library:
             )
             for name in (PRESERVE_LIST, FETCH_LIST)
         }
-
-    def find(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-        """Returns a function of TensorFlow's libraries.
-
-        Raises:
-            RegistrationError: if no library exports the name.
-        """
-        for handle in self._handles:
-            try:
-                # The index syntax makes a new function object, whose types nobody else sees.
-                function = handle[name]
-            except AttributeError:
-                continue
-            function.restype = result
-            function.argtypes = arguments
-            return function  # type: ignore[no-any-return]
-        raise RegistrationError(f"TensorFlow's libraries export no {name}")
 
     def names(self, list_name: str, item: int) -> tuple[str, ...]:
         """Returns a list of node names that Grappler keeps for the graph of `item`.
@@ -169,14 +131,3 @@ class Library:
         output.contents.data_deallocator = copy.contents.data_deallocator
         copy.contents.data_deallocator = None
         self.delete_buffer(copy)
-
-
-def _loaded_libraries(package: Path) -> Iterator[ctypes.CDLL]:
-    mode = getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", ctypes.DEFAULT_MODE)
-    for name in (
-        *("libtensorflow_cc.so.2", "libtensorflow_framework.so.2"),
-        *("libtensorflow_cc.2.dylib", "libtensorflow_framework.2.dylib"),
-    ):
-        path = package / name
-        if path.exists():
-            yield ctypes.CDLL(str(path), mode=mode)

@@ -40,6 +40,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from tf_amp.hosts.c_api import CApiError
 from tf_amp.hosts.session_c_api import (
     ABORTED,
     FETCH_LIST,
@@ -48,7 +49,6 @@ from tf_amp.hosts.session_c_api import (
     PRESERVE_LIST,
     AbslStatus,
     Library,
-    RegistrationError,
 )
 from tf_amp.hosts.session_shapes import GraphShapes
 from tf_amp.patches import Patches
@@ -115,7 +115,7 @@ class GraphPlugin:
             self._python = (ctypes.c_void_p * 3).in_dll(gate, "tf_amp_python")
             set_status = ctypes.c_void_p.in_dll(gate, "tf_amp_set_status")
         except ValueError as error:
-            raise RegistrationError(
+            raise CApiError(
                 f"{gate._name} was built from another version of this package (install tf-amp "
                 f"again): {error}"
             ) from error
@@ -200,7 +200,7 @@ class GraphPlugin:
         """Registers for one device type; does nothing when that was done before.
 
         Raises:
-            RegistrationError: if neither way into TensorFlow's registry is there.
+            CApiError: if neither way into TensorFlow's registry is there.
         """
         if device_type in self._registered:
             return
@@ -220,13 +220,13 @@ class GraphPlugin:
     def _call_registry(self) -> None:
         try:
             init_graph_plugin = self._library.find(_INIT_GRAPH_PLUGIN, AbslStatus, INIT_FUNCTION)
-        except RegistrationError:
+        except CApiError:
             from tensorflow.python.client import pywrap_tf_session
 
             pywrap_tf_session.TF_LoadPluggableDeviceLibrary(self._gate._name)
             return
         if not init_graph_plugin(INIT_FUNCTION(("TF_InitGraph", self._gate))).ok():
-            raise RegistrationError("TensorFlow refused the plugin's registration")
+            raise CApiError("TensorFlow refused the plugin's registration")
 
     def _optimizer_for(self, device_type: str) -> Callable[..., None]:
         def optimize(_seen: int, graph: Any, item: int, output: Any, status: int) -> None:
@@ -273,17 +273,17 @@ def load_gate(path: Path) -> ctypes.PyDLL:
     """Loads the shared object that TensorFlow calls.
 
     Raises:
-        RegistrationError: if it was not built or cannot be loaded.
+        CApiError: if it was not built or cannot be loaded.
     """
     if not path.exists():
-        raise RegistrationError(
+        raise CApiError(
             f"{path.name} was not built (install tf-amp from a wheel, or from source where a C "
             "compiler is)"
         )
     try:
         return ctypes.PyDLL(str(path))
     except OSError as error:
-        raise RegistrationError(f"{path} cannot be loaded: {error}") from error
+        raise CApiError(f"{path} cannot be loaded: {error}") from error
 
 
 def foreign_plugins() -> list[str]:
@@ -319,7 +319,7 @@ def graph_plugin(tensorflow: ModuleType) -> GraphPlugin:
         tensorflow: The imported TensorFlow package.
 
     Raises:
-        RegistrationError: if another graph plugin is loaded, the shared object was not built, or
+        CApiError: if another graph plugin is loaded, the shared object was not built, or
             no way into the registry exists.
     """
     from tensorflow.python.client import pywrap_tf_session
@@ -327,7 +327,7 @@ def graph_plugin(tensorflow: ModuleType) -> GraphPlugin:
     plugin: GraphPlugin | None = getattr(pywrap_tf_session, _SLOT_ATTRIBUTE, None)
     if plugin is None:
         if others := foreign_plugins():
-            raise RegistrationError(
+            raise CApiError(
                 f"another graph plugin is loaded ({', '.join(others)}), and TensorFlow ends the "
                 "process when two register for one device type (remove that plugin)"
             )

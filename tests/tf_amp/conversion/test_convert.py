@@ -84,6 +84,8 @@ def test_weights_in_the_target_dtype(folder: Path, tmp_path: Path, name: str, dt
     for meta in saved.meta_graphs:  # nothing is cast that is stored so already
         graph = meta.graph_def
         for nodes in (graph.node, *(f.node_def for f in graph.library.function)):
+            # TensorFlow's C++ importer takes no attr without a value.
+            assert all(v.WhichOneof("value") for n in nodes for v in n.attr.values())
             low = {n.name for n in nodes if n.op == "ReadVariableOp" and n.attr["dtype"].type != 1}
             casts = [n for n in nodes if n.op == "Cast" and n.input[0].split(":")[0] in low]
             assert all(n.attr["DstT"].type == 1 for n in casts)

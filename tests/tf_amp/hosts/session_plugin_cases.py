@@ -18,7 +18,7 @@ from session_peer_graphs import fed, values
 from tensorflow.python.eager import context
 from tensorflow.python.grappler import tf_optimizer
 
-from tf_amp.hosts import session, session_c_api, session_plugin
+from tf_amp.hosts import session, session_plugin
 
 v1 = tf.compat.v1
 
@@ -199,4 +199,3 @@ def loaded_by_others() -> None:
     with harness.amp() as installed:
         refusals = dict(installed.refusals)
         harness.report("loaded", refusals=refusals, dtypes=run_small())
-    assert session_c_api.RegistrationError is session.RegistrationError
