@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,10 +80,12 @@ class StepWorker:
         """Runs some steps under TensorFlow's profiler; answers with kernel time by op type."""
         import tensorflow as tf
 
+        from tf_amp.profiling.kernels import kernel_seconds, read_profile
+
         with tempfile.TemporaryDirectory() as directory:
             with tf.profiler.experimental.Profile(directory):
                 self._run(request)
-            total = _kernel_seconds(Path(directory))
+            total = kernel_seconds(read_profile(Path(directory)).kernels)
         return {"kernel_ms": {op: 1e3 * s / request["steps"] for op, s in total.items()}}
 
     def _finish(self, _: Message) -> Message:
@@ -103,27 +103,6 @@ def _steps_on_data_set(model: Any, mode: str, inputs: Any, labels: Any) -> Calla
         return lambda: model.train_function(batches)["loss"]
     model.make_predict_function()
     return lambda: model.predict_function([next(batches)])
-
-
-def _kernel_seconds(directory: Path) -> Counter[str]:
-    """Op type -> seconds of its kernels, from the trace of a profile."""
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    seconds: Counter[str] = Counter()
-    for file in directory.rglob("*.xplane.pb"):
-        space = xplane_pb2.XSpace.FromString(file.read_bytes())
-        for plane in space.planes:
-            # A kernel's event is named NODE:OP; those of the runtime have other names.
-            ops = {
-                number: name.name.rpartition(":")[2]
-                for number, name in plane.event_metadata.items()
-                if re.fullmatch(r"[^:]+:[A-Z_]\w*", name.name)
-            }
-            for line in plane.lines:
-                for event in line.events:
-                    if event.metadata_id in ops:
-                        seconds[ops[event.metadata_id]] += event.duration_ps * 1e-12
-    return seconds
 
 
 def _math_ops() -> dict[str, dict[str, int]]:

@@ -28,11 +28,12 @@ import site
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tf_amp.after_import import AfterImport
-from tf_amp.env_variables import ENABLING_VARIABLES, EnvConfigError, is_on
+from tf_amp.env_variables import ENABLING_VARIABLES, PROFILE, EnvConfigError, is_on
 from tf_amp.patches import Patches
 from tf_amp.visible_log import ensure_visible
 
@@ -82,6 +83,10 @@ def pth_path() -> str | None:
 def _install() -> None:
     from tf_amp.env_config import misspelt, read_settings
 
+    if folder := os.environ.get(PROFILE, "").strip():
+        from tf_amp.profiling import step_watch
+
+        step_watch.start(Path(folder))
     if not any(os.environ.get(name) for name in ENABLING_VARIABLES):
         for note in misspelt(os.environ):
             ensure_visible()

@@ -105,6 +105,16 @@ SESSION_HOST = (
     Member(_POLICY_STATE, "non_mixed_precision_session_created"),
     Member(_POLICY_STATE, "set_non_mixed_precision_session_created"),
 )
+STEP_WATCH = (
+    # Replaced.
+    Member(f"{_EAGER}.polymorphic_function.polymorphic_function", "Function.__call__"),
+    Member("tensorflow.python.client.session", "BaseSession.run"),
+    # Read.
+    Member(
+        f"{_EAGER}.polymorphic_function.polymorphic_function",
+        "Function._list_all_concrete_functions",
+    ),
+)
 SCOPES = (
     # Replaced.
     Member("tensorflow.python.framework.func_graph", "FuncGraph.__init__"),

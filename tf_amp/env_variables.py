@@ -28,6 +28,7 @@ IGNORE_PERFORMANCE = f"{REWRITE}_IGNORE_PERFORMANCE"
 LOG_PATH = f"{REWRITE}_LOG_PATH"
 TRIAL = f"{REWRITE}_TRIAL"
 BISECT_LIMIT = f"{REWRITE}_BISECT_LIMIT"
+PROFILE = f"{REWRITE}_PROFILE"
 
 # Read by TensorFlow's own pass: not ours to parse, and no typing errors either.
 FOREIGN_VARIABLES = (f"{REWRITE}_SIMULATE_GPU", f"{REWRITE}_EMULATE_FP16")
@@ -227,6 +228,13 @@ VARIABLES: tuple[Variable, ...] = (
         "what is beyond stays as it is. A node that is planned again keeps its number. "
         "`tf-amp bisect` finds with it the one that breaks a program.",
         default="all of them, and nothing is numbered",
+    ),
+    Variable(
+        PROFILE,
+        "path",
+        "Set by `tf-amp profile` for the program that it runs: the folder that says which steps "
+        "are to be timed, and into which their times go. The program ends with the last of them.",
+        default="nothing is timed",
     ),
     Variable(
         LOG_PATH,

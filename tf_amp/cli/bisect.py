@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_amp.cli import programs
 from tf_amp.env_variables import ENABLE, ENABLE_GRAPH_REWRITE, RULES
 from tf_amp.whole_files import write_whole
 
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
-    command = arguments.command[arguments.command[:1] == ["--"] :]
+    command = programs.behind_dashes(arguments.command)
     if not command:
         print("tf-amp bisect: error: give the program behind --.", file=sys.stderr)
         return 2
@@ -105,30 +105,16 @@ def _passes(
 ) -> bool:
     """Whether one run of a program does what it should."""
     on = {} if os.environ.get(ENABLE_GRAPH_REWRITE, "").strip() else {ENABLE: "1"}
-    child = subprocess.Popen(
-        command,
-        env={**os.environ, **on, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    child = programs.start(command, {**on, **variables}, subprocess.PIPE)
     try:
         output, _ = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        _stop(child)
+        programs.stop(child)
         return False
     except BaseException:
-        _stop(child)
+        programs.stop(child)
         raise
     return child.returncode == 0 and (check is None or check.holds(output))
-
-
-def _stop(child: subprocess.Popen[str]) -> None:
-    """Ends a program with all that it has started."""
-    os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()
 
 
 def _described(found: Found) -> list[str]:
