@@ -12,6 +12,7 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.framework.function_pb2 import FunctionDef
 
 from graph_passes import PrecisionConfig, load_op_lists
+from graph_passes.ir.eligibility import node_name
 from graph_passes.ir.view import view_function
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.comparison.callables import Arrays, Signature
@@ -32,7 +33,8 @@ def boundary_figures(
     """Runs a signature of both models and compares what its converted regions make.
 
     Looked at are the products in low precision, and what a Cast to float32 reads: there a region
-    ends. Each is compared with the tensor of the same name in the original. The tensors of one
+    ends. Each is compared with the tensor of the same name in the original; what a unit that was
+    replaced as a whole gives, with the node after which the unit is named. The tensors of one
     sample are on disk meanwhile, not in memory.
 
     Args:
@@ -110,6 +112,7 @@ def _pairs(
     for low, original in _function_pairs(originals, original_main, converted, converted_main):
         view = view_function(converted[low], node_types=types)
         ops = {node.name: node.op for node in originals[original].node_def}
+        ends = _unit_ends(converted[low], ops)
         made_by = {node.name: node.op for node in converted[low].node_def}
         for node in converted[low].node_def:
             if node.op == "Cast" and node.attr["DstT"].type == types_pb2.DT_FLOAT:
@@ -120,14 +123,38 @@ def _pairs(
                 name, port = node.name, 0
             else:
                 continue
+            unit = "" if name in ops else _replaced(name, ops)
+            name = ends.get(unit, name)
             tensor = (traced_name(low), name, port)
             if made_by.get(name, "Const") in _NO_RESULTS:
                 continue
             if name in ops:
                 found[tensor] = (traced_name(original), name, port), ops[name]
+            elif unit in ends:
+                found[tensor] = (traced_name(original), unit, 0), ops[unit]
             else:
                 alone.add(tensor)
     return found, len(alone)
+
+
+def _unit_ends(function: FunctionDef, ops: Mapping[str, str]) -> dict[str, str]:
+    """Node that a unit replaced -> the node of the unit that others read, where that is one."""
+    read: dict[str, set[str]] = {}
+    for node in function.node_def:
+        for name in map(node_name, node.input):
+            unit = _replaced(name, ops)
+            if unit and name not in ops and not node.name.startswith(f"{unit}/"):
+                read.setdefault(unit, set()).add(name)
+    return {unit: min(names) for unit, names in read.items() if len(names) == 1}
+
+
+def _replaced(name: str, ops: Mapping[str, str]) -> str:
+    """The node of the original in whose place a unit's node is: units are named after it."""
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        if name in ops:
+            return name
+    return ""
 
 
 def _function_pairs(

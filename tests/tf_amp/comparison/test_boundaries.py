@@ -80,6 +80,21 @@ def test_what_overflows_inside_is_named(model: Path) -> None:
     assert "planted" not in by_node(kept)
 
 
+def test_what_a_fold_gives_is_beside_the_node_that_it_replaced(tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input([8, 8, 3], name="image")
+    x = keras.layers.Conv2D(8, 3, use_bias=False)(inputs)
+    x = keras.layers.BatchNormalization(beta_initializer="ones")(x)
+    keras.Model(inputs, keras.layers.ReLU()(x)).export(str(tmp_path / "model"), verbose=False)
+    config = tf_amp.PrecisionConfig(target_dtype="bfloat16", device="CPU")
+    tf_amp.convert_saved_model(tmp_path / "model", tmp_path / "low", config=config)
+    found = compare(tmp_path / "model", tmp_path / "low", rounds=0, boundaries=True)
+    folded = [o for o in found.boundaries if "/folded" in o.name]
+    assert folded and found.boundaries_alone == 0
+    assert all(0 < o.max_relative < 0.02 and o.cosine > 0.9999 for o in folded)
+
+
 def test_a_model_beside_itself_has_no_low_precision(model: Path) -> None:
     found = compare(model, model, rounds=0, count=1, boundaries=True)
     assert (found.boundaries, found.boundaries_alone) == ((), 0)
