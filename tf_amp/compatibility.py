@@ -128,6 +128,20 @@ SCOPES = (
     Member("tensorflow.python.framework.ops", "Graph._attr_scope"),
     Member("tensorflow.python.framework.ops", "_gradient_registry"),
 )
+DIAGNOSIS = (
+    # Replaced.
+    Member(
+        f"{_EAGER}.backprop",
+        "GradientTape.gradient",
+        ("self", "target", "sources", "output_gradients", "unconnected_gradients"),
+    ),
+    # Read.
+    Member(
+        f"{_EAGER}.polymorphic_function.polymorphic_function",
+        "Function._clone",
+        ("self", "python_function"),
+    ),
+)
 KERAS = (
     Member("keras", "Model.compile"),
     Member("keras", "Model.fit"),

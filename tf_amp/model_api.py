@@ -185,6 +185,7 @@ def diagnose(
     *,
     config: PrecisionConfig | None = None,
     tolerance: float | None = None,
+    loss_scale: float | None = None,
 ) -> Diagnosis:
     """Runs a function on one batch in float32 and in mixed precision, and says where values go.
 
@@ -199,12 +200,15 @@ def diagnose(
             the GPU, or for the CPU where there is none.
         tolerance: how far a converted node may be from float32, by the length of its value, where
             all is finite and its inputs are near; by default 0.05 for float16, 0.25 for bfloat16.
+        loss_scale: the loss scale at which float16 gradients are judged; by default that by which
+            `fn` multiplies its loss: the one of its optimizer, or 1.
 
     Returns:
         The first converted node, in the order in which they ran, whose values are not finite, or
         far from float32; then, with that one in float32, the next one, until all is finite. Each
         with the reason for its conversion, the Python line, and the rule to paste; `print` shows
-        them.
+        them. For float16, `gradients` tells of each variable what share of its gradient is flushed
+        to 0 at the loss scale, and the loss scale that loses least.
 
     Raises:
         ValueError: (`tf_amp.diagnosis.step.DiagnosisError`) the function takes its batch from
@@ -212,7 +216,9 @@ def diagnose(
     """
     from tf_amp.diagnosis.diagnose import diagnose
 
-    return diagnose(fn, inputs, config or _config_in_force(), tolerance=tolerance)
+    return diagnose(
+        fn, inputs, config or _config_in_force(), tolerance=tolerance, loss_scale=loss_scale
+    )
 
 
 def diagnose_callback(
@@ -221,6 +227,7 @@ def diagnose_callback(
     stop: bool = True,
     tell: Callable[[Diagnosis], None] | None = None,
     config: PrecisionConfig | None = None,
+    loss_scale: float | None = None,
 ) -> Any:
     """A callback for `model.fit(callbacks=[...])` that diagnoses the batch that broke the loss.
 
@@ -233,6 +240,7 @@ def diagnose_callback(
         stop: whether training stops then (the default) or goes on.
         tell: is given the diagnosis; by default it is logged as a warning.
         config: as `diagnose`.
+        loss_scale: as `diagnose`.
 
     Returns:
         A callback of the model's library. Its `diagnosis` is None until there is one.
@@ -242,7 +250,9 @@ def diagnose_callback(
     """
     from tf_amp.diagnosis.callback import make_callback
 
-    return make_callback(model, config or _config_in_force(), stop=stop, tell=tell)
+    return make_callback(
+        model, config or _config_in_force(), stop=stop, tell=tell, loss_scale=loss_scale
+    )
 
 
 def _config_asked_for(

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from tf_amp.compatibility import (
+    DIAGNOSIS,
     FUNCTION_HOST,
     KERAS,
     SESSION_HOST,
@@ -18,7 +19,7 @@ from tf_amp.compatibility import (
     unsupported,
 )
 
-TABLES = (FUNCTION_HOST, SESSION_HOST, KERAS, TF_KERAS, V1_OPTIMIZERS)
+TABLES = (DIAGNOSIS, FUNCTION_HOST, SESSION_HOST, KERAS, TF_KERAS, V1_OPTIMIZERS)
 
 
 @pytest.mark.parametrize("version", ["2.17.0", "2.19.1+cpu", "2.21.0", "2.21.0-rc1"])

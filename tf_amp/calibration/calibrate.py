@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from graph_passes import FunctionRemarks, PrecisionConfig, Rule, format_rules
-from tf_amp.calibration.ranges import Range, fed, measure, step_of
-from tf_amp.comparison.callables import Arrays, load_signatures
-from tf_amp.comparison.compare import compare
-from tf_amp.conversion.convert import NothingToConvertError, convert, exported
+from tf_amp.calibration.ranges import Range, measure
+from tf_amp.comparison.callables import Arrays, Signature, load_signatures
+from tf_amp.comparison.compare import differences, results_of
+from tf_amp.comparison.samples import Samples, samples_for
+from tf_amp.comparison.steps import fed, step_of
+from tf_amp.conversion.convert import NothingToConvertError, as_saved_model, convert
 from tf_amp.conversion.progress import Progress, Say
 from tf_amp.diagnosis.step import (
     DiagnosisError,
@@ -84,7 +88,7 @@ class Calibration:
 
 def calibrate(
     model: Path,
-    samples: Iterable[Arrays],
+    samples: Samples,
     config: PrecisionConfig,
     *,
     batches: int | None = None,
@@ -108,23 +112,24 @@ def calibrate(
     """
     if batches is not None and batches < 1:
         raise ModelError(f"`batches` must be at least 1. Received: batches={batches}.")
-    given = list(itertools.islice(samples, batches))
-    if not given:
-        raise ModelError("There are no samples.")
-
-    def calibrated(source: Path) -> Calibration:
-        job = _Job(source, given, config, tolerance, Path(folder), progress)
+    given = list(itertools.islice(samples, batches)) if isinstance(samples, Iterable) else samples
+    with (
+        Progress(say) as progress,
+        tempfile.TemporaryDirectory(prefix="tf-amp-") as folder,
+        as_saved_model(model, Path(folder), progress) as source,
+    ):
+        signatures = load_signatures(source)
+        of_key = {
+            key: list(itertools.islice(samples_for(given, signature.inputs), batches))
+            for key, signature in signatures.items()
+        }
+        if not all(of_key.values()):
+            raise ModelError("There are no samples.")
+        job = _Job(source, signatures, of_key, config, tolerance, Path(folder), progress)
         try:
             return job.calibrate(underflow)
         except DiagnosisError as error:
             raise ModelError(f"{str(model)!r} cannot be run: {error}") from error
-
-    with Progress(say) as progress, tempfile.TemporaryDirectory(prefix="tf-amp-") as folder:
-        if model.suffix == ".keras" and model.is_file():
-            # What is measured has to have the names of what is converted.
-            with exported(model, Path(folder), progress, allow_lambda=False) as made:
-                return calibrated(made)
-        return calibrated(model)
 
 
 @dataclasses.dataclass
@@ -132,7 +137,8 @@ class _Job:
     """A calibration; `runs` counts the conversions that were compared, the rest is given."""
 
     model: Path
-    samples: Sequence[Arrays]
+    signatures: Mapping[str, Signature]
+    samples: Mapping[str, Sequence[Arrays]]
     config: PrecisionConfig
     tolerance: float | None
     folder: Path
@@ -155,7 +161,7 @@ class _Job:
         return Calibration(
             rules=tuple(rules),
             target_dtype=self.config.target_dtype,
-            batches=len(self.samples),
+            batches=self._batches,
             tensors=tensors,
             flops_share=figures_of(self._graphs(rules)).flops_share,
             flops_share_before=figures_of(before).flops_share,
@@ -164,6 +170,18 @@ class _Job:
             holds=holds,
         )
 
+    @property
+    def _batches(self) -> int:
+        return max(map(len, self.samples.values()))
+
+    @functools.cached_property
+    def _results(self) -> Mapping[str, Sequence[Mapping[str, np.ndarray]]]:
+        """The outputs in float32, with which those of every conversion are compared."""
+        return {
+            key: list(results_of(signature, self.samples[key]))
+            for key, signature in self.signatures.items()
+        }
+
     def _measured(self, graphs: Iterable[FunctionRemarks]) -> tuple[dict[str, Range], int]:
         """Node -> the range of the worst of its tensors, and how many tensors there were."""
         converted: dict[str, set[str]] = {}
@@ -171,7 +189,7 @@ class _Job:
             converted.setdefault(remark.node, set()).add(remark.attr)
         found: dict[str, Range] = {}
         dtype, count = tf.as_dtype(self.config.target_dtype).as_numpy_dtype, 0
-        for key, signature in load_signatures(self.model).items():
+        for key, signature in self.signatures.items():
             for measured, nodes in measure(signature, self._counted(key), converted, dtype):
                 count += 1
                 for node in nodes:
@@ -179,8 +197,8 @@ class _Job:
         return found, count
 
     def _counted(self, key: str) -> Iterator[Arrays]:
-        start, count = time.monotonic(), len(self.samples)
-        for number, sample in enumerate(self.samples):
+        start, count = time.monotonic(), len(self.samples[key])
+        for number, sample in enumerate(self.samples[key]):
             left = (time.monotonic() - start) * (count - number) / max(number, 1)
             rest = f", {left:.0f} s left" if number else ""
             self.progress(f"{key}: batch {number + 1} of {count}{rest}")
@@ -188,7 +206,7 @@ class _Job:
 
     def _lost(self, found: Range, underflow: float) -> str:
         """Why a node with such values has to stay float32; "" where it has not."""
-        over = f"over {_count(len(self.samples), 'batch', 'es')}"
+        over = f"over {_count(self._batches, 'batch', 'es')}"
         if found.over:
             return f"max |x| {found.largest:.4g} {over}"
         if found.non_finite:
@@ -223,8 +241,14 @@ class _Job:
             self._convert(self._with(rules))
         except NothingToConvertError:
             return True
-        found = compare(self.model, self._converted, self.samples, rounds=0)
-        return not found.beyond(self.tolerance)
+        converted = load_signatures(self._converted)
+        return all(
+            output.within(self.tolerance)
+            for key, signature in self.signatures.items()
+            for output in differences(
+                key, signature, converted[key], self.samples[key], self._results[key]
+            )
+        )
 
     def _suspects(self, rules: Iterable[Rule], ranges: Mapping[str, Range]) -> dict[str, int]:
         """What is converted all the same, the worst first: node -> the arithmetic of it.
@@ -234,8 +258,8 @@ class _Job:
         """
         config = self._with(rules)
         added: dict[str, float] = {}
-        for signature in load_signatures(self.model).values():
-            step = fed(step_of(signature), signature, self.samples[0])
+        for key, signature in self.signatures.items():
+            step = fed(step_of(signature), signature, self.samples[key][0])
             float32 = step.library()
             low = rewritten(step, float32, config)
             records, seen = record_low(step, low, config.target)

@@ -14,8 +14,8 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 from graph_passes.ir.view import view_function
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.comparison.callables import Arrays, Signature
+from tf_amp.comparison.steps import fed, step_of
 from tf_amp.diagnosis.recording import Key, run_recorded, traced_name
-from tf_amp.diagnosis.step import Step
 
 Converted: TypeAlias = Mapping[str, Set[str]]
 """Node -> its type attributes that a plan converts, as remarks name them."""
@@ -107,17 +107,6 @@ class Tensors:
     def wants(self, key: Key, dtype: int) -> bool:
         """Whether a tensor is one of them; see `run_recorded`."""
         return dtype == tf.float32.as_datatype_enum and key in self.nodes
-
-
-def step_of(signature: Signature) -> Step:
-    """A signature of a model, traced for inputs of any of its shapes; it has no inputs yet."""
-    function = tf.function(lambda fed: signature.call(fed), autograph=False)
-    return Step(function.get_concrete_function(dict(signature.inputs)), [], {})
-
-
-def fed(step: Step, signature: Signature, sample: Arrays) -> Step:
-    """A traced signature with one batch as its inputs."""
-    return dataclasses.replace(step, inputs=tf.nest.flatten(signature.feed(sample)))
 
 
 def measure(

@@ -28,9 +28,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--inputs",
         required=True,
-        metavar="FILE.npz|MODULE:FUNCTION",
-        help="arrays by input name as one batch, or a function that gives dicts of them, one for a "
-        "batch",
+        metavar="FILE.npz|FILE.tfrecord|MODULE:FUNCTION",
+        help="as of `tf-amp compare`, where a sample is a batch",
     )
     parser.add_argument(
         "-o",

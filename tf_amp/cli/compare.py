@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_amp.comparison.compare import Comparison
+    from tf_amp.comparison.output_figures import OutputFigures
+
+_SHOWN = 8
 
 
 def add_parser(commands: Any) -> None:
@@ -29,13 +32,18 @@ def add_parser(commands: Any) -> None:
         )
     parser.add_argument(
         "--inputs",
-        metavar="FILE.npz|MODULE:FUNCTION",
-        help="arrays by input name, or a function that gives dicts of them, one for a sample "
-        "(default: random by signature)",
+        metavar="FILE.npz|FILE.tfrecord|MODULE:FUNCTION",
+        help="arrays by input name; tf.train.Example records with features of these names, each a "
+        "row; or a function that gives dicts of arrays, one for a sample (default: random by "
+        "signature)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
-    parser.add_argument("--batch", type=int, default=8, help="rows of random inputs (default: 8)")
-    parser.add_argument("--samples", type=int, default=4, help="random inputs (default: 4)")
+    parser.add_argument(
+        "--batch", type=int, default=8, help="rows of random inputs and of records (default: 8)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=4, help="random inputs, or batches of records (default: 4)"
+    )
     parser.add_argument(
         "--rounds", type=int, default=7, help="timed calls of each, in turns; 0: none (default: 7)"
     )
@@ -47,6 +55,9 @@ def add_parser(commands: Any) -> None:
         "overflowed, or if a larger share of integers differs",
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the figures as one page, with a chart"
+    )
     parser.set_defaults(run=run, needs_tensorflow=True)
 
 
@@ -67,16 +78,29 @@ def run(arguments: argparse.Namespace) -> int:
         found = compare(
             arguments.first,
             arguments.second,
-            read_samples(arguments.inputs) if arguments.inputs else None,
+            read_samples(arguments.inputs, batch=arguments.batch, count=arguments.samples)
+            if arguments.inputs
+            else None,
             seed=arguments.seed,
             batch=arguments.batch,
             count=arguments.samples,
             rounds=arguments.rounds,
+            boundaries=True,
         )
     except ModelError as error:
         print(f"tf-amp compare: error: {error}", file=sys.stderr)
         return 1
     print(json.dumps(dataclasses.asdict(found)) if arguments.json else _text(found))
+    if arguments.html is not None:
+        from tf_amp.comparison.page import page
+        from tf_amp.whole_files import write_whole
+
+        names = str(arguments.first), str(arguments.second)
+        try:
+            write_whole(arguments.html, page(found, *names, arguments.tolerance).encode())
+        except OSError as error:
+            print(f"tf-amp compare: error: the page cannot be written: {error}", file=sys.stderr)
+            return 1
     if arguments.tolerance is None:
         return 0
     beyond = found.beyond(arguments.tolerance)
@@ -89,18 +113,24 @@ def run(arguments: argparse.Namespace) -> int:
     return bool(beyond)
 
 
+def _figures(o: OutputFigures) -> tuple[str, ...]:
+    return (
+        f"{o.signature}/{o.name}",
+        f"{o.max_abs:.3g}",
+        f"{o.max_relative:.3g}",
+        f"{o.cosine:.6f}" if o.is_float else "-",
+        f"{o.overflowed:.2%}",
+        f"{o.flushed:.2%}",
+    )
+
+
 def _text(found: Comparison) -> str:
     from tf_amp.tracing.text import table
 
-    head = ("output", "max abs", "relative", "cosine", "overflowed", "flushed", "top 1", "top 5")
+    head = ("max abs", "relative", "cosine", "overflowed", "flushed")
     rows = [
         (
-            f"{o.signature}/{o.name}",
-            f"{o.max_abs:.3g}",
-            f"{o.max_relative:.3g}",
-            f"{o.cosine:.6f}" if o.is_float else "-",
-            f"{o.overflowed:.2%}",
-            f"{o.flushed:.2%}",
+            *_figures(o),
             "-" if o.top_1 is None else f"{o.top_1:.1%}",
             "-" if o.top_k is None else f"{o.top_k:.1%}",
         )
@@ -111,7 +141,14 @@ def _text(found: Comparison) -> str:
         for key, (a, b) in found.seconds.items()
     ]
     one, other = (size / 1e6 for size in found.bytes)
-    parts = [table(head, rows)]
+    parts = [table(("output", *head, "top 1", "top 5"), rows)]
+    if found.boundaries:
+        shown = sorted(found.boundaries, key=lambda o: (-o.overflowed, -o.max_relative))[:_SHOWN]
+        inside = [(*_figures(o), o.op) for o in shown]
+        of = f"the worst {len(shown)} of {len(found.boundaries)} in low precision inside"
+        parts.append(table((of, *head, "op"), inside))
+    if found.boundaries_alone:
+        parts.append(f"{found.boundaries_alone} more have no counterpart in the first model")
     if speed:
         parts.append(table(("signature", "first", "second", "times as fast"), speed))
     parts.append(f"on disk: {one:.2f} MB and {other:.2f} MB; {found.samples} samples")

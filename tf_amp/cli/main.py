@@ -15,6 +15,7 @@ from tf_amp.cli import (
     compare,
     convert,
     demo,
+    diagnose,
     diff,
     env,
     explain,
@@ -41,6 +42,7 @@ COMMANDS = (
     convert,
     compare,
     calibrate,
+    diagnose,
     bisect,
     lists,
     tune,
@@ -54,8 +56,8 @@ def parser() -> argparse.ArgumentParser:
         prog="tf-amp",
         description="Automatic mixed precision for stock TensorFlow 2.",
         epilog="Exit status: 0; 1 for a command that failed; 2 for a wrong call or setting; 3 "
-        "where a gate (--fail-if, --tolerance of calibrate, verify) says no; `run` ends as its "
-        "script does. Everything can be had without this command too: set "
+        "where a gate (--fail-if, --tolerance of calibrate, verify, diagnose) says no; `run` ends "
+        "as its script does. Everything can be had without this command too: set "
         "TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the script as usual.",
     )
     top.add_argument("--version", action="version", version=f"tf-amp {__version__}")

@@ -287,6 +287,19 @@ def exported(source: Path, room: Path, progress: Progress, *, allow_lambda: bool
         yield exported
 
 
+@contextlib.contextmanager
+def as_saved_model(source: Path, room: Path, progress: Progress) -> Iterator[Path]:
+    """A model whose nodes have the names that `convert` gives them.
+
+    That is the model itself, or a SavedModel of a Keras file for as long as the block runs.
+    """
+    if source.suffix == ".keras" and source.is_file():
+        with exported(source, room, progress, allow_lambda=False) as made:
+            yield made
+    else:
+        yield source
+
+
 def size_on_disk(path: Path) -> int:
     """The bytes of a file, or of all files in a directory."""
     if path.is_file():

@@ -12,7 +12,7 @@ import tensorflow as tf
 from graph_passes import PrecisionConfig
 from tf_amp.diagnosis.diagnose import Diagnosis, diagnose
 from tf_amp.diagnosis.step import DiagnosisError
-from tf_amp.loss_scale.telemetry import callback_class
+from tf_amp.loss_scale.telemetry import callback_class, scale_variables
 
 _log = logging.getLogger("tf_amp")
 _ORIGINAL = "tf_amp_train_function"
@@ -24,6 +24,7 @@ def make_callback(
     *,
     stop: bool,
     tell: Callable[[Diagnosis], None] | None,
+    loss_scale: float | None,
 ) -> Any:
     """See `tf_amp.diagnose_callback`.
 
@@ -32,6 +33,7 @@ def make_callback(
         config: what its steps are converted with.
         stop: whether training stops then.
         tell: is given the diagnosis; by default it is logged as a warning.
+        loss_scale: what gradients are judged at, as `diagnose`.
     """
     base = callback_class(model)
 
@@ -74,6 +76,7 @@ def make_callback(
                     [self._batch],
                     config,
                     values=self._values,
+                    loss_scale=loss_scale,
                 )
             except DiagnosisError as error:
                 _log.warning("The loss is %s at batch %d. %s", float(loss), batch, error)
@@ -108,6 +111,7 @@ def _variables(model: Any) -> list[tf.Variable]:
     optimizer = getattr(model, "optimizer", None)
     held = getattr(optimizer, "variables", ())
     found.extend(held() if callable(held) else held)
+    found.extend(scale_variables())
     for metric in model.metrics:
         found.extend(metric.variables)
     values = (v if isinstance(v, tf.Variable) else getattr(v, "value", None) for v in found)

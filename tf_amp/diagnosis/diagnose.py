@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from graph_passes import PrecisionConfig, Remark, Rule, format_rules
+from tf_amp.diagnosis.gradients import Gradients
 from tf_amp.diagnosis.recording import Key, Record
 from tf_amp.diagnosis.step import (
     Low,
@@ -70,12 +71,15 @@ class Diagnosis:
         finite: whether all values are finite once those stay float32, as they are in float32.
         tensors: how many tensors of converted nodes were looked at.
         float32_finite: whether all of them are finite in float32.
+        gradients: what float16 loses of the gradients, None where the target is another dtype or
+            the function takes none of variables.
     """
 
     findings: tuple[Finding, ...]
     finite: bool
     tensors: int
     float32_finite: bool = True
+    gradients: Gradients | None = None
 
     @property
     def rules(self) -> str:
@@ -83,13 +87,19 @@ class Diagnosis:
         return format_rules(finding.rule for finding in self.findings)
 
     def __str__(self) -> str:
-        if not self.float32_finite and not self.findings:
-            return "There are values that are not finite in float32 too: no conversion made them."
-        if not self.findings:
-            return f"Nothing amiss in {self.tensors} tensors of converted nodes."
-        parts = [*map(str, self.findings), "Rules to paste:", self.rules]
+        parts = [*map(str, self.findings)]
+        if self.findings:
+            parts += ["Rules to paste:", self.rules]
+        elif self.float32_finite:
+            parts.append(f"Nothing amiss in {self.tensors} tensors of converted nodes.")
+        else:
+            parts.append(
+                "There are values that are not finite in float32 too: no conversion made them."
+            )
         if not self.finite:
             parts.append("With these there are still values that are not finite.")
+        if self.gradients is not None:
+            parts.append(str(self.gradients))
         return "\n\n".join(parts)
 
 
@@ -100,6 +110,7 @@ def diagnose(
     *,
     tolerance: float | None = None,
     values: Mapping[int, tf.Tensor] | None = None,
+    loss_scale: float | None = None,
 ) -> Diagnosis:
     """Runs a function on one batch in float32 and in mixed precision, on copies of its variables.
 
@@ -110,12 +121,27 @@ def diagnose(
         tolerance: an error over this, and over `_GROWTH` times that of the node's inputs, is a
             finding too where all is finite; by default 0.05 for float16 and 0.25 for bfloat16.
         values: what variables held, by the id of the variable, in place of what they hold now.
+        loss_scale: what gradients are judged at; by default that by which the function multiplies
+            its loss.
 
     Raises:
         DiagnosisError: the function takes its batch from an iterator, or cannot be called so.
     """
     step = Step.trace(function, inputs, values or {})
+    return diagnose_step(step, config, tolerance=tolerance, loss_scale=loss_scale)
+
+
+def diagnose_step(
+    step: Step,
+    config: PrecisionConfig,
+    *,
+    tolerance: float | None = None,
+    loss_scale: float | None = None,
+) -> Diagnosis:
+    """As `diagnose`, of a function that was traced."""
     float32 = step.library()
+    is_float16 = config.target_dtype == "float16"
+    gradients = step.measured_gradients(float32, loss_scale) if is_float16 else None
     findings: list[Finding] = []
     least = _TOLERANCE[config.target_dtype] if tolerance is None else tolerance
     right: dict[tuple[Key, int], Record] = {}
@@ -134,10 +160,10 @@ def diagnose(
                 found = _first_jump(low, records, right, least)
                 findings.extend(filter(None, (found,)))
             exact = not any(record.non_finite for record in right.values())
-            return Diagnosis(tuple(findings), True, count, exact)
+            return Diagnosis(tuple(findings), True, count, exact, gradients)
         findings.append(finding)
         config = dataclasses.replace(config, rules=(*config.rules, finding.rule))
-    return Diagnosis(tuple(findings[:_ROUNDS]), False, count)
+    return Diagnosis(tuple(findings[:_ROUNDS]), False, count, gradients=gradients)
 
 
 def _first_lost(

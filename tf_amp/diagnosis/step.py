@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -14,11 +15,15 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from graph_passes import PrecisionConfig, Remark, rewrite_graph_def
 from graph_passes.ir.eligibility import node_name
 from graph_passes.plan_remarks import Lines
+from tf_amp.compatibility import DIAGNOSIS, obstacle
+from tf_amp.diagnosis.gradients import GradientMeter, Gradients, scale_of, watched_tapes
 from tf_amp.diagnosis.recording import Key, Record, run_recorded, traced_name
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_redirects import with_callees
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
+
+_log = logging.getLogger("tf_amp")
 
 
 class DiagnosisError(ValueError):
@@ -33,11 +38,13 @@ class Step:
         concrete: the ConcreteFunction.
         inputs: the tensors for its arguments, captured ones left out.
         values: as `diagnose`.
+        gradients: the gradients that tapes gave while it was traced, each with its variable.
     """
 
     concrete: Any
     inputs: list[tf.Tensor]
     values: Mapping[int, tf.Tensor]
+    gradients: Sequence[tuple[str, tf.Tensor]] = ()
 
     @classmethod
     def trace(
@@ -46,7 +53,15 @@ class Step:
         """Traces a function for its arguments; as `diagnose`."""
         given = tf.nest.map_structure(_as_tensor, tuple(inputs))
         of = function if hasattr(function, "get_concrete_function") else tf.function(function)
-        concrete = of.get_concrete_function(*given)
+        found: list[tuple[str, tf.Tensor]] = []
+        if (why := obstacle(DIAGNOSIS)) is not None:
+            _log.warning("Gradients are not looked at: %s.", why)
+            concrete = of.get_concrete_function(*given)
+        else:
+            # What was traced before took its gradients unseen.
+            of = of._clone(None) if hasattr(of, "_clone") else of
+            with watched_tapes() as found:
+                concrete = of.get_concrete_function(*given)
         flat = [
             value
             for value in tf.nest.flatten(given, expand_composites=True)
@@ -58,7 +73,7 @@ class Step:
                 f"The function takes {len(expected)} tensors and was given {len(flat)}. Give the "
                 "batch as tensors or arrays, not as an iterator or a variable."
             )
-        return cls(concrete, flat, values)
+        return cls(concrete, flat, values, found)
 
     @functools.cached_property
     def _atomic(self) -> Any:
@@ -73,6 +88,43 @@ class Step:
     def lines(self) -> Lines:
         """The Python lines of its nodes."""
         return source_lines(self.concrete.graph)
+
+    @property
+    def _gradients(self) -> dict[Key, str]:
+        """The tensor of each gradient -> the variable."""
+        names, pending = {}, [self._atomic]
+        for atomic in pending:
+            names[id(atomic.graph)] = traced_name(atomic.name.decode())
+            pending.extend(child for child in atomic.children if child not in pending)
+        return {
+            (names[id(tensor.graph)], tensor.op.name, tensor.value_index): variable
+            for variable, tensor in self.gradients
+            if id(getattr(tensor, "graph", None)) in names
+        }
+
+    def measured_gradients(
+        self, float32: Mapping[str, FunctionDef], loss_scale: float | None
+    ) -> Gradients | None:
+        """Runs the step in float32 and counts what float16 loses of its gradients.
+
+        Args:
+            float32: the step's library.
+            loss_scale: what they are judged at; None for that by which it multiplies its loss.
+
+        Returns:
+            The counts, None where no tape gave a gradient of a variable.
+        """
+        names = self._gradients
+        if not names:
+            return None
+        present = scale_of(self.concrete.graph.variables, self.values)
+        meter = GradientMeter(names, present, present if loss_scale is None else loss_scale)
+
+        def wants(key: Key, dtype: int) -> bool:
+            return dtype == tf.float32.as_datatype_enum and key in names
+
+        run_recorded(float32, self.name, self.copies(), wants, meter.tell)
+        return meter.gradients()
 
     def library(self) -> dict[str, FunctionDef]:
         """The function and all that it calls, in float32.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.core.framework import attr_value_pb2, function_pb2
+from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
 from tensorflow.python.eager import context as context_lib
 
 if TYPE_CHECKING:
@@ -143,9 +143,14 @@ def with_callees(
 def called_names(definition: function_pb2.FunctionDef) -> Iterator[str]:
     """Yields the names that a function may call by: its op types and its function attributes."""
     for node in definition.node_def:
-        yield node.op
-        for function in _function_attrs(node.attr.values()):
-            yield function.name
+        yield from called_by(node)
+
+
+def called_by(node: node_def_pb2.NodeDef) -> Iterator[str]:
+    """Yields the names that a node may call by: its op type and its function attributes."""
+    yield node.op
+    for function in _function_attrs(node.attr.values()):
+        yield function.name
 
 
 def _rename_calls(definition: function_pb2.FunctionDef, old: str, new: str) -> None:

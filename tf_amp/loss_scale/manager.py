@@ -93,6 +93,11 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         """The state variables of the current graph; created if they do not exist."""
         return tuple(v for field, v in self._state.get().items() if field != CULPRIT)
 
+    @property
+    def scale_variable(self) -> tf.Variable | None:
+        """The variable of the scale outside v1 graphs; None if it was not needed yet."""
+        return self._state.eager().get("scale")
+
     def new_protocol(self) -> StepProtocol:
         """A record of one optimizer's steps; `scale_loss` of this manager counts for it."""
         protocol = StepProtocol(strict=self._strict)

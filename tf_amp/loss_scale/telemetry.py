@@ -58,6 +58,13 @@ def counters() -> dict[str, Any]:
     return {"managers": len(scales), "skipped_steps": skipped_steps, "loss_scales": scales}
 
 
+def scale_variables() -> list[tf.Variable]:
+    """The variables that hold the scales of the managers that eager code and functions use."""
+    with _LOCK:
+        managers = list(_MANAGERS)
+    return [found for manager in managers if (found := manager.scale_variable) is not None]
+
+
 def write_summary(variables: Mapping[str, tf.Variable], step: int) -> None:
     """Writes state variables to the default summary writer.
 

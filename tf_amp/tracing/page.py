@@ -168,6 +168,23 @@ def page(jobs: Iterable[tuple[Job, Sequence[Blocker] | None]]) -> str:
         {"name": g.remarks.name, "dtype": g.config.target_dtype, "nodes": g.remarks.total_nodes}
         for g in graphs
     ]
+    script = _resource("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return template("page.html.jinja").render(
+        sections=sections,
+        title=", ".join(dict.fromkeys(section.job.name for section in sections)),
+        remarks=sum(len(graph.remarks.remarks) for graph in graphs),
+        # Nothing but this very script runs, whatever the names in a graph hold.
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+        f"script-src 'sha256-{digest}'",
+        script=Markup(script),
+        data=packed(data),
+        why=why,
+    )
+
+
+def template(name: str) -> jinja2.Template:
+    """A template of the package, to which the filters for figures, style and version are known."""
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -176,21 +193,8 @@ def page(jobs: Iterable[tuple[Job, Sequence[Blocker] | None]]) -> str:
     )
     filters = (gain, in_bytes, in_flops, in_seconds, percent)
     environment.filters |= {function.__name__: function for function in filters}
-    script = _resource("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.from_string(_resource("page.html.jinja")).render(
-        sections=sections,
-        title=", ".join(dict.fromkeys(section.job.name for section in sections)),
-        version=__version__,
-        remarks=sum(len(graph.remarks.remarks) for graph in graphs),
-        # Nothing but this very script runs, whatever the names in a graph hold.
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-        f"script-src 'sha256-{digest}'",
-        style=Markup(_resource("page.css")),
-        script=Markup(script),
-        data=packed(data),
-        why=why,
-    )
+    environment.globals |= {"style": Markup(_resource("page.css")), "version": __version__}
+    return environment.from_string(_resource(name))
 
 
 def _resource(name: str) -> str:

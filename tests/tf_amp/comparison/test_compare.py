@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import tf_amp
-from tf_amp.comparison.compare import Comparison, OutputFigures
-from tf_amp.comparison.samples import read_samples
+from tf_amp.comparison.compare import Comparison
+from tf_amp.comparison.output_figures import OutputFigures
 from tf_amp.model_files import ModelError
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
@@ -95,12 +95,6 @@ def test_models_without_a_common_signature(tmp_path: Path) -> None:
     one, two = save(tmp_path / "one"), save(tmp_path / "two", key="other")
     with pytest.raises(ModelError, match=r"lacks the signature .serving_default.\. It has: other"):
         tf_amp.compare_models(one, two)
-
-
-@pytest.mark.parametrize("source", ["no.npz", "no_module_of_that_name:f", "json", "json:none"])
-def test_samples_that_cannot_be_read(source: str) -> None:
-    with pytest.raises(ModelError):
-        list(read_samples(source))
 
 
 def test_command(run_python: RunPython, tmp_path: Path) -> None:

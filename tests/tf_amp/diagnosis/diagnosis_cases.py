@@ -10,6 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 import tf_amp
+from tf_amp.loss_scale import wrap_optimizer
+
+FLOAT16 = tf_amp.PrecisionConfig(target_dtype="float16", device="CPU")
 
 
 def large(blocks: int) -> dict:
@@ -48,6 +51,60 @@ def large(blocks: int) -> dict:
         "finite": found.finite,
         "kept": kept,
         "rules": found.rules,
+    }
+
+
+def flushed(rate: float = 1e-9) -> tuple[tf.types.experimental.GenericFunction, list]:
+    """A step whose gradients float16 flushes to 0 at a loss scale of 1, traced before."""
+    w = tf.Variable(np.eye(16, dtype=np.float32), name="w")
+    v = tf.Variable(np.eye(16, dtype=np.float32), name="v")
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = rate * tf.reduce_mean(tf.matmul(x, w)) + tf.reduce_mean(tf.matmul(x, v))
+        gradients = tape.gradient(loss, [w, v])
+        for variable, gradient in zip((w, v), gradients, strict=True):
+            variable.assign_sub(gradient)
+        return loss
+
+    x = 1 + np.random.default_rng(0).random((8, 16)).astype(np.float32)
+    step(x)
+    return step, [x]
+
+
+def gradients(*scales: int) -> dict:
+    """What is told of `flushed` at the scale of the step, then at others."""
+    found = [tf_amp.diagnose(*flushed(), loss_scale=scale).gradients for scale in (None, *scales)]
+    return {
+        "shares": [{g.variable: g.share for g in one.of_variables} for one in found],
+        "scales": [one.loss_scale for one in found],
+        "best": [one.best_loss_scale for one in found],
+        "at_best": found[0].share(found[0].best_loss_scale),
+        "nodes": [g.node for g in found[0].of_variables],
+        "text": str(found[0]),
+    }
+
+
+def scaled(library: str) -> dict:
+    """The step of a model whose optimizer has a loss scale."""
+    module = __import__(library)
+    inputs = module.Input([16], name="x")
+    hidden = module.layers.Dense(8, name="hidden")(inputs)
+    model = module.Model(inputs, module.layers.Dense(4, name="head")(hidden))
+    optimizer = wrap_optimizer(module.optimizers.SGD(), 2.0**12)
+    model.compile(optimizer, "mse")
+    x = np.random.default_rng(0).random((8, 16)).astype(np.float32)
+    model.train_on_batch(x, x[:, :4])
+    found = tf_amp.diagnose(model.train_step, [(x, x[:, :4])], config=FLOAT16).gradients
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x) - x[:, :4]) ** 2)
+    largest = [float(np.abs(g).max()) for g in tape.gradient(loss, model.trainable_variables)]
+    return {
+        "scale": found.loss_scale,
+        "variables": [g.variable for g in found.of_variables],
+        "largest": sorted(g.largest for g in found.of_variables),
+        "right": sorted(largest),
     }
 
 
@@ -131,10 +188,17 @@ def fit() -> dict:
         "epochs": len(history.history["loss"]),
         "nodes": [f.remark.node for f in found.findings],
         "finite": found.finite,
+        "gradients": [g.variable for g in found.gradients.of_variables],
+        "scale": found.gradients.loss_scale,
         "told": len(told),
         "released": not hasattr(model.train_function, "tf_amp_train_function"),
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]](*map(int, sys.argv[2:])), default=str))
+    print(
+        json.dumps(
+            globals()[sys.argv[1]](*(int(a) if a.isdecimal() else a for a in sys.argv[2:])),
+            default=str,
+        )
+    )

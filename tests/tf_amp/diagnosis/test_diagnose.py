@@ -49,6 +49,32 @@ def test_planted_fault(case: Callable[..., dict[str, Any]]) -> None:
     assert all(map(re.fullmatch, names, found["found"]))
 
 
+def test_gradients_that_float16_flushes(case: Callable[..., dict[str, Any]]) -> None:
+    found = case("gradients", "1024", "32768")
+    assert found["scales"] == [1, 1024, 32768]
+    # Of one variable the gradients are about 1e-10, of the other one 1e-1.
+    assert [shares["w"] for shares in found["shares"]] == [1, 0, 0]
+    assert [shares["v"] for shares in found["shares"]] == [0, 0, 0]
+    assert len(set(found["best"])) == 1 and found["best"][0] > 2.0**10
+    assert found["at_best"] == 0
+    assert all(node.startswith("gradient_tape/MatMul") for node in found["nodes"])
+    assert "w: 100.0% of 256 flushed to 0" in found["text"]
+    assert "50.0% of what is not 0" in found["text"]
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_gradients_at_the_loss_scale_of_an_optimizer(
+    case: Callable[..., dict[str, Any]], library: str
+) -> None:
+    if library == "tf_keras":
+        pytest.importorskip("tf_keras")
+    found = case("scaled", library)
+    assert found["scale"] == 2.0**12
+    assert len(found["variables"]) == 4
+    assert all(v.startswith(("hidden/", "head/")) for v in found["variables"])
+    assert found["largest"] == pytest.approx(found["right"], rel=1e-3)
+
+
 def test_sound_function(case: Callable[..., dict[str, Any]]) -> None:
     found = case("sound")
     assert found["found"] == 0
@@ -77,3 +103,6 @@ def test_callback_in_fit(run_python: RunPython) -> None:
     assert "planted" in found["nodes"][0]
     assert found["epochs"] == 1
     assert found["released"]
+    # Before the step that was skipped, it was the first of the dynamic loss scale.
+    assert found["scale"] == 2.0**15
+    assert {"dense/kernel", "planted/variable", "dense_1/bias"} <= set(found["gradients"])

@@ -7,8 +7,7 @@ import gzip
 import html.parser
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from tf_amp.tracing.trace import Trace, TracedGraph
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--{{ 7 * 7 }}"
 MANY = 30_000
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def product(node: str, kind: Any = "converted", **fields: Any) -> Remark:
@@ -135,29 +133,6 @@ def test_without_anything_decided_there_is_a_page() -> None:
     text = page([(job, None) for job in jobs_of([trace_of(())])])
     assert "No function has a matrix product" in text
     assert "--quick" in text
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    binary = next(filter(None, map(shutil.which, BROWSERS)), None)
-    service = shutil.which("chromedriver")
-    if binary is None or service is None:
-        pytest.skip(f"no browser: needs chromedriver and one of {', '.join(BROWSERS)}")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    profile = tmp_path_factory.mktemp("profile")
-    for flag in (
-        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run"),
-        *("disable-background-networking", "disable-component-update", "disable-sync"),
-        "force-prefers-reduced-motion",
-        *("disable-dev-shm-usage", f"user-data-dir={profile}", "window-size=1200,900"),
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(service))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture
