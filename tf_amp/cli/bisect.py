@@ -55,14 +55,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Finds the conversion and prints it.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Finds the conversion and prints it."""
     command = programs.behind_dashes(arguments.command)
     if not command:
         print("tf-amp bisect: error: give the program behind --.", file=sys.stderr)

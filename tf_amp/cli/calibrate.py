@@ -62,17 +62,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Calibrates the model and writes the rules.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        EnvConfigError: A variable holds an illegal value.
-    """
+    """Calibrates the model and writes the rules."""
     settings = read_settings()
     from tf_amp.calibration.calibrate import UNDERFLOW, calibrate
     from tf_amp.comparison.samples import read_samples

@@ -62,14 +62,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compares the models and prints the figures.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Compares the models and prints the figures."""
     from tf_amp.comparison.compare import compare
     from tf_amp.comparison.samples import read_samples
     from tf_amp.model_files import ModelError

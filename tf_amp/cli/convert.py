@@ -78,17 +78,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Converts the model and prints what was done.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        EnvConfigError: A variable holds an illegal value.
-    """
+    """Converts the model and prints what was done."""
     settings = read_settings()
     if arguments.rows < 1:
         print(f"tf-amp convert: error: --rows is at least 1, not {arguments.rows}", file=sys.stderr)

@@ -68,17 +68,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Diagnoses the target and prints what was found.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        EnvConfigError: A variable holds an illegal value.
-    """
+    """Diagnoses the target and prints what was found."""
     config = config_for(read_settings(), arguments)
     from tf_amp.diagnosis.step import DiagnosisError
     from tf_amp.model_files import ModelError

@@ -37,14 +37,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints what changed.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status, as the parser's epilog says.
-    """
+    """Prints what changed."""
     from tf_amp.tracing.difference import compare
     from tf_amp.tracing.jobs import jobs_of
     from tf_amp.tracing.trace import TraceError, read_traces

@@ -108,14 +108,7 @@ def _regex(text: str) -> re.Pattern[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints what a trace directory tells.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status, see `EXIT_CODES`.
-    """
+    """Prints what a trace directory tells."""
     from tf_amp.tracing.trace import TraceError, read_traces
 
     try:

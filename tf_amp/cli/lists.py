@@ -57,17 +57,7 @@ class Row(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the lists.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        EnvConfigError: A variable holds an illegal value.
-    """
+    """Prints the lists."""
     settings = read_settings()
     from graph_passes import load_op_lists
     from graph_passes.policy.rules import LEVELS

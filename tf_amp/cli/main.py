@@ -29,8 +29,9 @@ from tf_amp.cli import (
 from tf_amp.env_variables import EnvConfigError
 
 # A command is a module with `add_parser(commands)`, whose parser sets the default `run`: a function
-# that takes the parsed arguments and returns the exit status. With the default `needs_tensorflow`
-# it looks at things by TensorFlow, and must not put itself into mixed precision.
+# that takes the parsed arguments, returns the exit status and lets EnvConfigErrors pass. With the
+# default `needs_tensorflow` it looks at things by TensorFlow, and must not put itself into mixed
+# precision.
 COMMANDS = (
     run,
     demo,

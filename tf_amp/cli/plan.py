@@ -35,17 +35,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plans the model and prints the outcome.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status, see `explain.EXIT_CODES`.
-
-    Raises:
-        EnvConfigError: A variable holds an illegal value.
-    """
+    """Plans the model and prints the outcome."""
     settings = read_settings()
     from tf_amp.model_files import ModelError
     from tf_amp.tracing.models import plan_model

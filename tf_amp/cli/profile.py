@@ -69,17 +69,7 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures the program and prints what was found.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        EnvConfigError: A variable holds an illegal value.
-    """
+    """Measures the program and prints what was found."""
     command = programs.behind_dashes(arguments.command)
     if not command:
         print("tf-amp profile: error: give the program behind --.", file=sys.stderr)

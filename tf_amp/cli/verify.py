@@ -51,17 +51,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compares the two and prints the outcome.
-
-    Args:
-        arguments: Parsed arguments.
-
-    Returns:
-        The exit status, see the epilog of the parser.
-
-    Raises:
-        EnvConfigError: A variable holds an illegal value.
-    """
+    """Compares the two and prints the outcome."""
     settings = read_settings()
     asked = arguments.dtype or settings.target_dtype
     dtype = cast("TargetDtype", "float16" if asked == "auto" else asked)
