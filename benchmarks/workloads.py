@@ -1,14 +1,18 @@
-"""The ten networks whose steps are timed: Keras 3 models with optimizer and synthetic data.
+"""The networks whose steps are timed: Keras 3 models with optimizer and synthetic data.
 
 Six are small: a float32 training step takes 0.1 to 0.7 s on two cores. Three transformers have the
 size under which they are known (`bert_base`, `gpt2_small`, `vit_base`: 1 to 4 s), and `ddim` is the
 U-Net of a diffusion model. Each model ends in an activation of dtype float32, as the Keras guide on
 mixed precision asks for: it costs float32 nothing and keeps the losses of all variants comparable.
+
+Seven of them exist for a GPU as well, as large as they are trained there, and tiny, to show that a
+way of measuring them works.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -135,12 +139,19 @@ def _pre_norm_blocks(x: Any, blocks: int, heads: int, dropout: float, causal: bo
     return layers.LayerNormalization(epsilon=1e-5)(x)
 
 
-def _gpt2_small(vocabulary: int = 50257, width: int = 768, length: int = 128) -> keras.Model:
+def _gpt2_small(
+    vocabulary: int = 50257,
+    width: int = 768,
+    length: int = 128,
+    blocks: int = 12,
+    heads: int = 12,
+) -> keras.Model:
     tokens = keras.Input((length,), dtype="int32")
     embedding = layers.ReversibleEmbedding(vocabulary, width)
     x = embedding(tokens)
     x = x + layers.Embedding(length, width)(keras.ops.arange(length))
-    x = _pre_norm_blocks(layers.Dropout(0.1)(x), blocks=12, heads=12, dropout=0.1, causal=True)
+    x = layers.Dropout(0.1)(x)
+    x = _pre_norm_blocks(x, blocks=blocks, heads=heads, dropout=0.1, causal=True)
     return _float32_logits(tokens, embedding(x, reverse=True))
 
 
@@ -231,3 +242,38 @@ WORKLOADS = {
     "ddim": Workload(_ddim, _adamw, _pixel_labels(16, 64, 4)),
 }
 """Name -> workload; the names are those of ``--workloads``."""
+
+_GPU_BERT = functools.partial(_encoder, blocks=12, width=768, heads=12, vocabulary=30522)
+_GPU_GPT2 = functools.partial(_gpt2_small, length=512)
+_GPU_LSTM = functools.partial(_lstm, length=128, width=1024)
+
+GPU_WORKLOADS = {
+    "resnet50": Workload(_application("ResNet50", 224), _momentum, _images(128, 224, 1000)),
+    "mobilenetv2": Workload(_application("MobileNetV2", 224), _momentum, _images(128, 224, 1000)),
+    "unet": Workload(
+        functools.partial(_unet, size=256, width=64), _adam, _pixel_labels(16, 256, 4)
+    ),
+    "encoder": Workload(_GPU_BERT, _adamw_clipped, _tokens(64, 128, 30522)),
+    "gpt2_small": Workload(_GPU_GPT2, _adam, _tokens(8, 512, 50257)),
+    "lstm": Workload(_GPU_LSTM, _adam, _tokens(128, 128, 8000)),
+    "mlp": Workload(functools.partial(_mlp, width=4096), _momentum, _features(4096, 1024, 100)),
+}
+"""Of a size that occupies a GPU of a data centre."""
+
+_TINY_ENCODER = functools.partial(_encoder, blocks=1, width=32, heads=2, vocabulary=64, length=16)
+_TINY_GPT2 = functools.partial(_gpt2_small, vocabulary=64, width=32, length=16, blocks=1, heads=2)
+_TINY_LSTM = functools.partial(_lstm, vocabulary=64, length=8, width=32)
+_TINY_MLP = functools.partial(_mlp, features=32, width=64, classes=10)
+
+TINY_WORKLOADS = {
+    "resnet50": Workload(_application("ResNet50", 64), _momentum, _images(4, 64, 1000)),
+    "mobilenetv2": Workload(_application("MobileNetV2", 64), _momentum, _images(4, 64, 1000)),
+    "unet": Workload(
+        functools.partial(_unet, size=32, width=8, depth=2), _adam, _pixel_labels(4, 32, 4)
+    ),
+    "encoder": Workload(_TINY_ENCODER, _adamw_clipped, _tokens(4, 16, 64)),
+    "gpt2_small": Workload(_TINY_GPT2, _adam, _tokens(4, 16, 64)),
+    "lstm": Workload(_TINY_LSTM, _adam, _tokens(4, 8, 64)),
+    "mlp": Workload(_TINY_MLP, _momentum, _features(16, 32, 10)),
+}
+"""The same networks with few and narrow layers, or small images: every op, little work."""

@@ -78,7 +78,7 @@ class CompiledFunctions:
             self._said = True
         _log.warning(
             "%r stays float32: it is compiled by XLA (jit_compile=True), which computes %s no "
-            "faster than float32 on this CPU (cost table: %s).%s %s=off converts it all the same. "
+            "faster than float32 here (cost table: %s).%s %s=off converts it all the same. "
             "Further functions like it are not named.",
             name,
             table.target_dtype,

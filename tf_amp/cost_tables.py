@@ -134,7 +134,7 @@ def choose_table(
         settings: Of these, `cost_table` counts. A file takes the place of the table of its kind.
         target: The device type and dtype.
         environ: Says where the user's cache is; see `cached_table_path`.
-        compiled: Whether it is for functions that XLA compiles, which only CPUs have a table for.
+        compiled: Whether it is for functions that XLA compiles.
 
     Returns:
         The choice. A cached table that cannot be read is a warning, and the shipped one holds.
@@ -161,8 +161,6 @@ def choose_table(
             ) from error
         if table.compiled == compiled:
             return TableChoice(table, str(path))
-    if compiled and target.device != "CPU":
-        return TableChoice(None, "XLA has a table for CPUs only")
     name = table_class(target, compiled=compiled)
     try:
         cached = cached_table_path(name, target.target_dtype, environ)
@@ -174,5 +172,8 @@ def choose_table(
         _log.warning("%s Until then the shipped table holds, if there is one.", error)
     shipped = shipped_table(name, target.target_dtype)
     if shipped is None:
-        return TableChoice(None, f"none is shipped for {name}; `tf-amp tune` measures one")
+        # What XLA makes for a GPU is measured by a benchmark alone.
+        tuned = not compiled or target.device == "CPU"
+        advice = "; `tf-amp tune` measures one" if tuned else ""
+        return TableChoice(None, f"none is shipped for {name}{advice}")
     return TableChoice(shipped, f"shipped for {name}")

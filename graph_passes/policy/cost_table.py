@@ -187,10 +187,17 @@ def compiled_class(device_class: str, release: str) -> str:
     """The class of what XLA makes of a function for a class of device.
 
     Args:
-        device_class: the name of the class, such as "cpu-avx512_bf16".
+        device_class: the name of the class, such as "cpu-avx512_bf16" or "gpu-9.0".
         release: the release of TensorFlow, such as "2.21": XLA is a part of it, and what it makes
-            of the same op changes from one to the next.
+            of the same op on a CPU changes from one to the next. On a GPU it calls NVIDIA's
+            libraries for products, and the release does not count.
+
+    Returns:
+        Such as "cpu-avx512_bf16-xla2.21", or "gpu-sm90-xla" as compilers name the capability.
     """
+    kind, _, capability = device_class.partition("-")
+    if kind == "gpu" and capability.replace(".", "").isdigit():
+        return f"gpu-sm{capability.replace('.', '')}-xla"
     return f"{device_class}-xla{release}"
 
 

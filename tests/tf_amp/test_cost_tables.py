@@ -128,8 +128,25 @@ def test_what_xla_compiles_has_a_table_of_its_own(
     assert "none is shipped for cpu-avx512_bf16-xla2.99; `tf-amp tune`" in other.reason
     off = read_settings({COST_TABLE: "off"})
     assert choose_table(off, CPU, environ, compiled=True).table is None
-    gpu = choose_table(automatic, Target("float16", "GPU", ""), environ, compiled=True)
-    assert (gpu.table, gpu.reason) == (None, "XLA has a table for CPUs only")
+
+
+def test_what_xla_compiles_on_a_gpu_goes_by_its_capability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_tables, "device_class", lambda _: "gpu-9.0")
+    gpu, environ = Target("float16", "GPU", ""), {"XDG_CACHE_HOME": str(tmp_path)}
+    found = choose_table(read_settings({}), gpu, environ, compiled=True)
+    assert (found.table, found.reason) == (None, "none is shipped for gpu-sm90-xla")
+    cpu = shipped_table("cpu-avx512_bf16-xla2.21", "bfloat16")
+    assert cpu is not None
+    mine = dataclasses.replace(
+        cpu, device_class="gpu-sm90-xla", device="GPU", target_dtype="float16"
+    )
+    path = cached_table_path("gpu-sm90-xla", "float16", environ)
+    path.parent.mkdir(parents=True)
+    path.write_text(format_table(mine))
+    assert choose_table(read_settings({}), gpu, environ, compiled=True).table == mine
+    assert choose_table(read_settings({}), gpu, environ).table is None
 
 
 def test_no_table_where_none_was_measured_or_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
