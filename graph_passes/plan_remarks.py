@@ -31,16 +31,27 @@ def lines_within(lines: Lines, function: str) -> Lines:
     return lambda inner, node: lines(inner or function, node)
 
 
-def remarks_of_plan(plan: Plan, lines: Lines = no_lines) -> Iterator[Remark]:
-    """Yields a remark for each float32 type attribute of the graph, in node order."""
+def remarks_of_plan(
+    plan: Plan, lines: Lines = no_lines, *, products_only: bool = False
+) -> Iterator[Remark]:
+    """Yields a remark for each float32 type attribute of the graph, in node order.
+
+    Args:
+        plan: the plan.
+        lines: gives the Python lines of a node.
+        products_only: whether to leave out what is not on the allow list.
+    """
     view, costs = plan.coloring.view, _Estimates(plan)
     for vertex, dtype in enumerate(view.dtypes):
         number = view.vertex_nodes[vertex]
         if dtype != FLOAT or number < 0 or (op := view.op_of(vertex)) in _ENDS:
             continue
+        code = plan.coloring.list_codes[vertex]
+        op_list = LIST_NAMES[code - 1] if code else ""
+        if products_only and op_list != "allow":
+            continue
         reason = plan.reason(vertex)
         path = plan.path(vertex) if reason is Reason.BEHIND_DENY else ()
-        code = plan.coloring.list_codes[vertex]
         low, float32 = costs.seconds(number)
         function, node = split_prefix(view.names[number])
         rule = plan.coloring.rules.get(number)
@@ -50,7 +61,7 @@ def remarks_of_plan(plan: Plan, lines: Lines = no_lines) -> Iterator[Remark]:
             function=function,
             node=node,
             op=op,
-            op_list=LIST_NAMES[code - 1] if code else "",
+            op_list=op_list,
             attr=str(view.slot_of(vertex)),
             reason=f"{reason.text} ({rule})" if rule else reason.text,
             path=tuple("/".join(filter(None, split_prefix(name))) for name in path),

@@ -211,7 +211,12 @@ class Report:
         return self._plan is not None and self._plan.coloring.lists.list_of(op) == "allow"
 
     def remarks(
-        self, name: str = "", *, failure: str | None = None, lines: Lines = no_lines
+        self,
+        name: str = "",
+        *,
+        failure: str | None = None,
+        lines: Lines = no_lines,
+        products_only: bool = False,
     ) -> FunctionRemarks:
         """Everything that was decided, one remark each; this works it out anew at each call.
 
@@ -219,6 +224,8 @@ class Report:
             name: what the graph is called, for people.
             failure: why the rewrite was given up, None where it was not.
             lines: gives the Python lines of a node.
+            products_only: whether to leave out type attributes of what is not on the allow list,
+                which are most of the work.
         """
         plan = self._plan
         found = [Remark(kind="note", reason=note) for note in self.notes]
@@ -229,7 +236,7 @@ class Report:
             where = lines("", miss.node)
             found.append(Remark(kind="near_miss", node=miss.node, reason=miss.why, lines=where))
         if plan is not None:
-            found.extend(remarks_of_plan(plan, lines))
+            found.extend(remarks_of_plan(plan, lines, products_only=products_only))
             found.extend(remarks_of_casts(plan, self._casts, lines))
         config = None if plan is None else plan.coloring.config
         return FunctionRemarks(

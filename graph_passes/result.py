@@ -61,16 +61,20 @@ class RewriteResult:
         for body in (self.proto, *self.extra_functions):
             yield from nodes_of(body)
 
-    def remarks(self, name: str = "", *, lines: Lines = no_lines) -> FunctionRemarks:
+    def remarks(
+        self, name: str = "", *, lines: Lines = no_lines, products_only: bool = False
+    ) -> FunctionRemarks:
         """Everything that was decided, functions included, as `Report.remarks`."""
-        found = self.report.remarks(name, failure=self.failure, lines=lines)
+        found = self.report.remarks(
+            name, failure=self.failure, lines=lines, products_only=products_only
+        )
         matched = [
-            Remark(kind="note", rule=str(rule), reason=f"{count} nodes meet its criteria")
+            Remark(kind="note", rule=str(rule), reason=_met(count))
             for rule, count in self.matched.items()
         ]
         remarks = [*matched, *found.remarks]
         for function, report in self.function_reports.items():
-            inner = report.remarks(lines=lines_within(lines, function))
+            inner = report.remarks(lines=lines_within(lines, function), products_only=products_only)
             remarks.extend(
                 dataclasses.replace(remark, function=remark.function or function)
                 for remark in inner.remarks
@@ -87,6 +91,10 @@ class RewriteResult:
     def copy(self) -> Graph:
         """A copy of `proto` for others to change."""
         return copy.deepcopy(self.proto)
+
+
+def _met(count: int) -> str:
+    return "1 node meets its criteria" if count == 1 else f"{count} nodes meet its criteria"
 
 
 def numbered(remark: Remark) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
     from graph_passes import Remark
-    from tf_amp.tracing.blockers import Blocker
+    from tf_amp.tracing.blockers import Search
     from tf_amp.tracing.jobs import Job
     from tf_amp.tracing.trace import Trace, TracedGraph
 
@@ -67,6 +67,13 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
         "--limit", type=int, default=_SHOWN, help=f"how many remarks to print (default: {_SHOWN})"
     )
     parser.add_argument("--quick", action="store_true", help="an overview without what blocks most")
+    parser.add_argument(
+        "--blockers-budget",
+        type=float,
+        metavar="SECONDS",
+        help="for how long to look for what blocks most; the largest candidates come first "
+        "(default: 60)",
+    )
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write the overview and all remarks as one page"
     )
@@ -170,13 +177,14 @@ def _figures_for_conditions(traces: Sequence[Trace]) -> dict[str, float]:
 
 def _jobs(
     traces: Sequence[Trace], arguments: argparse.Namespace
-) -> Iterator[tuple[Job, list[Blocker] | None]]:
+) -> Iterator[tuple[Job, Search | None]]:
     """The jobs, each with what blocks most if that is asked for."""
-    from tf_amp.tracing.blockers import find_blockers
+    from tf_amp.tracing.blockers import BUDGET, find_blockers
     from tf_amp.tracing.jobs import jobs_of
 
+    budget = BUDGET if arguments.blockers_budget is None else arguments.blockers_budget
     for job in jobs_of(traces):
-        yield job, None if arguments.quick else find_blockers(job.graphs)
+        yield job, None if arguments.quick else find_blockers(job.graphs, budget)
 
 
 def _write(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
@@ -210,7 +218,7 @@ def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> in
     from tf_amp.tracing.text import blockers_text, overview
 
     told = []
-    for job, blockers in _jobs(traces, arguments):
+    for job, search in _jobs(traces, arguments):
         variables = dict(job.first.process.get("variables", {}))
         if arguments.json:
             functions = [
@@ -218,16 +226,25 @@ def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> in
                 for f in job.functions
             ]
             found = [
-                {**dataclasses.asdict(b), "line": b.change.line(variables)} for b in blockers or ()
+                {**dataclasses.asdict(b), "line": b.change.line(variables)}
+                for b in (search.found if search else ())
             ]
+            left = [dataclasses.asdict(change) for change in (search.not_tried if search else ())]
             processes = [
                 {"name": t.name, "process": t.process, "status": t.status} for t in job.traces
             ]
-            told.append({"processes": processes, "functions": functions, "blockers": found})
+            told.append(
+                {
+                    "processes": processes,
+                    "functions": functions,
+                    "blockers": found,
+                    "blockers_not_tried": left,
+                }
+            )
             continue
         paragraphs = [*overview(job)]
-        if blockers is not None:
-            paragraphs.append(blockers_text(blockers, variables))
+        if search is not None:
+            paragraphs.append(blockers_text(search, variables))
         print("\n\n".join(paragraphs), end="\n\n")
     if arguments.json:
         print(json.dumps(told, indent=1, default=str))

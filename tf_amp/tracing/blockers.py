@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tensorflow.python.framework import op_def_registry
 
@@ -14,8 +15,8 @@ from tf_amp.env_variables import COST_TABLE, REWRITE, RULES_DISABLE
 from tf_amp.tracing.figures import Figures, figures_of
 from tf_amp.tracing.trace import TracedGraph
 
-TRIED = 20
-"""How many changes are planned; those that touch the most nodes."""
+BUDGET = 60.0
+"""Seconds after which no further change is planned."""
 _LEAST = 0.01  # of all cast bytes: what saves less is not worth a setting
 _INFER_ADD = f"{REWRITE}_INFERLIST_ADD"
 _RULE_OF = {
@@ -84,7 +85,21 @@ class Blocker:
     cast_bytes: int
 
 
-def find_blockers(graphs: Sequence[TracedGraph], tried: int = TRIED) -> list[Blocker]:
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What came of looking for blockers.
+
+    Attributes:
+        found: those that help, the one with the most arithmetic first, then with the fewest cast
+            bytes.
+        not_tried: changes for which there was no time, the largest candidate first.
+    """
+
+    found: tuple[Blocker, ...]
+    not_tried: tuple[Change, ...] = ()
+
+
+def find_blockers(graphs: Sequence[TracedGraph], budget: float = BUDGET) -> Search:
     """Finds the changes that put the most into the target dtype.
 
     Each op type that is on the deny list or on none, and each rule that keeps a node in float32, is
@@ -93,18 +108,18 @@ def find_blockers(graphs: Sequence[TracedGraph], tried: int = TRIED) -> list[Blo
 
     Args:
         graphs: those to plan. A graph without products is left out: nothing in it goes low.
-        tried: how many changes are planned.
-
-    Returns:
-        Those that help, the one with the most arithmetic first, then with the fewest cast bytes.
+        budget: the seconds after which no further change is planned; one is in any case.
     """
     relevant = [g for g in graphs if any(r.is_product for r in g.remarks.remarks)]
-    changes = list(_changes(relevant))[:tried]
+    changes = _changes(relevant)
     if not changes:
-        return []
+        return Search(())
+    until = time.monotonic() + budget
     now = _planned(relevant, None)
     found = []
-    for change in changes:
+    for number, change in enumerate(changes):
+        if number and time.monotonic() > until:
+            break
         then = _planned(relevant, change)
         found.append(
             Blocker(
@@ -117,23 +132,25 @@ def find_blockers(graphs: Sequence[TracedGraph], tried: int = TRIED) -> list[Blo
         )
     least = _LEAST * now.cast_bytes
     helpful = (b for b in found if b.products > 0 or (b.products == 0 and b.cast_bytes < -least))
-    return sorted(helpful, key=lambda b: (-b.products, -b.flops, b.cast_bytes))
+    best = sorted(helpful, key=lambda b: (-b.products, -b.flops, b.cast_bytes))
+    return Search(tuple(best), tuple(changes[len(found) :]))
 
 
 def _planned(graphs: Sequence[TracedGraph], change: Change | None) -> Figures:
     configs = (change.applied(g.config) if change else g.config for g in graphs)
-    return figures_of([g.plan(c) for g, c in zip(graphs, configs, strict=True)])
+    return figures_of([g.plan(c, products_only=True) for g, c in zip(graphs, configs, strict=True)])
 
 
-def _changes(graphs: Sequence[TracedGraph]) -> Iterator[Change]:
-    """What may be changed, that which touches the most nodes first."""
-    touched: Counter[Change] = Counter()
+def _changes(graphs: Sequence[TracedGraph]) -> list[Change]:
+    """What may be changed, that first which keeps the most arithmetic and then nodes float32."""
+    flops, touched = Counter[Change](), Counter[Change]()
     for graph in graphs:
         for remark in graph.remarks.remarks:
             change = _change_for(remark, graph.config)
             if change is not None:
                 touched[change] += 1
-    return (change for change, _ in touched.most_common())
+                flops[change] += (remark.flops or 0) if remark.is_product else 0
+    return sorted(touched, key=lambda change: (-flops[change], -touched[change]))
 
 
 def _has_state(op: str) -> bool:

@@ -17,11 +17,11 @@ from markupsafe import Markup
 
 from graph_passes import FunctionRemarks, Remark
 from tf_amp import __version__
-from tf_amp.tracing.blockers import Blocker
+from tf_amp.tracing.blockers import Search
 from tf_amp.tracing.columns import columns, packed, shapes_text
 from tf_amp.tracing.figures import Figures, figures_of, why
 from tf_amp.tracing.jobs import Job, JobFunction
-from tf_amp.tracing.text import gain, in_bytes, in_flops, in_seconds, percent, states
+from tf_amp.tracing.text import gain, in_bytes, in_flops, in_seconds, not_tried, percent, states
 from tf_amp.tracing.trace import Trace
 
 _MATRIX_UNIT, _TILE = 8, 128
@@ -34,7 +34,7 @@ class _Section:
     """What the page tells of one job."""
 
     job: Job
-    blockers: Sequence[Blocker] | None
+    search: Search | None
     number_of_first: int
 
     @functools.cached_property
@@ -149,7 +149,7 @@ def _misfits(sides: Sequence[int | None]) -> Iterator[str]:
         yield f"{min(small)}: less than a tile of {_TILE}"
 
 
-def page(jobs: Iterable[tuple[Job, Sequence[Blocker] | None]]) -> str:
+def page(jobs: Iterable[tuple[Job, Search | None]]) -> str:
     """Makes the page.
 
     Args:
@@ -160,8 +160,8 @@ def page(jobs: Iterable[tuple[Job, Sequence[Blocker] | None]]) -> str:
     """
     sections: list[_Section] = []
     graphs: list[Any] = []
-    for job, blockers in jobs:
-        sections.append(_Section(job, blockers, len(graphs)))
+    for job, search in jobs:
+        sections.append(_Section(job, search, len(graphs)))
         graphs += job.graphs
     data = columns(graphs)
     data["graphs"] = [
@@ -191,7 +191,7 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (gain, in_bytes, in_flops, in_seconds, percent)
+    filters = (gain, in_bytes, in_flops, in_seconds, not_tried, percent)
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {"style": Markup(_resource("page.css")), "version": __version__}
     return environment.from_string(_resource(name))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from graph_passes import PrecisionConfig, Remark, load_op_lists
 from tf_amp.env_variables import COST_TABLE
-from tf_amp.tracing.blockers import Blocker
+from tf_amp.tracing.blockers import Blocker, Search
 from tf_amp.tracing.jobs import Job, JobFunction
 from tf_amp.tracing.trace import Trace
 
@@ -115,18 +115,32 @@ def percent(share: float | None) -> str:
     return f"{min(share or 0, 0.999):.1%}"  # a rest must not be rounded away
 
 
-def blockers_text(blockers: Sequence[Blocker], variables: dict[str, str]) -> str:
+def blockers_text(search: Search, variables: dict[str, str]) -> str:
     """What blocks most, with the line to paste and the risk of each."""
-    if not blockers:
-        return "No single op or rule, if moved, would put more products into the target dtype."
     lines = ["What blocks most (planned again with each of these changed):"]
-    for number, blocker in enumerate(blockers[:_BLOCKERS_SHOWN], 1):
+    if not search.found:
+        tried = " that was tried" if search.not_tried else ""
+        lines = [
+            f"No single op or rule{tried}, if moved, would put more products into the target dtype."
+        ]
+    for number, blocker in enumerate(search.found[:_BLOCKERS_SHOWN], 1):
         lines += [
             f"{number}. {blocker.change.what}: {gain(blocker)}",
             f"   {blocker.change.line(variables)}",
             f"   risk: {blocker.change.risk}",
         ]
-    return "\n".join(lines)
+    return "\n".join((*lines, *filter(None, (not_tried(search),))))
+
+
+def not_tried(search: Search) -> str:
+    """What there was no time to try, for people; "" if that is nothing."""
+    left = search.not_tried
+    if not left:
+        return ""
+    names = ", ".join(change.what for change in left[:_REASONS_SHOWN])
+    more = ", ..." if len(left) > _REASONS_SHOWN else ""
+    number = "1 more candidate was" if len(left) == 1 else f"{len(left)} more candidates were"
+    return f"{number} not tried for want of time ({names}{more}); --blockers-budget tries longer."
 
 
 def gain(blocker: Blocker) -> str:

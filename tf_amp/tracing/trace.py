@@ -77,9 +77,9 @@ class TracedGraph:
         of_function = functools.cache(inferred.of_function)
         return inferred.of_graph, lambda name: of_function(name) if name in self._library else None
 
-    def plan(self, config: PrecisionConfig) -> FunctionRemarks:
-        """Plans the graph again."""
-        return self._rewrite(config).remarks(self.remarks.name)
+    def plan(self, config: PrecisionConfig, *, products_only: bool = False) -> FunctionRemarks:
+        """Plans the graph again; with remarks on products and Casts alone if that is enough."""
+        return self._rewrite(config).remarks(self.remarks.name, products_only=products_only)
 
     @functools.cached_property
     def _lines(self) -> Lines:

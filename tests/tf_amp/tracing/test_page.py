@@ -15,7 +15,7 @@ import pytest
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from graph_passes import FunctionRemarks, PrecisionConfig, Remark
-from tf_amp.tracing.blockers import Blocker, Change
+from tf_amp.tracing.blockers import Blocker, Change, Search
 from tf_amp.tracing.jobs import jobs_of
 from tf_amp.tracing.page import page
 from tf_amp.tracing.trace import Trace, TracedGraph
@@ -68,7 +68,8 @@ def trace_of(
 def made(*traces: Trace) -> str:
     change = Change("Exp, denied", "VARIABLE", f"Exp{HOSTILE}", HOSTILE, op="Exp")
     blocker = Blocker(change, products=1, flops=1000, casts=-2, cast_bytes=-8192)
-    return page([(job, [blocker]) for job in jobs_of(traces)])
+    left = Change(f"Sum{HOSTILE}, denied", "VARIABLE", "Sum", HOSTILE, op="Sum")
+    return page([(job, Search((blocker,), (left,))) for job in jobs_of(traces)])
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -98,6 +99,7 @@ def test_names_are_text_and_nothing_is_loaded() -> None:
     assert (tags.tags.count("script"), tags.tags.count("img")) == (2, 0)
     assert tags.loaded == ["data:,"]
     assert "{{ 7 * 7 }}" in text
+    assert "1 more candidate was not tried" in text
     (policy,) = tags.policies
     assert policy.startswith("default-src 'none'; ")
 

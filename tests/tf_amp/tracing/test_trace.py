@@ -93,7 +93,7 @@ def test_planning_again_gives_what_was_planned(trace: Trace) -> None:
 
 def test_a_blocker_gives_what_it_promises(trace: Trace) -> None:
     (graph,) = [g for g in trace.graphs if g.remarks.name == "step"]
-    (blocker,) = [b for b in find_blockers([graph]) if b.change.op == "Exp"]
+    (blocker,) = [b for b in find_blockers([graph]).found if b.change.op == "Exp"]
     assert blocker.cast_bytes < 0
     assert blocker.change.line(trace.process["variables"]) == (
         f"export {REWRITE}_INFERLIST_ADD=Softplus,Exp"
