@@ -2,18 +2,20 @@
 
     python benchmarks/conversions.py
     python benchmarks/conversions.py --workloads resnet50 v1 --steps 20
+    python benchmarks/conversions.py --workloads hf_bert --transformers-python other/bin/python
 
-Each network is trained for a few steps on one batch, so that its outputs are not all alike,
-exported, and converted twice by `tf-amp convert`, without and with --weights. Loading and calling
-are timed in turns, medians over the rounds. The error is the largest difference by the largest
-magnitude of the output.
+Each SavedModel (see `served_models.py`) is converted twice by `tf-amp convert`, without and with
+--weights. Beside these two the float32 one is served as it is, with TensorFlow's own
+`auto_mixed_precision_onednn_bfloat16`, and with the environment variable of tf_amp, which rewrites
+it when it is loaded. Each has a process of its own; all are called in turns, medians over the
+rounds. The error is the largest difference by the largest magnitude of the output. It ends with an
+error if a network failed, or if a signature is not that of the original.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,124 +24,109 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from results import RESULTS, print_table, write_json
+from results import RESULTS, print_table, spread, write_json
+from served_models import NAMES, TRANSFORMERS
+from variants import environment
+from worker_channel import Worker, WorkerError
 
-NAMES = ("resnet50", "mobilenetv2", "unet", "encoder", "lstm", "v1")
+SERVED = str(Path(__file__).with_name("served_models.py"))
+WORKER = str(Path(__file__).with_name("serving_worker.py"))
+VARIANTS = {
+    "float32": ("float32", "float32"),
+    "kept": ("kept", "float32"),
+    "small": ("small", "float32"),
+    "upstream": ("float32", "upstream"),
+    "variable": ("float32", "tf_amp"),
+}
+"""Variant -> the model that its process loads, and what is switched on there."""
 
 
-def export(name: str, path: Path, steps: int) -> dict[str, np.ndarray]:
-    """Writes a SavedModel; returns a batch of inputs by name."""
-    import tensorflow as tf
+def export(name: str, path: Path, options: argparse.Namespace) -> Path:
+    """Writes a SavedModel and a batch of inputs beside it; returns the file of the inputs."""
+    inputs = path.with_suffix(".npz")
+    with_transformers = name in TRANSFORMERS and options.transformers_python
+    python = options.transformers_python if with_transformers else sys.executable
+    _run([python, SERVED, name, str(path), "--inputs", str(inputs), "--steps", str(options.steps)])
+    return inputs
 
-    if name == "v1":
-        return _export_v1(path)
-    from workloads import WORKLOADS
 
-    model, (inputs, labels) = WORKLOADS[name].compiled(jit_compile=False)
-    for _ in range(steps):
-        model.train_on_batch(inputs, labels)
-    model.export(str(path), verbose=False)
-    key = next(
-        iter(
-            tf.saved_model.load(str(path))
-            .signatures["serving_default"]
-            .structured_input_signature[1]
-        )
+def _run(command: list[str]) -> str:
+    done = subprocess.run(
+        command, env=environment("float32"), capture_output=True, text=True, check=False
     )
-    return {key: inputs}
-
-
-def _export_v1(path: Path) -> dict[str, np.ndarray]:
-    """A perceptron of TensorFlow 1 with reference-free variables, as TF Hub modules have."""
-    import tensorflow as tf
-
-    v1 = tf.compat.v1
-    rng = np.random.default_rng(0)
-    with tf.Graph().as_default(), v1.Session() as session:
-        x = v1.placeholder(tf.float32, [None, 1024], name="x")
-        y = x
-        for number, width in enumerate((2048, 2048, 2048, 100)):
-            shape = [int(y.shape[-1]), width]
-            w = v1.get_variable(f"w{number}", shape, use_resource=True)
-            b = v1.get_variable(f"b{number}", [width], use_resource=True)
-            y = tf.nn.bias_add(tf.matmul(y, w), b)
-            y = tf.nn.relu(y) if number < 3 else y
-        session.run(v1.global_variables_initializer())
-        v1.saved_model.simple_save(session, str(path), {"x": x}, {"y": tf.identity(y)})
-    return {"x": rng.standard_normal((128, 1024)).astype(np.float32)}
+    if done.returncode:
+        raise RuntimeError("\n".join(done.stderr.splitlines()[-12:]))
+    return done.stdout
 
 
 def convert(source: Path, target: Path, options: list[str]) -> dict[str, Any]:
     """Converts in a process of its own; returns what it printed and its time."""
     command = [sys.executable, "-m", "tf_amp", "convert", str(source), str(target)]
     start = time.perf_counter()
-    done = subprocess.run(
-        [*command, "--device", "CPU", "--dtype", "bfloat16", *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return {"said": done.stdout, "seconds": time.perf_counter() - start}
-
-
-def load_times(paths: list[Path], rounds: int) -> list[float]:
-    """The median time to load each, in turns."""
-    import tensorflow as tf
-
-    taken: list[list[float]] = [[] for _ in paths]
-    for number in range(rounds):
-        order = range(len(paths)) if number % 2 else reversed(range(len(paths)))
-        for which in order:
-            start = time.perf_counter()
-            tf.saved_model.load(str(paths[which]))
-            taken[which].append(time.perf_counter() - start)
-    return [statistics.median(times) for times in taken]
+    said = _run([*command, "--device", "CPU", "--dtype", "bfloat16", *options])
+    return {"said": said, "seconds": time.perf_counter() - start}
 
 
 def measure(name: str, room: Path, options: argparse.Namespace) -> dict[str, Any]:
     """All figures of one network."""
-    from tf_amp.comparison.compare import compare
     from tf_amp.conversion.convert import size_on_disk
 
-    plain, kept, small = (room / f"{name}-{kind}" for kind in ("float32", "kept", "small"))
-    sample = export(name, plain, options.steps)
-    rows = ["--rows", str(len(next(iter(sample.values()))))]
+    paths = {kind: room / f"{name}-{kind}" for kind in ("float32", "kept", "small")}
+    inputs = export(name, paths["float32"], options)
+    with np.load(inputs) as stored:
+        rows = ["--rows", str(len(stored[stored.files[0]]))]
     made = {
-        "kept": convert(plain, kept, rows),
-        "small": convert(plain, small, [*rows, "--weights"]),
+        "kept": convert(paths["float32"], paths["kept"], rows),
+        "small": convert(paths["float32"], paths["small"], [*rows, "--weights"]),
     }
-    loads = load_times([plain, kept, small], options.load_rounds)
-    entry: dict[str, Any] = {
-        "mb": [size_on_disk(path) / 1e6 for path in (plain, kept, small)],
-        "load_s": loads,
+    signatures = [_signatures(path) for path in paths.values()]
+    return {
+        "mb": {kind: size_on_disk(path) / 1e6 for kind, path in paths.items()},
         "conversion": made,
+        "variants": served(paths, inputs, room, options),
+        "signatures_equal": signatures[0] == signatures[1] == signatures[2],
     }
-    for kind, path in (("kept", kept), ("small", small)):
-        found = compare(plain, path, [sample], rounds=options.rounds)
-        outputs = [o for o in found.outputs if o.signature == "serving_default"]
-        entry[kind] = {
-            "seconds": found.seconds["serving_default"],
-            "error": max(o.max_relative for o in outputs),
-            "cosine": min(o.cosine for o in outputs),
-            "top_1": outputs[0].top_1,
-            "last_axis_top_1": _agreement(plain, path, sample),
-        }
-    entry["signatures_equal"] = _signatures(plain) == _signatures(kept) == _signatures(small)
-    return entry
 
 
-def _agreement(plain: Path, path: Path, sample: dict[str, np.ndarray]) -> float:
-    """The share of positions at which the largest value of the last axis is the same."""
-    from tf_amp.comparison.callables import load_signatures
+def served(
+    paths: dict[str, Path], inputs: Path, room: Path, options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Serves all variants at once, and calls them in turns."""
+    workers: dict[str, Worker] = {}
+    entries: dict[str, dict[str, Any]] = {}
+    right: dict[str, np.ndarray] = {}
+    try:
+        for kind, (model, variant) in VARIANTS.items():
+            arguments = [WORKER, str(paths[model]), "--inputs", str(inputs), "--variant", variant]
+            workers[kind] = Worker(arguments, environment(variant))
+            file = room / "outputs.npz"
+            entries[kind] = workers[kind].ask(do="outputs", file=str(file))
+            with np.load(file) as stored:
+                right = right or dict(stored)
+                entries[kind] |= _apart(right, stored)
+        turns: dict[str, list[float]] = {kind: [] for kind in workers}
+        names = list(workers)
+        for number in range(-1, options.rounds):
+            for kind in names[number % len(names) :] + names[: number % len(names)]:
+                answer = workers[kind].ask(do="steps", steps=options.calls)
+                if number >= 0:
+                    turns[kind].append(answer["seconds"])
+        for kind, taken in turns.items():
+            entries[kind]["step"] = spread(taken)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return entries
 
-    best = []
-    for model in (plain, path):
-        signature = load_signatures(model)["serving_default"]
-        (value, *_) = signature.call(signature.feed(sample)).values()
-        best.append(np.argmax(value.numpy().astype(np.float32), -1))
-    return float(np.mean(best[0] == best[1]))
+
+def _apart(right: dict[str, np.ndarray], found: Any) -> dict[str, float]:
+    """The largest difference by the largest value, and the share of equal argmax."""
+    errors, agreements = [], []
+    for name, value in right.items():
+        largest = float(np.max(np.abs(value), initial=0)) or 1.0
+        errors.append(float(np.max(np.abs(value - found[name]), initial=0)) / largest)
+        agreements.append(float(np.mean(np.argmax(value, -1) == np.argmax(found[name], -1))))
+    return {"error": max(errors), "top_1": min(agreements)}
 
 
 def _signatures(path: Path) -> dict[str, str]:
@@ -153,43 +140,56 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workloads", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--steps", type=int, default=10, help="training steps before the export")
-    parser.add_argument("--rounds", type=int, default=9, help="timed calls of each, in turns")
-    parser.add_argument("--load-rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each variant")
+    parser.add_argument("--calls", type=int, default=2, help="calls of a turn")
+    parser.add_argument(
+        "--transformers-python", help="a Python with transformers<5, tf_keras and TensorFlow"
+    )
     parser.add_argument("--json", type=Path, default=RESULTS / "conversions.json")
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     results = {}
-    with tempfile.TemporaryDirectory() as room:
-        for name in options.workloads:
-            print(f"{name} ...", file=sys.stderr, flush=True)
+    for name in options.workloads:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as room:
             try:
                 results[name] = measure(name, Path(room), options)
-            except RuntimeError as error:
+            except (RuntimeError, WorkerError) as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
-            print(" | ".join(_row(name, results[name])), file=sys.stderr, flush=True)
-    head = ("network", "MB", "load s", "step ms (ratio)", "step ms, --weights (ratio)")
+        print(" | ".join(_row(name, results[name])), file=sys.stderr, flush=True)
+    head = ("network", "MB", "load s", "float32 ms", "converted", "--weights", "upstream")
     print_table(
-        (*head, "error", "top 1", "signatures"),
+        (*head, "variable", "error", "top 1", "signatures"),
         (_row(name, entry) for name, entry in results.items()),
     )
     write_json(options.json, {"results": results})
-    return 0
+    failed = [name for name in options.workloads if name not in results]
+    differing = [name for name, entry in results.items() if not entry["signatures_equal"]]
+    if failed or differing:
+        print(f"failed: {failed}; signatures differ: {differing}", file=sys.stderr)
+    return bool(failed or differing)
 
 
 def _row(name: str, entry: dict[str, Any]) -> tuple[str, ...]:
+    of = entry["variants"]
+    before = of["float32"]["step"]["median"]
+
+    def figures(key: str, form: str) -> str:
+        return " / ".join(format(of[kind][key], form) for kind in VARIANTS if kind != "float32")
+
     def times(kind: str) -> str:
-        before, after = entry[kind]["seconds"]
-        return f"{before * 1e3:.1f} / {after * 1e3:.1f} ({before / after:.2f}x)"
+        median = of[kind]["step"]["median"]
+        return f"{median * 1e3:.1f} ({before / median:.2f}x)"
 
     return (
         name,
-        " / ".join(f"{size:.1f}" for size in entry["mb"]),
-        " / ".join(f"{seconds:.2f}" for seconds in entry["load_s"]),
-        times("kept"),
-        times("small"),
-        f"{entry['kept']['error']:.2g} / {entry['small']['error']:.2g}",
-        " / ".join(f"{entry[kind]['last_axis_top_1']:.2%}" for kind in ("kept", "small")),
+        " / ".join(f"{size:.1f}" for size in entry["mb"].values()),
+        " / ".join(f"{of[kind]['load_s']:.2f}" for kind in ("float32", "kept", "small")),
+        f"{before * 1e3:.1f}",
+        *(times(kind) for kind in VARIANTS if kind != "float32"),
+        figures("error", ".2g"),
+        figures("top_1", ".1%"),
         "equal" if entry["signatures_equal"] else "DIFFERENT",
     )
 

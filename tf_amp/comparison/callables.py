@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-from tf_amp.model_files import ModelError, ends, load_keras, read_graph, saved_model_file
+from tf_amp.model_files import (
+    ModelError,
+    ends,
+    load_keras,
+    read_graph,
+    read_message,
+    saved_model_file,
+)
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -83,8 +91,7 @@ def load_signatures(path: Path) -> dict[str, Signature]:
 
 
 def _of_saved_model(path: Path) -> dict[str, Signature]:
-    saved_model_file(path)
-    loaded = tf.saved_model.load(str(path))
+    loaded = tf.saved_model.load(str(path), tags=_tags(path))
 
     def signature(function: Any) -> Signature:
         # The variables live as long as the object that was loaded.
@@ -96,6 +103,15 @@ def _of_saved_model(path: Path) -> dict[str, Signature]:
         return Signature(dict(specs), run)
 
     return {key: signature(function) for key, function in sorted(loaded.signatures.items())}
+
+
+def _tags(path: Path) -> list[str] | None:
+    """The tags of the graph to load where there are several: that to serve, else the first."""
+    saved = read_message(saved_model_file(path), SavedModel)
+    tags = [list(meta.meta_info_def.tags) for meta in saved.meta_graphs]
+    if len(tags) < 2:
+        return None
+    return next((found for found in tags if tf.saved_model.SERVING in found), tags[0])
 
 
 def _of_keras(path: Path) -> Signature:
