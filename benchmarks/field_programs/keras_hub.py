@@ -204,7 +204,7 @@ def _features(make: Callable[[], Any]) -> Running:
         return loss
 
     def step() -> float:
-        return float(train({name: tf.constant(value) for name, value in features.items()}))
+        return float(train(tf.nest.map_structure(tf.constant, features)))
 
     def outputs() -> dict[str, Any]:
         return {"predict": network.predict(features, batch_size=2, verbose=0)}
@@ -263,7 +263,6 @@ _CAUSAL = {
     **dict.fromkeys(("Llama", "Llama3", "Mistral", "Phi3", "Qwen", "Qwen2"), _DECODER),
     "Falcon": _FALCON,
     "Gemma": _GEMMA,
-    "Gemma3": _GEMMA | {"image_size": 16, "use_sliding_window_attention": True},
     "Mixtral": _DECODER | _MOE,
     "GptOss": _DECODER | _MOE,
     "Qwen3": _DECODER | {"head_dim": 32},
