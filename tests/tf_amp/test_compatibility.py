@@ -9,7 +9,10 @@ import pytest
 from tf_amp.compatibility import (
     FUNCTION_HOST,
     KERAS,
+    SCOPES,
     SESSION_HOST,
+    SOURCE_MAPS,
+    STEP_WATCH,
     TF_KERAS,
     V1_OPTIMIZERS,
     Member,
@@ -18,7 +21,8 @@ from tf_amp.compatibility import (
     unsupported,
 )
 
-TABLES = (FUNCTION_HOST, SESSION_HOST, KERAS, TF_KERAS, V1_OPTIMIZERS)
+TABLES = (FUNCTION_HOST, SESSION_HOST, STEP_WATCH, SCOPES, SOURCE_MAPS)
+TABLES += (KERAS, TF_KERAS, V1_OPTIMIZERS)
 
 
 @pytest.mark.parametrize("version", ["2.17.0", "2.19.1+cpu", "2.21.0", "2.21.0-rc1"])
