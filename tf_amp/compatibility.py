@@ -115,6 +115,10 @@ STEP_WATCH = (
         "Function._list_all_concrete_functions",
     ),
 )
+SOURCE_MAPS = (
+    # Read.
+    Member("tensorflow.python.autograph.impl.api", "_TRANSPILER._cache._cache"),
+)
 SCOPES = (
     # Replaced.
     Member("tensorflow.python.framework.func_graph", "FuncGraph.__init__"),

@@ -10,7 +10,10 @@ from tf_amp.compatibility import (
     DIAGNOSIS,
     FUNCTION_HOST,
     KERAS,
+    SCOPES,
     SESSION_HOST,
+    SOURCE_MAPS,
+    STEP_WATCH,
     TF_KERAS,
     V1_OPTIMIZERS,
     Member,
@@ -19,7 +22,8 @@ from tf_amp.compatibility import (
     unsupported,
 )
 
-TABLES = (DIAGNOSIS, FUNCTION_HOST, SESSION_HOST, KERAS, TF_KERAS, V1_OPTIMIZERS)
+TABLES = (FUNCTION_HOST, SESSION_HOST, STEP_WATCH, SCOPES, SOURCE_MAPS, DIAGNOSIS)
+TABLES += (KERAS, TF_KERAS, V1_OPTIMIZERS)
 
 
 @pytest.mark.parametrize("version", ["2.17.0", "2.19.1+cpu", "2.21.0", "2.21.0-rc1"])

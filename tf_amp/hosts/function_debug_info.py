@@ -10,20 +10,23 @@ import functools
 import os
 import re
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tensorflow.core.framework import graph_debug_info_pb2
+from tensorflow.python.autograph.impl import api
 from tensorflow.python.util import tf_stack
 
 from graph_passes.plan_remarks import Lines
+from tf_amp.compatibility import SOURCE_MAPS, obstacle
 
 _PACKAGES = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 # Folders of Keras whose frames say less than the layer that calls them.
 _PLUMBING = frozenset(("activations", "backend", "ops", "utils"))
 _NOT_THE_USERS = ("<", str(Path(__file__).parents[1]) + os.sep, sysconfig.get_path("stdlib"))
-# What AutoGraph made of a function; in a replica of a strategy its frames are not mapped back.
+# What AutoGraph made of a function. TensorFlow maps its frames back in the thread that traces, and
+# not in those of a strategy's replicas.
 _GENERATED = "__autograph_generated_file"
 _GRADIENT = re.compile(r"^gradient(s|_tape)/")
 
@@ -94,28 +97,55 @@ def source_lines(graph: Any) -> Lines:
 
 
 def user_lines(stack: Any) -> tuple[str, ...]:
-    """The innermost line of the user's, and the innermost one of a package if that is deeper."""
-    package = ""
+    """The innermost line of the user's, and the innermost one of a package if that is deeper.
+
+    In the threads of a strategy's replicas, what Keras itself makes has no line of the user's, and
+    may have none of a package but those that say less than others.
+    """
+    package = plumbing = ""
     for frame in reversed(list(stack.get_user_frames())):
-        in_package, shown = _place(frame.filename)
-        if shown and not in_package:
-            return (f"{shown}:{frame.lineno}", *filter(None, (package,)))
-        if shown and not package:
-            package = f"{shown}:{frame.lineno}"
-    return (package,) if package else ()
+        file, number = frame.filename, frame.lineno
+        if Path(file).name.startswith(_GENERATED):
+            file, number = _origins(file).get(number, ("", 0))
+        kind, shown = _place(file)
+        if kind == "user":
+            return (f"{shown}:{number}", *filter(None, (package,)))
+        if kind == "package":
+            package = package or f"{shown}:{number}"
+        elif kind == "plumbing":
+            plumbing = plumbing or f"{shown}:{number}"
+    return tuple(filter(None, (package or plumbing,)))
+
+
+@functools.lru_cache(maxsize=256)
+def _origins(generated: str) -> Mapping[int, tuple[str, int]]:
+    """The lines of a file that AutoGraph made -> file and line of what they were made of."""
+    if obstacle(SOURCE_MAPS) is not None:
+        return {}
+    factories = (
+        factory
+        for by_options in list(api._TRANSPILER._cache._cache.values())
+        for factory in list(by_options.values())
+        if factory.module is not None and factory.module.__file__ == generated
+    )
+    return {
+        place.lineno: (origin.loc.filename, origin.loc.lineno)
+        for factory in factories
+        for place, origin in factory.source_map.items()
+    }
 
 
 @functools.lru_cache(maxsize=1024)
-def _place(file: str) -> tuple[bool, str]:
-    """Whether a file is a package's, and how it is shown; "" if its frames say nothing."""
+def _place(file: str) -> tuple[Literal["user", "package", "plumbing", ""], str]:
+    """Whose a file is, and how it is shown; "" if its frames say nothing."""
     in_package = _PACKAGES.split(file)[1:]
     if in_package:
         tells = _PLUMBING.isdisjoint(Path(in_package[-1]).parts)
-        return True, in_package[-1] if tells else ""
-    if file.startswith(_NOT_THE_USERS) or Path(file).name.startswith(_GENERATED):
-        return False, ""
+        return "package" if tells else "plumbing", in_package[-1]
+    if not file or file.startswith(_NOT_THE_USERS):
+        return "", ""
     near = os.path.relpath(file)
-    return False, file if near.startswith(os.pardir) else near
+    return "user", file if near.startswith(os.pardir) else near
 
 
 def name_originals(message: str, function: Any) -> str:

@@ -1,0 +1,71 @@
+"""Python lines of nodes that are traced in the threads of a strategy's replicas."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tf_amp.tracing.trace import read_traces
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+PROGRAM = """
+from tf_amp import autoload
+autoload.activate()
+import tensorflow as tf
+
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+def hidden(x, w):
+    return tf.matmul(x, w)  # helper
+
+with strategy.scope():
+    w = tf.Variable(tf.ones([64, 64]))
+
+@tf.function
+def step(x):
+    def replica(x):
+        with tf.GradientTape() as tape:
+            y = hidden(x, w)
+            if tf.reduce_sum(y) > 0.0:
+                y = tf.nn.elu(y)  # branch
+            loss = tf.reduce_sum(y)  # inner function
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    return strategy.run(replica, args=(x,))
+
+step(tf.ones([32, 64]))
+"""
+
+
+def test_what_replicas_make_has_lines(run_python: RunPython, tmp_path: Path) -> None:
+    env = {
+        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+        f"{REWRITE}_DTYPE": "bfloat16",
+        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+        f"{REWRITE}_LOG_PATH": str(tmp_path),
+    }
+    run_python(PROGRAM, env)
+    (trace,) = read_traces(tmp_path)
+    (step,) = [graph.remarks for graph in trace.graphs if graph.remarks.name == "step"]
+    places = [remark for remark in step.remarks if remark.node]
+    assert [remark for remark in places if not remark.lines] == []
+    numbers = {
+        remark.node: int(remark.lines[0].rpartition("script.py:")[2] or 0) for remark in places
+    }
+    program = PROGRAM.splitlines()
+
+    def line(what: str) -> int:
+        return next(number for number, text in enumerate(program, 1) if what in text)
+
+    for prefix in ("", "replica_1/"):
+        assert numbers[f"{prefix}MatMul"] == line("# helper")
+        assert numbers[f"{prefix}Sum_1"] == line("# inner function")
+        assert numbers[f"gradient_tape/{prefix}Tile"] == line("tape.gradient")
+    elus = {node: number for node, number in numbers.items() if node.endswith("cond/Elu")}
+    assert set(elus.values()) == {line("# branch")}
+    assert len(elus) == 2
