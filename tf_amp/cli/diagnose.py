@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from graph_passes import PrecisionConfig
     from tf_amp.diagnosis.diagnose import Diagnosis
 
+_USUAL = frozenset(("serving_default",))
+
 
 def add_parser(commands: Any) -> None:
     """Adds the command to the sub-parsers of ``tf-amp``."""
@@ -48,7 +50,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--batch", type=int, default=8, help="rows of random inputs (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
-    parser.add_argument("--signature", metavar="KEY", help="of a model: this one (default: all)")
+    parser.add_argument(
+        "--signature", metavar="KEY", help="of a model: this one (default: serving_default, or all)"
+    )
     add_target(parser)
     parser.add_argument(
         "--tolerance",
@@ -136,7 +140,9 @@ def _of_model(
         as_saved_model(Path(arguments.target), Path(room), progress) as model,
     ):
         signatures = load_signatures(model)
-        chosen = signatures.keys() if arguments.signature is None else {arguments.signature}
+        # A model of Keras has more, which are the same.
+        usual = _USUAL & signatures.keys() or signatures.keys()
+        chosen = usual if arguments.signature is None else {arguments.signature}
         if unknown := chosen - signatures.keys():
             raise ModelError(
                 f"The model has no signature {min(unknown)!r}. It has: {', '.join(signatures)}."

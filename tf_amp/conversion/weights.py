@@ -8,6 +8,7 @@ this and now that one, form a class, which changes as a whole or not at all.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -52,8 +53,8 @@ def retype_variables(metas: Sequence[MetaGraphDef], prefix: Path, target: int) -
     """Gives variables the target dtype in the graphs of a SavedModel, which are changed in place.
 
     A variable is given it if every read of it is cast to the target dtype, or is a factor of a
-    product that is (the weights of a convolution that a batch normalization was folded into), and
-    nothing writes it but loading and initializing.
+    product that is (the weights of a convolution that a batch normalization was folded into), or is
+    none that a signature needs, and nothing writes it but loading and initializing.
 
     Args:
         metas: the graphs, with their products converted already.
@@ -256,8 +257,24 @@ class _Variables:
                         self._slots.block(slot, "it is assigned to a variable")
                     else:
                         self._slots.join(slot, other)
-                elif reader.op not in ("SaveV2", "Identity"):
+                elif reader.op not in ("SaveV2", "Identity") and not self._is_aside(body, reader):
                     self._slots.block(slot, f"{reader.op} reads it in float32")
+
+    def _is_aside(self, body: Body, node: Node) -> bool:
+        """Whether no signature computes it: a regularization loss in a graph of TensorFlow 1."""
+        return bool(self._preserved) and not body.is_function and node.name not in self._served
+
+    @functools.cached_property
+    def _served(self) -> set[str]:
+        """The nodes of the main graph that signatures need."""
+        nodes = self._bodies[""].nodes
+        found: set[str] = set()
+        pending = [name for name in self._preserved if name in nodes]
+        for name in pending:
+            if name not in found:
+                found.add(name)
+                pending.extend(filter(nodes.__contains__, map(node_name, nodes[name].input)))
+        return found
 
     def _is_cast(self, node: Node) -> bool:
         casts = (_FLOAT, self._target)
@@ -356,7 +373,7 @@ class _Variables:
                     removed[reader.name] = source.name
                 elif reader.op == "SaveV2":
                     reader.attr["dtypes"].list.type[position - 3] = self._target
-                elif reader.op == "Mul":
+                elif reader.op == "Mul" or self._is_aside(body, reader):
                     name = f"{source.name}-0-CastToFp32-0-AutoMixedPrecision"
                     cast = body.add_cast(name, reader.input[position], self._target, _FLOAT)
                     reader.input[position] = body.first_output(cast)

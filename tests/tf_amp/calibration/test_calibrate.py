@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ import tensorflow as tf
 
 import tf_amp
 from graph_passes.policy.rules import load_rules
+from tf_amp.calibration import calibrate
 from tf_amp.calibration.ranges import Range
+from tf_amp.comparison.callables import load_signatures
+from tf_amp.comparison.compare import results_of
 from tf_amp.model_files import ModelError
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
@@ -105,6 +109,26 @@ def test_bisects_what_no_range_tells(tmp_path: Path) -> None:
     assert products == ["planted/product"] and len(found.rules) <= 3
     assert found.runs <= 20
     assert all("off by over 0.01 with it in float16" in rule.why for rule in found.rules)
+
+
+def test_float32_is_loaded_and_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, samples = save(tmp_path / "model", cancelling), batches()
+    loaded, run = [], []
+
+    def load(path: Path) -> dict[str, Any]:
+        loaded.append(path)
+        return load_signatures(path)
+
+    def results(signature: Any, given: Any) -> Any:
+        run.append(signature)
+        return results_of(signature, given)
+
+    monkeypatch.setattr(calibrate, "load_signatures", load)
+    monkeypatch.setattr(calibrate, "results_of", results)
+    config = tf_amp.PrecisionConfig(target_dtype="float16", device="GPU")
+    found = calibrate.calibrate(model, samples, config, tolerance=0.01)
+    assert found.runs > 2
+    assert loaded.count(model) == 1 and len(run) == 1
 
 
 def test_tolerance_that_nothing_holds_but_float32(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tf_amp
+from tf_amp.comparison.callables import load_signatures
 from tf_amp.comparison.compare import Comparison
 from tf_amp.comparison.output_figures import OutputFigures
 from tf_amp.model_files import ModelError
@@ -89,6 +90,34 @@ def test_samples_that_do_not_fit(tmp_path: Path, samples: list, said: str) -> No
     one = save(tmp_path / "one")
     with pytest.raises(ModelError, match=said):
         tf_amp.compare_models(one, one, samples)
+
+
+@pytest.mark.parametrize(
+    ("tags", "scale"),
+    [([["serve"], ["train"]], 1.0), ([["train"], ["serve"]], 2.0), ([[], ["t"]], 1.0)],
+)
+def test_of_several_graphs_the_one_to_serve_is_compared(
+    tmp_path: Path, tags: list[list[str]], scale: float
+) -> None:
+    """As modules of TF Hub have them."""
+    v1 = tf.compat.v1
+    builder = v1.saved_model.Builder(str(tmp_path / "several"))
+    for number, those in enumerate(tags, 1):
+        with tf.Graph().as_default(), v1.Session() as session:
+            x = v1.placeholder(tf.float32, [None, 6], name="x")
+            w = v1.get_variable("w", [], initializer=v1.ones_initializer())
+            y = {"y": number * w * x}
+            called = {"serving_default": v1.saved_model.predict_signature_def({"x": x}, y)}
+            session.run(w.initializer)
+            if number == 1:
+                builder.add_meta_graph_and_variables(session, those, signature_def_map=called)
+            else:
+                builder.add_meta_graph(those, signature_def_map=called)
+    builder.save()
+    y = of(tf_amp.compare_models(tmp_path / "several", tmp_path / "several", [{"x": X}]))["y"]
+    assert (y.values, y.max_abs) == (12, 0)
+    signature = load_signatures(tmp_path / "several")["serving_default"]
+    assert np.array_equal(signature.call(signature.feed({"x": X}))["y"], scale * X)
 
 
 def test_models_without_a_common_signature(tmp_path: Path) -> None:

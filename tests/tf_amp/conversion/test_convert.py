@@ -131,6 +131,27 @@ def test_a_variable_in_a_ragged_output_stays_float32(tmp_path: Path) -> None:
         convert(tmp_path / "in", tmp_path / "out", weights=True)
 
 
+def test_what_no_signature_needs_reads_weights_by_a_cast(tmp_path: Path) -> None:
+    """As in modules of TF Hub, whose collections have the losses of regularization."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 16], name="x")
+        w = v1.get_variable("w", [16, 16], use_resource=True)
+        y = tf.nn.relu(tf.matmul(x, w))
+        v1.add_to_collection("regularization_losses", tf.nn.l2_loss(w, name="loss"))
+        session.run(w.initializer)
+        v1.saved_model.simple_save(session, str(tmp_path / "in"), {"x": x}, {"y": y})
+    done = convert(tmp_path / "in", tmp_path / "out", weights=True)
+    assert done.weights == {"w": ""}
+    losses = []
+    for path in (tmp_path / "in", tmp_path / "out"):
+        with tf.Graph().as_default() as graph, v1.Session() as session:
+            v1.saved_model.load(session, ["serve"], str(path))
+            losses.append(session.run(graph.get_tensor_by_name("loss:0")))
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    assert_close(models.serve(tmp_path / "out"), models.serve(tmp_path / "in"))
+
+
 def test_weights_out_of_range_stay_float32(tmp_path: Path) -> None:
     module = tf.Module()
     module.large = tf.Variable(tf.fill([16, 16], 1e5))
