@@ -129,9 +129,13 @@ def distance(exact: dict[str, Any], low: dict[str, Any]) -> dict[str, Any]:
     Returns:
         "errors", of "loss" (all steps together) and of each output by name; the "worst" of them
         and "of" what it is. Where shape, dtype or names differ, or numbers are not finite, it is
-        infinite. Integers must have the same shape alone: which token is largest may be a tie.
+        infinite, as is a loss that float32 does not keep finite. Integers must have the same shape
+        alone: which token is largest may be a tie.
     """
-    errors = {"loss": _relative(np.asarray(exact["losses"]), np.asarray(low["losses"]))}
+    losses = np.asarray(exact["losses"])
+    errors = {"loss": _relative(losses, np.asarray(low["losses"]))}
+    if not np.isfinite(losses).all():
+        errors["loss"] = math.inf  # it could not tell a fault
     for name in exact["outputs"].keys() | low["outputs"].keys():
         errors[name] = math.inf
         if name in exact["outputs"] and name in low["outputs"]:

@@ -41,7 +41,16 @@ def _experience(agent: Any, steps: int) -> Any:
 
     found = tf.nest.map_structure(made, agent.collect_data_spec)
     discount = tf.constant((rng.random((_BATCH, steps)) > 0.2).astype("float32"))
-    return found._replace(discount=discount)
+    # Whole episodes: the first step, steps in the middle, and one behind which nothing comes.
+    kinds = np.tile([0] + [1] * (steps - 1) + [2], (_BATCH, 1)).astype("int32")
+    return found._replace(
+        discount=discount,
+        # What a policy can have done: within its bounds, with deviations that make that likely.
+        action=tf.tanh(found.action) if found.action.dtype.is_floating else found.action,
+        policy_info=tf.nest.map_structure(lambda x: tf.exp(tf.tanh(x)), found.policy_info),
+        step_type=tf.constant(kinds[:, :-1]),
+        next_step_type=tf.constant(kinds[:, 1:]),
+    )
 
 
 def _trained(agent: Any, steps: int = 2) -> Running:
