@@ -13,7 +13,10 @@ import numpy as np
 
 from gpu import checks, values
 from gpu.program import MODES, Parameter, Program
-from gpu.steps import build, prepare_variant, step_function
+from gpu.steps import complete, prepare_variant, step_function
+from gpu.training_data import task_model, write_runs
+
+_PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D")
 
 
 def export_function(
@@ -87,12 +90,22 @@ def _program(options: argparse.Namespace, model: Any, batch: list[np.ndarray], m
     import tensorflow as tf
 
     arguments = [tf.constant(array) for array in batch[: 2 if mode == "training" else 1]]
-    function = step_function(model, mode, compiled=options.variant != "upstream")
+    compiled, mean_loss = options.variant != "upstream", options.steps is None
+    function = step_function(model, mode, compiled=compiled, mean_loss=mean_loss)
     if options.variant == "upstream":
         from gpu.upstream_function import through_upstream
 
         function = through_upstream(function, arguments, options.dtype)
+    if options.variant in ("keras_policy", "upstream"):
+        _require_low_products(function.get_concrete_function(*arguments).graph, options.dtype)
     return export_function(function, arguments, _variables_of(model), runs=options.reference)
+
+
+def _require_low_products(graph: Any, dtype: str) -> None:
+    """Raises if no product is in the dtype: float32 would be compared with itself."""
+    products = [op for op in graph.get_operations() if op.type in _PRODUCTS]
+    if not any(op.outputs[0].dtype.name == dtype for op in products):
+        raise RuntimeError(f"None of {len(products)} products is in {dtype}.")
 
 
 def main() -> None:
@@ -104,6 +117,8 @@ def main() -> None:
     parser.add_argument("--title", required=True)
     parser.add_argument("--modes", nargs="+", choices=MODES, required=True)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seeds", type=int)
     parser.add_argument("--reference", action="store_true")
     options = parser.parse_args()
     logging.getLogger("tf_amp").setLevel(logging.WARNING)
@@ -112,14 +127,22 @@ def main() -> None:
     import tensorflow as tf
     import workloads
 
-    chosen = workloads.TINY_WORKLOADS if options.small else workloads.GPU_WORKLOADS
-    model, batch = build(chosen[options.workload], options.variant, options.dtype)
+    batches = {}
+    if options.steps:
+        if options.variant == "float32":
+            write_runs(options.folder, options.workload, options.steps, options.seeds)
+        model, batch, task = task_model(options.workload, options.steps)
+        batches["inference"] = list(task.held_out)
+    else:
+        chosen = workloads.TINY_WORKLOADS if options.small else workloads.GPU_WORKLOADS
+        model, batch = chosen[options.workload].compiled(jit_compile=True)
+    complete(model, options.variant, options.dtype)
     facts = {"tensorflow": tf.__version__, "keras": keras.__version__, "small": options.small}
     # Training changes the variables, which inference would have to be given anew.
     for mode in sorted(options.modes):
         program = {"workload": options.workload, "mode": mode, "variant": options.title}
         try:
-            fields, hlo = _program(options, model, batch, mode)
+            fields, hlo = _program(options, model, batches.get(mode, batch), mode)
         except Exception as error:  # what XLA or TensorFlow refuses is a result as well
             traceback.print_exc()
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
