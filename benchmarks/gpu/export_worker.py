@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import traceback
 from collections.abc import Sequence
@@ -41,27 +42,28 @@ def export_function(
     concrete = function.get_concrete_function(*arguments)
     variables = {variable.name: variable for variable in concrete.graph.variables} | known
     by_handle = {id(variable.handle): name for name, variable in variables.items()}
-    parameters, assigned = [], {}
+    parameters, assigned, captured = [], {}, []
     for number, tensor in enumerate(arguments):
         parameters.append(_parameter(f"input{number}", tensor.numpy()))
-    for number, tensor in enumerate(concrete.captured_inputs):
-        if tensor.dtype != tf.resource:
-            parameters.append(_parameter(f"constant{number}", tensor.numpy()))
-            continue
-        name = by_handle[id(tensor)]
-        parameter = _parameter(name, variables[name].numpy())
-        variables[name].assign(parameter.value())
-        assigned[name] = variables[name]
+    constants = itertools.count()
+    for tensor in concrete.captured_inputs:
+        if tensor.dtype == tf.resource:
+            name = by_handle[id(tensor)]
+            parameter = _parameter(name, variables[name].numpy())
+            variables[name].assign(parameter.value())
+            assigned[name] = variables[name]
+        else:
+            parameter = _parameter(f"constant{next(constants)}", tensor.numpy())
+            tensor = tf.constant(parameter.value())
         parameters.append(parameter)
-    given = [
-        tf.constant(parameter.value()) if "normal" in parameter.rule else tensor
-        for parameter, tensor in zip(parameters, arguments, strict=False)
-    ]
-    hlo = function.experimental_get_compiler_ir(*given)(stage="hlo_serialized")
+        captured.append(tensor)
+    hlo = function.experimental_get_compiler_ir(*arguments)(stage="hlo_serialized")
+    concrete.set_external_captures(captured)
+    given = [tf.constant(parameter.value()) for parameter in parameters[: len(arguments)]]
     fields = {
         "parameters": tuple(parameters),
         "outputs": len(tf.nest.flatten(concrete.structured_outputs)),
-        "reference": _reference(function, given, assigned) if runs else None,
+        "reference": _reference(concrete, given, assigned) if runs else None,
     }
     return fields, hlo
 
@@ -70,11 +72,11 @@ def _parameter(name: str, value: np.ndarray) -> Parameter:
     return Parameter(name, list(value.shape), value.dtype.name, values.rule_for(value))
 
 
-def _reference(function: Any, given: list[Any], variables: dict[str, Any]) -> dict[str, Any]:
+def _reference(concrete: Any, given: list[Any], variables: dict[str, Any]) -> dict[str, Any]:
     import tensorflow as tf
 
     before = {name: variable.numpy() for name, variable in variables.items()}
-    outputs = [tensor.numpy() for tensor in tf.nest.flatten(function(*given))]
+    outputs = [tensor.numpy() for tensor in tf.nest.flatten(concrete(*given))]
     after = {name: variable.numpy() for name, variable in variables.items()}
     changed = {name: new for name, new in after.items() if not np.array_equal(new, before[name])}
     return checks.first_step(before, outputs, changed)
