@@ -97,6 +97,12 @@ def test_what_was_exported_computes_the_same(exported: Path, tmp_path: Path) -> 
     again = _run(exported, tmp_path / "out.json", "--rounds", "5")
     assert again.returncode == 0
     assert json.loads((tmp_path / "out.json").read_text())["cases"] == results["cases"]
+    # Times of two devices do not belong into one table.
+    results["facts"]["device"] = "another"
+    (tmp_path / "out.json").write_text(json.dumps(results))
+    refused = _run(exported, tmp_path / "out.json")
+    assert refused.returncode == 1
+    assert "was measured with another device" in refused.stderr
 
 
 @needs_jaxlib
