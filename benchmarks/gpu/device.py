@@ -72,6 +72,14 @@ class Loaded:
         """Puts the parameters on the device."""
         self._buffers = [jax.device_put(value, self._device) for value in values]
 
+    def put(self, at: int, value: np.ndarray) -> None:
+        """Replaces one parameter."""
+        self._buffers[at] = jax.device_put(value, self._device)
+
+    def read(self, at: int) -> np.ndarray:
+        """The value that a parameter has now."""
+        return np.asarray(self._buffers[at])
+
     def step(self) -> list[Any]:
         """Starts one step; what it assigns is what the next one reads. Does not wait."""
         results = self._executable.execute(self._buffers)

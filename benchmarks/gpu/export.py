@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from oracle_environment import oracle_environment
+from parity_tasks import TASK_NAMES
 from variants import environment
 
 from gpu.program import MODES, VARIANTS
@@ -45,6 +46,8 @@ def export(workload: str, title: str, options: argparse.Namespace) -> bool:
     command += ["--workload", workload, "--variant", variant, "--dtype", dtype, "--title", title]
     command += ["--modes", *options.modes]
     command += ["--small"] if options.small else []
+    if options.numerics:
+        command += ["--steps", str(options.steps), "--seeds", str(options.seeds)]
     with_reference = {"none": False, "own": True, "float32": name == "float32"}
     command += ["--reference"] if with_reference[options.references] else []
     done = subprocess.run(command, env=env, cwd=_FOLDER, capture_output=True, text=True)
@@ -60,8 +63,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where the programs are written")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--workloads", nargs="+", choices=(*WORKLOADS, *TASK_NAMES))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--small", action="store_true", help="the tiny networks")
     parser.add_argument(
@@ -77,11 +80,21 @@ def main() -> None:
         default=[],
         help="tf_amp's variants without each of these rules, in place of all variants",
     )
+    parser.add_argument(
+        "--numerics", action="store_true", help="the two tasks of `gpu.numerics`, with their data"
+    )
+    parser.add_argument("--steps", type=int, default=300, help="training steps of a task (300)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of a task (3)")
     parser.add_argument("--cost-table", type=Path, help="for tf_amp, made by `gpu.cost_table`")
     options = parser.parse_args()
     options.references = options.references or ("own" if options.small else "none")
+    named = TASK_NAMES if options.numerics else WORKLOADS
+    options.workloads = options.workloads or named
+    if unknown := set(options.workloads) - set(named):
+        parser.error(f"{', '.join(sorted(unknown))}: tasks need --numerics, and it needs tasks")
     options.folder.mkdir(parents=True, exist_ok=True)
-    titles = list(options.variants)
+    without = "upstream" if options.numerics else "none"
+    titles = options.variants or [v for v in VARIANTS if not v.startswith(without)]
     if options.without:
         rewrites = [title for title in titles if title.startswith("tf_amp")]
         titles = [f"{title}-{rule}" for title in rewrites for rule in options.without]

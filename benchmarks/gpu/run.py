@@ -149,7 +149,10 @@ def main() -> None:
     results: dict[str, Any] = {"facts": devices.facts(device), "cases": {}}
     results["rounds"] = options.rounds
     if options.output.exists():
-        results["cases"] = json.loads(options.output.read_text())["cases"]
+        found = json.loads(options.output.read_text())
+        if other := _other_conditions(found["facts"], results["facts"]):
+            sys.exit(f"{options.output} was measured with another {other}: choose another file.")
+        results["cases"] = found["cases"]
     options.output.parent.mkdir(parents=True, exist_ok=True)
     left = []
     for case in dict.fromkeys(f"{program.workload} {program.mode}" for program in programs):
@@ -174,6 +177,12 @@ def main() -> None:
         wrong.append("nothing was chosen")
     if wrong:
         sys.exit("\nWRONG:\n" + "\n".join(wrong))
+
+
+def _other_conditions(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """Which of the conditions differs whose times must not stand in one table."""
+    must = ("device", "jaxlib", "XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
+    return next((key for key in must if before[key] != now[key]), None)
 
 
 def _refused_upstream(name: str, entry: dict[str, Any]) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import numpy as np
-
 CAPABILITY = (9, 0)
 """The compute capability of the GPU that is planned for: Hopper."""
 
@@ -41,8 +39,8 @@ def prepare_variant(variant: str, dtype: str) -> None:
     prepare("float32" if variant == "upstream" else variant, dtype)
 
 
-def build(workload: Any, variant: str, dtype: str) -> tuple[Any, list[np.ndarray]]:
-    """The model of a workload, ready to train as its user would, and a batch.
+def complete(model: Any, variant: str, dtype: str) -> None:
+    """Gives a compiled model what is missing to train as its user would.
 
     In float16 the optimizer has a dynamic loss scale: ours where tf_amp gives it one by itself,
     Keras' with Keras' policy, which does so too, and with TensorFlow's own pass, whose users have
@@ -50,19 +48,27 @@ def build(workload: Any, variant: str, dtype: str) -> tuple[Any, list[np.ndarray
     """
     import keras
 
-    model, batch = workload.compiled(jit_compile=True)
     if variant == "upstream" and dtype == "float16":
         scaled = keras.optimizers.LossScaleOptimizer(model.optimizer)
         model.compile(scaled, model.loss, jit_compile=True)
     model.optimizer.build(model.trainable_variables)
-    return model, list(batch)
 
 
-def step_function(model: Any, mode: str, compiled: bool) -> Any:
-    """A `tf.function` of one step: of images or tokens, and in training of labels."""
+def step_function(model: Any, mode: str, *, compiled: bool, mean_loss: bool = True) -> Any:
+    """A `tf.function` of one step: of images or tokens, and in training of labels.
+
+    Args:
+        model: a compiled Keras model.
+        mode: "training" or "inference".
+        compiled: whether XLA compiles it.
+        mean_loss: whether a training step gives the mean loss of all steps so far, as Keras does,
+            or its own.
+    """
     import tensorflow as tf
 
     def training(inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        if not mean_loss:
+            model.reset_metrics()
         return model.train_step((inputs, labels))["loss"]
 
     def inference(inputs: tf.Tensor) -> tf.Tensor:

@@ -4,40 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gpu.program import Program, read_programs
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-PYTHON = os.environ.get("TF_AMP_JAX_PYTHON", sys.executable)
-"""TensorFlow and jaxlib need not be in one environment."""
+from jaxlib_process import needs_jaxlib, run_command
 
 
-def _jax_release() -> str:
-    code = "from importlib import metadata; import jax; print(metadata.version('jaxlib'))"
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-needs_jaxlib = pytest.mark.skipif(
-    _jax_release() != "0.11.2",
-    reason="needs jax and jaxlib 0.11.2, here or where TF_AMP_JAX_PYTHON points",
-)
-
-
-def _training_step(kernel: Any, count: Any, dtype: Any) -> Any:
+def _training_step(kernel: Any, count: Any, offset: Any, dtype: Any) -> Any:
     import tensorflow as tf
 
     @tf.function(jit_compile=True, autograph=False)
     def step(x: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            y = tf.cast(tf.cast(x, dtype) @ tf.cast(kernel, dtype), tf.float32)
+            y = tf.cast(tf.cast(x, dtype) @ tf.cast(kernel, dtype), tf.float32) + offset
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, y))
         kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
         count.assign_add(1)
@@ -56,11 +39,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(0)
     x = tf.constant(random.standard_normal((8, 32)), tf.float32)
     labels = tf.constant(random.integers(4, size=8), tf.int32)
+    offset = tf.constant(random.standard_normal((8, 16)), tf.float32)  # no variable: captured
+    weights = random.standard_normal((32, 16)).astype(np.float32)
     for variant, dtype in (("float32", tf.float32), ("keras_policy_bfloat16", tf.bfloat16)):
-        kernel = tf.Variable(random.standard_normal((32, 16)).astype(np.float32))
+        kernel = tf.Variable(weights)
         count = tf.Variable(3, dtype=tf.int64)
 
-        step = _training_step(kernel, count, dtype)
+        step = _training_step(kernel, count, offset, dtype)
         known = {"kernel": kernel, "count": count}
         fields, hlo = export_function(step, [x, labels], known, runs=True)
         Program("linear", "training", variant, **fields).write(folder, hlo)
@@ -68,15 +53,20 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(folder: Path, output: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [PYTHON, "-m", "gpu.run", str(folder), "--platform", "cpu", "--output", str(output)]
-    command += ["--rounds", "3", "--turn-s", "0.001", *more]
-    return subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=300)
+    rounds = ("--rounds", "3", "--turn-s", "0.001")
+    return run_command("run", folder, "--output", output, *rounds, *more)
 
 
 def test_a_program_is_what_was_written(exported: Path) -> None:
     float32, low = read_programs(exported)
     assert (float32.name, low.dtype) == ("linear.training.float32", "bfloat16")
-    assert {p.name for p in float32.parameters} == {"input0", "input1", "kernel", "count"}
+    assert {p.name for p in float32.parameters} == {
+        "input0",
+        "input1",
+        "kernel",
+        "count",
+        "constant0",
+    }
     assert float32.reference is not None
     assert float32.reference["updates"].keys() == {"kernel"}
     assert float32.reference["exact"] == {"count": [4]}
@@ -107,6 +97,12 @@ def test_what_was_exported_computes_the_same(exported: Path, tmp_path: Path) -> 
     again = _run(exported, tmp_path / "out.json", "--rounds", "5")
     assert again.returncode == 0
     assert json.loads((tmp_path / "out.json").read_text())["cases"] == results["cases"]
+    # Times of two devices do not belong into one table.
+    results["facts"]["device"] = "another"
+    (tmp_path / "out.json").write_text(json.dumps(results))
+    refused = _run(exported, tmp_path / "out.json")
+    assert refused.returncode == 1
+    assert "was measured with another device" in refused.stderr
 
 
 @needs_jaxlib
