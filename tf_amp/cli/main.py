@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from tf_amp.cli import (
     bisect,
     calibrate,
     compare,
+    completion,
     convert,
     demo,
     diff,
@@ -26,6 +28,7 @@ from tf_amp.cli import (
     verify,
 )
 from tf_amp.env_variables import EnvConfigError
+from tf_amp.visible_log import LOGGERS
 
 # A command is a module with `add_parser(commands)`, whose parser sets the default `run`: a function
 # that takes the parsed arguments and returns the exit status. With the default `needs_tensorflow`
@@ -47,6 +50,8 @@ COMMANDS = (
     env,
 )
 
+LEVELS = ("debug", "info", "warning", "error")
+
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
@@ -59,9 +64,15 @@ def parser() -> argparse.ArgumentParser:
         "TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the script as usual.",
     )
     top.add_argument("--version", action="version", version=f"tf-amp {__version__}")
+    top.add_argument(
+        "--verbosity",
+        choices=LEVELS,
+        help="the least that tf_amp logs, in `run` and wherever else it does (default: info)",
+    )
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)
+    completion.add_parser(commands, parser)
     return top
 
 
@@ -76,6 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         or setting, 3 where a gate says no.
     """
     arguments = parser().parse_args(argv)
+    if arguments.verbosity:
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(arguments.verbosity.upper())
     if "needs_tensorflow" in arguments:
         if importlib.util.find_spec("tensorflow") is None:
             print(
