@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from results import RESULTS, print_table, write_json
-from variants import environment, prepare
+from variants import DTYPES, environment, prepare
 
 _LOG_PATH = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH"
 _FIGURES = ("products", "flops", "casts", "cast_bytes")
@@ -72,12 +72,12 @@ PROGRAMS: dict[str, Callable[[], None]] = {
 }
 
 
-def _trace(program: str, folder: Path, more: Mapping[str, str]) -> Any:
+def _trace(program: str, dtype: str, folder: Path, more: Mapping[str, str]) -> Any:
     """Has a program make its step in a process of its own; returns its trace."""
     from tf_amp.tracing.trace import read_traces
 
-    env = {**environment("tf_amp"), _LOG_PATH: str(folder), **more}
-    command = [sys.executable, __file__, "--worker", program]
+    env = {**environment("tf_amp", dtype), _LOG_PATH: str(folder), **more}
+    command = [sys.executable, __file__, "--worker", program, "--dtypes", dtype]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{program} failed:\n{done.stderr[-4000:]}")
@@ -92,11 +92,12 @@ def _figures(trace: Any) -> Any:
     return figures_of(g for g in graphs if any(r.is_product for r in g.remarks))
 
 
-def compare(program: str, folder: Path, top: int) -> list[dict[str, Any]]:
+def compare(program: str, dtype: str, folder: Path, top: int) -> list[dict[str, Any]]:
     """Sets the promises of one program beside what is found.
 
     Args:
         program: one of `PROGRAMS`.
+        dtype: the target dtype; for float16 there is no cost table on a CPU.
         folder: where its traces go.
         top: how many blockers are moved.
 
@@ -105,13 +106,13 @@ def compare(program: str, folder: Path, top: int) -> list[dict[str, Any]]:
     """
     from tf_amp.tracing.blockers import find_blockers
 
-    trace = _trace(program, folder / program / "as_it_is", {})
+    trace = _trace(program, dtype, folder / "as_it_is", {})
     now = _figures(trace)
     rows = []
     for number, blocker in enumerate(find_blockers(trace.graphs).found[:top]):
         line = blocker.change.line(trace.process["variables"])
         variable, _, value = line.removeprefix("export ").partition("=")
-        then = _figures(_trace(program, folder / program / str(number), {variable: value}))
+        then = _figures(_trace(program, dtype, folder / str(number), {variable: value}))
         found = {
             "products": now.products_kept - then.products_kept,
             "flops": then.flops_low - now.flops_low,
@@ -129,18 +130,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--top", type=int, default=5, help="blockers that are moved (5)")
     parser.add_argument("--keep", type=Path, help="where the traces stay")
     parser.add_argument("--json", type=Path, default=RESULTS / "blocker_promises.json")
     parser.add_argument("--worker", choices=PROGRAMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        prepare("tf_amp")
+        prepare("tf_amp", *options.dtypes)
         return PROGRAMS[options.worker]()
     with tempfile.TemporaryDirectory() as temporary:
         found = {
-            program: compare(program, options.keep or Path(temporary), options.top)
+            f"{program} {dtype}": compare(
+                program, dtype, (options.keep or Path(temporary)) / program / dtype, options.top
+            )
             for program in options.programs
+            for dtype in options.dtypes
         }
     cells = [
         [program, row["blocker"], *(f"{row[f][0]} / {row[f][1]}" for f in _FIGURES)]

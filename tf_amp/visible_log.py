@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
-_LOGGERS = ("tf_amp", "graph_passes")
+LOGGERS = ("tf_amp", "graph_passes")
+"""Under which all of this project is logged."""
 # Just below INFO, so that the level that is set here can be told from one that the user sets.
 _OWN_LEVEL = logging.INFO - 1
 
@@ -42,7 +43,7 @@ class _VisibleHandler(logging.Handler):
 
 def ensure_visible() -> None:
     """Gives the loggers of this project a handler and a level, unless they have their own."""
-    for logger in map(logging.getLogger, _LOGGERS):
+    for logger in map(logging.getLogger, LOGGERS):
         if logger.level == logging.NOTSET:
             logger.setLevel(_OWN_LEVEL)
         if not logger.handlers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from tf_amp.cli import (
     bisect,
     calibrate,
     compare,
+    completion,
     convert,
     demo,
     diagnose,
@@ -27,6 +29,7 @@ from tf_amp.cli import (
     verify,
 )
 from tf_amp.env_variables import EnvConfigError
+from tf_amp.visible_log import LOGGERS
 
 # A command is a module with `add_parser(commands)`, whose parser sets the default `run`: a function
 # that takes the parsed arguments, returns the exit status and lets EnvConfigErrors pass. With the
@@ -50,6 +53,8 @@ COMMANDS = (
     env,
 )
 
+LEVELS = ("debug", "info", "warning", "error")
+
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
@@ -62,9 +67,15 @@ def parser() -> argparse.ArgumentParser:
         "TF_ENABLE_AUTO_MIXED_PRECISION=1 and start the script as usual.",
     )
     top.add_argument("--version", action="version", version=f"tf-amp {__version__}")
+    top.add_argument(
+        "--verbosity",
+        choices=LEVELS,
+        help="the least that tf_amp logs, in `run` and wherever else it does (default: info)",
+    )
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)
+    completion.add_parser(commands, parser)
     return top
 
 
@@ -79,6 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         or setting, 3 where a gate says no.
     """
     arguments = parser().parse_args(argv)
+    if arguments.verbosity:
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(arguments.verbosity.upper())
     if "needs_tensorflow" in arguments:
         if importlib.util.find_spec("tensorflow") is None:
             print(

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from graph_passes.policy.config import TargetDtype
     from tf_amp.env_config import Settings
 
-_CHOICES = {variable.name: variable.choices for variable in VARIABLES}
+CHOICES = {variable.name: variable.choices for variable in VARIABLES}
+"""Variable -> its legal words, () for one that takes others."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options; one that is not given leaves its variable as it is."""
-    parser.add_argument("--dtype", choices=_CHOICES[DTYPE], help=f"the target dtype (sets {DTYPE})")
-    parser.add_argument("--level", choices=_CHOICES[LEVEL], help=f"how far to go (sets {LEVEL})")
+    parser.add_argument("--dtype", choices=CHOICES[DTYPE], help=f"the target dtype (sets {DTYPE})")
+    parser.add_argument("--level", choices=CHOICES[LEVEL], help=f"how far to go (sets {LEVEL})")
     parser.add_argument("--rules", metavar="FILE", help=f"rules on single nodes (sets {RULES})")
     parser.add_argument("--log-path", metavar="DIR", help=f"write the graphs (sets {LOG_PATH})")
     parser.add_argument(

@@ -42,12 +42,14 @@ class Origin:
         shapes: gives the static shapes of its tensors.
         function_shapes: gives those of the functions that it calls.
         lines: gives the Python lines of its nodes.
+        preserve: its nodes that are fed, fetched or otherwise to be left alone.
     """
 
     library: Library = no_library
     shapes: Shapes | None = None
     function_shapes: FunctionShapes = no_shapes
     lines: Lines = no_lines
+    preserve: tuple[str, ...] = ()
 
 
 UNKNOWN = Origin()
@@ -105,10 +107,10 @@ class Dumps:
 
         The files are ``graphdef_preop_<name>_<n>.pb`` (before),
         ``graphdef_AutoMixedPrecision_<name>_<n>.pb`` (after; of a failed rewrite: what was
-        rejected), ``remarks_<name>_<n>.jsonl`` (or ``.jsonl.gz``) and
-        ``shapes_<name>_<n>.json.gz``. A function is written as a GraphDef that has it in its
-        library, the first one there; those that it calls stand behind it. A file is there whole or
-        not at all.
+        rejected), ``remarks_<name>_<n>.jsonl`` (or ``.jsonl.gz``),
+        ``shapes_<name>_<n>.json.gz`` and, where nodes are preserved, ``preserved_<name>_<n>.json``.
+        A function is written as a GraphDef that has it in its library, the first one there; those
+        that it calls stand behind it. A file is there whole or not at all.
 
         Args:
             name: the graph's name; what a file name cannot hold is replaced.
@@ -135,6 +137,8 @@ class Dumps:
             **_graph_file(f"graphdef_AutoMixedPrecision_{stem}", after, result.extra_functions),
             f"shapes_{stem}.json.gz": gzip.compress(shapes),
         }
+        if origin.preserve:
+            files[f"preserved_{stem}.json"] = json.dumps(origin.preserve).encode()
         text = "\n".join(remarks.to_lines()).encode()
         large = len(text) > GZIP_FROM
         files[f"remarks_{stem}.jsonl{'.gz' if large else ''}"] = (

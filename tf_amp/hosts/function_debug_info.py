@@ -76,8 +76,9 @@ def source_lines(graph: Any) -> Lines:
 
     @functools.cache
     def stacks(function: str) -> dict[str, Any]:
-        found = graph._functions.get(function) if function else None
-        of = found._cached_graph if found is not None else None if function else graph
+        # A function of v1, as the gradient of CTC is one, has no graph to ask.
+        found = graph._functions.get(function)
+        of = getattr(found, "_cached_graph", None) if function else graph
         return {} if of is None else {op.name: op.traceback for op in of.get_operations()}
 
     @functools.cache

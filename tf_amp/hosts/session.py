@@ -37,6 +37,15 @@ LOGGER = logging.getLogger("tf_amp.hosts.session")
 _FUNCTION_BODY_OPS = frozenset({"_Arg", "_DeviceArg", "_Retval", "_DeviceRetval"})
 _FETCHES_NAMED = 3
 
+TITLE = "session graph"
+"""What the name of every graph of a session begins with, for people."""
+
+
+def config_of_sessions(config: graph_passes.PrecisionConfig) -> graph_passes.PrecisionConfig:
+    """The configuration without rules that make new functions: Grappler takes none of a plugin."""
+    off = config.disabled_rules | {"function-signatures", "loop-hoisting"}
+    return dataclasses.replace(config, disabled_rules=off)
+
 
 class SessionHost:
     """Rewrites the session graphs of one installation."""
@@ -45,9 +54,7 @@ class SessionHost:
         if installation.config is None:
             raise ValueError("The installation rewrites nothing: `installation.config` is None.")
         self._installation = installation
-        # These rules make new functions, and Grappler takes none from a plugin.
-        off = installation.config.disabled_rules | {"function-signatures", "loop-hoisting"}
-        self._config = dataclasses.replace(installation.config, disabled_rules=off)
+        self._config = config_of_sessions(installation.config)
         self._plugin = plugin
         self._numbers = itertools.count(1)
         self._said_invalid = False
@@ -83,24 +90,29 @@ class SessionHost:
         if nameless := next((node.name for node in graph.node if not node.op), None):
             self._say_invalid(nameless)
             return None
-        result = self._result_for(graph, item)
-        origin = Origin(shapes=item.shapes)
+        # The trace holds what was planned, so that planning it again gives the same.
+        result, planned, origin = self._result_for(graph, item)
         self._installation.record(
-            "session", self._name(item), result, original=graph, origin=origin
+            "session", self._name(item), result, original=planned, origin=origin
         )
         if result.failure is not None or not result.changed:
             return None
         return result.proto.SerializeToString()
 
-    def _result_for(self, graph: graph_pb2.GraphDef, item: GraphItem) -> graph_passes.RewriteResult:
+    def _result_for(
+        self, graph: graph_pb2.GraphDef, item: GraphItem
+    ) -> tuple[graph_passes.RewriteResult, graph_pb2.GraphDef, Origin]:
+        """The rewrite; and the graph that was planned, taken apart, with what is known of it."""
+        planned, origin = graph, Origin(shapes=item.shapes, preserve=tuple(item.preserve))
         try:
             filled, stubs = fill_stubs(graph)
             apart = unfuse(filled, item.preserve)
             kept = (*item.preserve, *(() if self._runs_fused_whole else apart.whole))
             shapes = _shapes_of(apart, item)
+            planned, origin = apart.graph, Origin(shapes=shapes, preserve=kept)
             result = self._installation.numbers.rewrite(
                 lambda config: graph_passes.rewrite_graph_def(
-                    apart.graph, config, preserve=kept, shapes=shapes
+                    planned, config, preserve=kept, shapes=shapes
                 ),
                 self._config,
             )
@@ -115,7 +127,7 @@ class SessionHost:
             )
             failure = f"{type(error).__name__}: {error}"
             result = graph_passes.RewriteResult(proto=graph, report=report, failure=failure)
-        return result
+        return result, planned, origin
 
     def _say_invalid(self, node: str) -> None:
         # MatMul + BiasAdd + AddV2 + activation on a CPU is one such case (seen in 2.21).
@@ -137,7 +149,7 @@ class SessionHost:
     def _name(self, item: GraphItem) -> str:
         shown = ", ".join(item.fetches[:_FETCHES_NAMED])
         more = ", ..." if len(item.fetches) > _FETCHES_NAMED else ""
-        return f"session graph {next(self._numbers)} ({shown}{more})"
+        return f"{TITLE} {next(self._numbers)} ({shown}{more})"
 
 
 def _shapes_of(apart: UnfusedGraph, item: GraphItem) -> Callable[[str], Sequence[Any]] | None:

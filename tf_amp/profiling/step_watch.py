@@ -272,7 +272,8 @@ def _function_trains(function: Any) -> bool:
         seen.add(id(graph))
         if any(_GRADIENT.search(op.name) for op in graph.get_operations()):
             return True
-        waiting += [called._cached_graph for called in graph._functions.values()]
+        # A function of v1 has no graph to ask.
+        waiting += [getattr(f, "_cached_graph", None) for f in graph._functions.values()]
     return False
 
 

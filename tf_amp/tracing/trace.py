@@ -27,6 +27,7 @@ from graph_passes.remarks import RemarksError
 from tf_amp.hosts.dumps import STATUS
 from tf_amp.hosts.offline import InferredShapes
 from tf_amp.hosts.process_record import PROCESS, config_of
+from tf_amp.hosts.session import TITLE, config_of_sessions
 from tf_amp.loss_scale.history import LOSS_SCALE_EVENTS
 
 _REMARKS = re.compile(r"remarks_(.*)\.jsonl(\.gz)?")
@@ -182,14 +183,16 @@ def _read_folder(folder: Path) -> Trace:
         config = configs(remarks.compiled)
         if remarks.unknown_dimension is not None:
             config = dataclasses.replace(config, unknown_dimension=remarks.unknown_dimension)
+        if remarks.name.startswith(TITLE):
+            config = config_of_sessions(config)
         before = folder / f"graphdef_preop_{name[1]}.pb"
         shapes = folder / f"shapes_{name[1]}.json.gz"
         if before.exists() and shapes.exists():
             read = functools.partial(_read_graph, before)
             read_shapes = functools.partial(_read_json, shapes)
-            preserved = (r for r in remarks.remarks if r.rule == "preserved" and not r.function)
-            kept = tuple(remark.node for remark in preserved)
-            graphs.append(TracedGraph(remarks, config, read, read_shapes, kept))
+            preserved = folder / f"preserved_{name[1]}.json"
+            kept = json.loads(_content(preserved)) if preserved.exists() else ()
+            graphs.append(TracedGraph(remarks, config, read, read_shapes, tuple(kept)))
     title = f"{process.get('script') or folder.name}, process {process.get('process')}"
     return Trace(title, process, status, tuple(_without_parts(graphs)), _read_events(folder))
 

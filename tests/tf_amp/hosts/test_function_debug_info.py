@@ -69,3 +69,37 @@ def test_what_replicas_make_has_lines(run_python: RunPython, tmp_path: Path) -> 
     elus = {node: number for node, number in numbers.items() if node.endswith("cond/Elu")}
     assert set(elus.values()) == {line("# branch")}
     assert len(elus) == 2
+
+
+CTC = """
+from tf_amp import autoload
+autoload.activate()
+import tensorflow as tf
+
+@tf.function
+def step(x, w):
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        logits = tf.reshape(tf.matmul(x, w), [20, 4, 8])
+        labels, lengths = tf.ones([4, 3], tf.int32), tf.fill([4], 3)
+        loss = tf.nn.ctc_loss(labels, logits, lengths, tf.fill([4], 20), blank_index=0)
+    return tape.gradient(tf.reduce_sum(loss), w)
+
+step(tf.ones([80, 64]), tf.ones([64, 8]))
+"""
+
+
+def test_a_function_of_v1_has_no_lines_and_stops_nothing(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    env = {
+        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+        f"{REWRITE}_DTYPE": "bfloat16",
+        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+        f"{REWRITE}_LOG_PATH": str(tmp_path),
+    }
+    done = run_python(CTC, env)
+    assert "Traceback" not in done.stderr
+    (trace,) = read_traces(tmp_path)
+    (step,) = [graph.remarks for graph in trace.graphs if graph.remarks.name == "step"]
+    assert any(remark.lines for remark in step.remarks if remark.is_product)

@@ -91,6 +91,39 @@ def test_planning_again_gives_what_was_planned(trace: Trace) -> None:
         assert again == figures_of([graph.remarks])
 
 
+SESSION = """
+import numpy as np, tensorflow as tf
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+x = v1.placeholder(tf.float32, [64, 256])
+w, b = (v1.get_variable(name, shape) for name, shape in (("w", [256, 256]), ("b", [256])))
+y = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, w), b))  # which TensorFlow's remapper fuses
+loss = tf.reduce_mean(tf.exp(tf.nn.bias_add(tf.matmul(y, w), b)))
+train = v1.train.GradientDescentOptimizer(1e-3).minimize(loss)
+with v1.Session() as session:
+    session.run(v1.global_variables_initializer())
+    session.run([train, loss], {x: np.ones([64, 256], "f")})
+"""
+
+
+def test_planning_the_graph_of_a_session_again_gives_what_was_planned(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    env = {
+        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+        f"{REWRITE}_DTYPE": "bfloat16",
+        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+        f"{REWRITE}_LOG_PATH": str(tmp_path),
+    }
+    run_python(f"from tf_amp import autoload\nautoload.activate()\n{SESSION}", env)
+    (found,) = read_traces(tmp_path)
+    products = [g for g in found.graphs if figures_of([g.remarks]).products]
+    assert products
+    for graph in products:
+        assert any("TfAmpUnfused" in node.name for node in graph.graph.node)
+        assert graph.plan(graph.config).remarks == graph.remarks.remarks
+
+
 def test_a_blocker_gives_what_it_promises(trace: Trace) -> None:
     (graph,) = [g for g in trace.graphs if g.remarks.name == "step"]
     (blocker,) = [b for b in find_blockers([graph]).found if b.change.op == "Exp"]
