@@ -31,6 +31,7 @@ def convert_saved_model(
     device: Device = "GPU",
     rules: str | os.PathLike[str] | Iterable[Rule] = (),
     weights: bool = False,
+    embeddings: bool = False,
     io: Literal["float32", "target"] = "float32",
     rows: int | None = None,
     outputs: Collection[str] = (),
@@ -55,6 +56,9 @@ def convert_saved_model(
         weights: whether variables are stored in the target dtype if all that read them take them
             so: smaller files, and no cast of them per call. The constants of a frozen graph always
             are.
+        embeddings: with `weights`, whether tables are stored so too whose rows are used in float32:
+            the rows are rounded to the target dtype. Without, only those of which all rows are cast
+            to it anyway.
         io: "float32" (the default), or "target" for signatures that take and give the target dtype
             in place of float32.
         rows: the batch that is expected where a signature leaves it open: what is faster in float32
@@ -87,6 +91,7 @@ def convert_saved_model(
         Path(dst),
         config,
         weights=weights,
+        embeddings=embeddings,
         io=io,
         outputs=outputs,
         allow_lambda=allow_lambda,

@@ -49,6 +49,11 @@ def add_parser(commands: Any) -> None:
         "of them per call; variables that a function writes stay float32",
     )
     parser.add_argument(
+        "--embeddings",
+        action="store_true",
+        help="with --weights: store tables so too whose rows are used in float32: it rounds them",
+    )
+    parser.add_argument(
         "--io",
         choices=("float32", "target"),
         default="float32",
@@ -92,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.destination,
             dataclasses.replace(config_for(settings, arguments), unknown_dimension=arguments.rows),
             weights=arguments.weights,
+            embeddings=arguments.embeddings,
             io=arguments.io,
             outputs=arguments.outputs,
             allow_lambda=arguments.allow_lambda,

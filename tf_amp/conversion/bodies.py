@@ -13,7 +13,14 @@ from graph_passes.ir.copying import nodes_of
 from graph_passes.ir.eligibility import node_name
 
 Node: TypeAlias = node_def_pb2.NodeDef
-_FIRST_OUTPUTS = {"Cast": "y", "Identity": "output", "ReadVariableOp": "value"}
+_FIRST_OUTPUTS = {
+    "Cast": "y",
+    "Identity": "output",
+    "ReadVariableOp": "value",
+    "Gather": "output",
+    "GatherV2": "output",
+    "ResourceGather": "output",
+}
 
 
 class Body:
@@ -46,7 +53,7 @@ class Body:
         return dict(self.proto.ret) if isinstance(self.proto, FunctionDef) else {}
 
     def first_output(self, node: Node) -> str:
-        """How others refer to the output of a Cast, an Identity or a ReadVariableOp."""
+        """How others refer to the output of a Cast, an Identity, a ReadVariableOp or a Gather."""
         return f"{node.name}:{_FIRST_OUTPUTS[node.op]}:0" if self.is_function else node.name
 
     def add(self, op: str, name: str, inputs: Sequence[str], **types: int) -> Node:

@@ -86,6 +86,7 @@ def convert(
     config: PrecisionConfig,
     *,
     weights: bool = False,
+    embeddings: bool = False,
     io: Interface = "float32",
     outputs: Collection[str] = (),
     allow_lambda: bool = False,
@@ -99,6 +100,8 @@ def convert(
         destination: what to make: a directory for a SavedModel or Keras model, else a file.
         config: what to convert to.
         weights: whether variables are stored in the target dtype where every reader takes them so.
+        embeddings: whether tables are stored so as well whose rows are used in float32, by a cast
+            behind the lookup; needs `weights`.
         io: the dtype of the float32 inputs and outputs of the signatures afterwards.
         outputs: for a graph without signatures the nodes that are fetched; by default those that
             no other reads.
@@ -117,7 +120,10 @@ def convert(
         raise ModelError(f"{str(source)!r} is source and destination. Choose another destination.")
     if source.resolve() in destination.resolve().parents:
         raise ModelError(f"The destination {str(destination)!r} is inside the model to convert.")
-    job = _Job(dataclasses.replace(config, stores_weights=weights), weights, io, outputs)
+    if embeddings and not weights:
+        raise ModelError("Embeddings are stored so together with weights only: ask for both.")
+    own = dataclasses.replace(config, stores_weights=weights)
+    job = _Job(own, weights, embeddings, io, outputs)
     with Progress(say) as progress, staged(destination, force=force) as path:
         try:
             if source.is_dir():
@@ -146,6 +152,7 @@ def convert(
 class _Job:
     config: PrecisionConfig
     weights: bool
+    embeddings: bool
     io: Interface
     outputs: Collection[str]
 
@@ -172,7 +179,9 @@ class _Job:
         prefix = source / _VARIABLES / _VARIABLES
         if self.weights:
             progress("finding the weights that only products read")
-            chosen = weights_module.retype_variables(saved.meta_graphs, prefix, self.config.target)
+            chosen = weights_module.retype_variables(
+                saved.meta_graphs, prefix, self.config.target, embeddings=self.embeddings
+            )
             kept, stored = chosen.reasons, chosen.keys
         progress("copying variables and assets")
         path.mkdir()

@@ -30,6 +30,8 @@ from tf_amp.model_files import ModelError
 _FLOAT, _RESOURCE = types_pb2.DT_FLOAT, types_pb2.DT_RESOURCE
 _MAX_FLOAT16 = 65504.0
 # They take a handle and do not care for the dtype.
+_LOOKUPS = {"ResourceGather": "dtype", "GatherV2": "Tparams", "Gather": "Tparams"}
+"""What takes rows of its first input -> the attr for the dtype of these."""
 _NEUTRAL = frozenset(
     ("VarIsInitializedOp", "DestroyResourceOp", "DisableCopyOnRead", "VariableShape", "NoOp")
 )
@@ -49,24 +51,32 @@ class StoredWeights:
     keys: frozenset[str]
 
 
-def retype_variables(metas: Sequence[MetaGraphDef], prefix: Path, target: int) -> StoredWeights:
+def retype_variables(
+    metas: Sequence[MetaGraphDef], prefix: Path, target: int, *, embeddings: bool = False
+) -> StoredWeights:
     """Gives variables the target dtype in the graphs of a SavedModel, which are changed in place.
 
     A variable is given it if every read of it is cast to the target dtype, or is a factor of a
     product that is (the weights of a convolution that a batch normalization was folded into), or is
     none that a signature needs, and nothing writes it but loading and initializing.
 
+    Rows that are looked up count as read in the target dtype where all that read them are casts to
+    it; with `embeddings` everywhere, by a cast behind the lookup.
+
     Args:
         metas: the graphs, with their products converted already.
         prefix: of the checkpoint that they share.
         target: a value of `types_pb2.DataType`.
+        embeddings: whether tables are stored so whose rows are used in float32, which rounds them.
 
     Raises:
         ModelError: the checkpoint cannot be read, or no variable can be changed.
     """
     checkpoint = Checkpoint(prefix)
     slots = VariableClasses()
-    graphs = [_Variables(number, meta, slots, target) for number, meta in enumerate(metas)]
+    graphs = [
+        _Variables(number, meta, slots, target, embeddings) for number, meta in enumerate(metas)
+    ]
     objects = checkpoint.object_graph()
     for number, meta in enumerate(metas):
         if objects is not None:
@@ -128,9 +138,15 @@ class _Variables:
     """The variables of one MetaGraph and all that is done with them."""
 
     def __init__(
-        self, number: int, meta: MetaGraphDef, slots: VariableClasses, target: int
+        self,
+        number: int,
+        meta: MetaGraphDef,
+        slots: VariableClasses,
+        target: int,
+        embeddings: bool,
     ) -> None:
         self._number, self._meta, self._slots, self._target = number, meta, slots, target
+        self._embeddings = embeddings
         self._bodies = {body.name: body for body in bodies_of(meta.graph_def)}
         self._resources: dict[tuple[str, str], Hashable] = {}  # body, node or argument -> slot
         self._preserved = {
@@ -237,6 +253,8 @@ class _Variables:
                         self._classify_readers(body, node, slot, tensors)
                     elif node.op == "AssignVariableOp" and position == 0:
                         self._classify_value(body, node, slot)
+                    elif self._is_lookup(body, node, position, tensors):
+                        self._slots.want(slot)
                     else:
                         self._slots.block(slot, f"{node.op} works on it")
             if body.name in self._meta.object_graph_def.concrete_functions:
@@ -249,7 +267,11 @@ class _Variables:
             if source.name in returned or (not body.is_function and source.name in self._preserved):
                 self._slots.block(slot, "its value is an output")
             for reader, position in body.readers.get(source.name, ()):
-                if self._is_cast(reader) or self._is_folded(body, reader, returned):
+                if (
+                    self._is_cast(reader)
+                    or self._is_folded(body, reader, returned)
+                    or self._is_lookup(body, reader, position, returned)
+                ):
                     self._slots.want(slot)
                 elif reader.op == "AssignVariableOp" and position == 1:
                     other = self._slot(body, reader.input[0])
@@ -288,6 +310,15 @@ class _Variables:
             and node.name not in returned
             and all(self._is_cast(reader) for reader, _ in readers)
         )
+
+    def _is_lookup(self, body: Body, node: Node, position: int, returned: set[str]) -> bool:
+        if node.op not in _LOOKUPS or position or node.name in self._preserved:
+            return False
+        if self._embeddings:
+            return True
+        readers = body.readers.get(node.name, [])
+        are_cast = bool(readers) and all(self._is_cast(reader) for reader, _ in readers)
+        return are_cast and node.name not in returned
 
     def _classify_value(self, body: Body, assign: Node, slot: Hashable) -> None:
         made, index, _ = self._behind(body, assign.input[1])
@@ -357,6 +388,8 @@ class _Variables:
             elif node.op == "ReadVariableOp":
                 node.attr["dtype"].type = target
                 self._retype_readers(body, node, removed)
+            elif node.op in _LOOKUPS:
+                self._retype_lookup(body, node, removed)
             elif node.op == "AssignVariableOp":
                 node.attr["dtype"].type = target
                 self._retype_value(body, node)
@@ -371,12 +404,27 @@ class _Variables:
                 if self._is_cast(reader):
                     body.redirect(reader.name, body.first_output(source))
                     removed[reader.name] = source.name
+                elif reader.op in _LOOKUPS:
+                    self._retype_lookup(body, reader, removed)
                 elif reader.op == "SaveV2":
                     reader.attr["dtypes"].list.type[position - 3] = self._target
                 elif reader.op == "Mul" or self._is_aside(body, reader):
                     name = f"{source.name}-0-CastToFp32-0-AutoMixedPrecision"
                     cast = body.add_cast(name, reader.input[position], self._target, _FLOAT)
                     reader.input[position] = body.first_output(cast)
+
+    def _retype_lookup(self, body: Body, node: Node, removed: dict[str, str]) -> None:
+        node.attr[_LOOKUPS[node.op]].type = self._target
+        rows = body.first_output(node)
+        readers = [reader for reader, _ in body.readers.get(node.name, ())]
+        casts = [reader for reader in readers if self._is_cast(reader)]
+        if len(casts) < len(readers) or node.name in map(node_name, body.returned().values()):
+            name = f"{node.name}-0-CastToFp32-0-AutoMixedPrecision"
+            behind = body.add_cast(name, rows, self._target, _FLOAT)
+            body.redirect(node.name, body.first_output(behind), but=(behind, *casts))
+        for cast in casts:
+            body.redirect(cast.name, rows)
+            removed[cast.name] = node.name
 
     def _retype_value(self, body: Body, assign: Node) -> None:
         made, index, between = self._behind(body, assign.input[1])

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from graph_passes.ir.indexing import NodeIndex
-from graph_passes.ops.node_types import NodeTypeTable
+from graph_passes.ops.node_types import COLOCATION, NodeTypeTable
 from tf_amp.hosts.c_api import CApiError
 from tf_amp.hosts.imported_graph import ImportedGraph
 
@@ -106,6 +106,8 @@ class InferredShapes:
         index.extend(nodes)
         for node in nodes:
             node.input[:] = [_flat(name, index) for name in node.input[:]]
+            # It may name what was an argument's name while the function was traced: an embedding's.
+            node.attr.pop(COLOCATION, None)
         return graph
 
 

@@ -131,6 +131,59 @@ def test_a_variable_in_a_ragged_output_stays_float32(tmp_path: Path) -> None:
         convert(tmp_path / "in", tmp_path / "out", weights=True)
 
 
+class Tables(tf.Module):
+    """Rows of one table go to a product at once, those of others are used in float32 too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rng = np.random.default_rng(0)
+        self.direct = tf.Variable(rng.standard_normal((50, 16), np.float32), name="direct")
+        self.added = tf.Variable(rng.standard_normal((50, 16), np.float32), name="added")
+        self.read = tf.Variable(rng.standard_normal((50, 16), np.float32), name="read")
+        self.tied = tf.Variable(rng.standard_normal((50, 16), np.float32), name="tied")
+        self.kernel = tf.Variable(0.3 * rng.standard_normal((16, 16), np.float32), name="kernel")
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32, "ids")])
+    def call(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        def rows(table: tf.Variable) -> tf.Tensor:
+            return tf.raw_ops.ResourceGather(resource=table.handle, indices=ids, dtype=tf.float32)
+
+        x = tf.matmul(rows(self.direct), self.kernel)
+        used = rows(self.added) + tf.gather(self.read.read_value(), ids) + rows(self.tied)
+        x = tf.nn.relu(tf.matmul(tf.math.log1p(tf.abs(used)), self.kernel)) + x
+        return {"y": tf.matmul(x, self.tied, transpose_b=True), "rows": rows(self.added)}
+
+
+@pytest.mark.parametrize("embeddings", [False, True])
+def test_tables_in_the_target_dtype(tmp_path: Path, embeddings: bool) -> None:
+    module = Tables()
+    tf.saved_model.save(module, str(tmp_path / "in"), signatures=module.call)
+    done = convert(tmp_path / "in", tmp_path / "out", weights=True, embeddings=embeddings)
+    low = {key.split("/")[0] for key, why in done.weights.items() if not why}
+    every = {"direct", "kernel", "added", "read", "tied"}
+    assert low == (every if embeddings else {"direct", "kernel"})
+    ids = tf.constant([0, 7, 49, 7])
+    before, after = (
+        tf.saved_model.load(str(tmp_path / name)).signatures["serving_default"](ids=ids)
+        for name in ("in", "out")
+    )
+    assert after["rows"].dtype == tf.float32
+    assert_close({"y": after["y"].numpy()}, {"y": before["y"].numpy()})
+    rounded = tf.cast(tf.cast(before["rows"], tf.bfloat16), tf.float32)
+    assert np.array_equal(after["rows"], rounded if embeddings else before["rows"])
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:  # as TensorFlow Serving
+        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "out"))
+        called = meta.signature_def["serving_default"]
+        names = {key: info.name for key, info in called.outputs.items()}
+        found = session.run(names, {called.inputs["ids"].name: ids.numpy()})
+    assert np.array_equal(found["rows"], after["rows"])
+
+
+def test_embeddings_go_with_weights(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="ask for both"):
+        convert(folder / "exported", tmp_path / "out", embeddings=True)
+
+
 def test_what_no_signature_needs_reads_weights_by_a_cast(tmp_path: Path) -> None:
     """As in modules of TF Hub, whose collections have the losses of regularization."""
     v1 = tf.compat.v1

@@ -119,3 +119,22 @@ def test_an_input_that_names_no_tensor_is_told_before_tensorflow_builds_the_grap
     )
     assert "InvalidGraphError" in done.stdout
     assert "True" in done.stdout
+
+
+def test_a_body_has_shapes_whose_colocations_name_no_node():
+    """An embedding of tf_keras is placed beside its variable, by a name that tracing had for it."""
+    table = tf.Variable(tf.ones([10, 4]), name="table")
+
+    @tf.function(input_signature=[tf.TensorSpec([3], tf.int32)])
+    def embed(x):
+        found = tf.raw_ops.ResourceGather(resource=table.handle, indices=x, dtype=tf.float32)
+        return tf.matmul(found, tf.ones([4, 5]), name="product")
+
+    graph = tf.compat.v1.GraphDef()
+    graph.library.function.add().CopyFrom(embed.get_concrete_function().function_def)
+    (function,) = graph.library.function
+    lookup = next(node for node in function.node_def if node.op == "ResourceGather")
+    lookup.attr["_class"].list.s[:] = [b"loc:@lookup/2505"]
+    of_body = InferredShapes(graph).of_function(function.signature.name)
+    assert of_body is not None and of_body("product") == ((None, 5),)
+    assert lookup.attr["_class"].list.s  # the graph itself keeps it
