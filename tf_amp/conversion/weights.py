@@ -29,9 +29,9 @@ from tf_amp.model_files import ModelError
 
 _FLOAT, _RESOURCE = types_pb2.DT_FLOAT, types_pb2.DT_RESOURCE
 _MAX_FLOAT16 = 65504.0
-# They take a handle and do not care for the dtype.
 _LOOKUPS = {"ResourceGather": "dtype", "GatherV2": "Tparams", "Gather": "Tparams"}
 """What takes rows of its first input -> the attr for the dtype of these."""
+# They take a handle and do not care for the dtype.
 _NEUTRAL = frozenset(
     ("VarIsInitializedOp", "DestroyResourceOp", "DisableCopyOnRead", "VariableShape", "NoOp")
 )
