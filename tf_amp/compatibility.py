@@ -81,6 +81,7 @@ FUNCTION_HOST = (
     Member(f"{_EAGER}.context", "Context.get_function_def", ("self", "name")),
     Member(f"{_EAGER}.context", "Context.has_function", ("self", "name")),
     Member(f"{_EAGER}.polymorphic_function.attributes", "TF_DATA_FUNCTION"),
+    Member(f"{_EAGER}.polymorphic_function.polymorphic_function", "Function._initialize"),
     Member("tensorflow.python.framework.c_api_util", "ScopedTFFunction.get"),
     Member("tensorflow.python.framework.c_api_util", "tf_buffer"),
     Member("tensorflow.python.framework.func_graph", "FuncGraph"),

@@ -29,7 +29,7 @@ from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
 from tf_amp.hosts.function_counts import FunctionCounts
-from tf_amp.hosts.function_deferred import DeferredFunctions
+from tf_amp.hosts.function_deferred import DeferredFunctions, is_traced_once_more
 from tf_amp.hosts.function_names import keras_step, readable_name
 from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
@@ -125,7 +125,7 @@ class FunctionHost:
             self._keep_float32(function)
         elif any(part in name for part in _SKIPPED):
             return
-        elif isinstance(graph.outer_graph, func_graph_lib.FuncGraph):
+        elif isinstance(graph.outer_graph, func_graph_lib.FuncGraph) or is_traced_once_more():
             self._deferred.add(function)
         else:
             self._rewrite(function, graph)

@@ -1,19 +1,25 @@
-"""Functions that were traced inside another one and wait for their rewrite.
+"""Functions that wait for their rewrite, because most of their kind never run.
 
-The function at the top is planned together with what it calls, so most functions inside it, such
-as branches, loop bodies and forward functions, never run under their own names: to rewrite each
-when it is made would be work for nothing, and all that it calls would be planned again with every
-caller. They wait until a rewritten function calls one by its name, or until it is called by itself.
+Of those traced inside another one the function at the top is planned together with what it calls,
+so most functions inside it, such as branches, loop bodies and forward functions, never run under
+their own names: to rewrite each when it is made would be work for nothing, and all that it calls
+would be planned again with every caller. They wait until a rewritten function calls one by its
+name, or until it is called by itself.
+
+A `tf.function` that makes variables while it is traced first, such as a training step whose
+optimizer makes its slots, is traced once more to be run. The first trace waits until it is called.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tensorflow.python.eager import context as context_lib
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from tf_amp.patches import Patches
 
@@ -68,6 +74,18 @@ class DeferredFunctions:
             finally:
                 self._under_way.remove(key)
                 self._waiting.pop(key, None)
+
+
+def is_traced_once_more() -> bool:
+    """Whether the trace that has just ended is the first of a `tf.function` and made variables."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_initialize":
+            function = frame.f_locals.get("self")
+            if isinstance(function, polymorphic_function.Function):
+                return bool(function._created_variables)
+        frame = frame.f_back
+    return False
 
 
 def _key(context: context_lib.Context, name: str | bytes) -> tuple[int, bytes]:

@@ -31,6 +31,7 @@ def main() -> None:
     export(variable, x)
     lost_graph(variable, x)
     threads(variable, x, exact)
+    makes_variables(installed, x)
     report("status", failed=installed.status()["graphs_failed"])
     switched_off(variable, x, exact)
 
@@ -181,6 +182,32 @@ def threads(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
         for thread in running_threads:
             thread.join()
     report("threads", calls=len(errors), errors=sorted(set(errors)))
+
+
+def makes_variables(installed: Any, x: tf.Tensor) -> None:
+    """Functions that make a variable in their first trace, in ways that lead to other traces."""
+
+    def product(*, lifted: bool) -> Any:
+        made: list[tf.Variable] = []
+
+        @tf.function
+        def function(x: tf.Tensor) -> tf.Tensor:
+            if not made:
+                start = tf.constant(weights())
+                made.append(tf.Variable(start if lifted else start + 0.0 * x[0, 0]))
+            return tf.matmul(x, made[0])
+
+        return function
+
+    for name, lifted, call in (
+        ("called", True, lambda function: function(x)),
+        ("asked_for", True, lambda function: function.get_concrete_function(x)(x)),
+        ("not_lifted", False, lambda function: function(x)),
+    ):
+        before = installed.status()["graphs_seen"]
+        error = max_error(call(product(lifted=lifted)), tf.matmul(x, weights()))
+        seen = installed.status()["graphs_seen"] - before
+        report(f"makes_variables_{name}", error=error, graphs=seen)
 
 
 def switched_off(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:

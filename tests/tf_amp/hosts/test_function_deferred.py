@@ -59,6 +59,17 @@ def test_threads_that_call_it_first_run_the_same(facts: Facts) -> None:
     assert len(facts["threads"]["errors"]) == 1
 
 
+@pytest.mark.parametrize("how", ["called", "asked_for"])
+def test_the_first_trace_of_a_function_that_makes_variables_waits(facts: Facts, how: str) -> None:
+    seen = facts[f"makes_variables_{how}"]
+    assert 0.0 < seen["error"] < 0.5
+    assert seen["graphs"] == 2  # one sets the variable, one is the function
+
+
+def test_a_first_trace_that_is_run_is_rewritten(facts: Facts) -> None:
+    assert 0.0 < facts["makes_variables_not_lifted"]["error"] < 0.5
+
+
 def test_after_uninstall_it_runs_in_float32(facts: Facts) -> None:
     assert facts["switched_off"]["error"] == 0.0
 
