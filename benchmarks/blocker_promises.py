@@ -114,7 +114,7 @@ def compare(program: str, dtype: str, folder: Path, top: int) -> list[dict[str, 
         variable, _, value = line.removeprefix("export ").partition("=")
         then = _figures(_trace(program, dtype, folder / str(number), {variable: value}))
         found = {
-            "products": now.products_kept - then.products_kept,
+            "products": then.products_low - now.products_low,
             "flops": then.flops_low - now.flops_low,
             "casts": then.casts - now.casts,
             "cast_bytes": then.cast_bytes - now.cast_bytes,

@@ -180,8 +180,10 @@ def _keep_unselected(coloring: Coloring, selection: Selection) -> None:
         if dtype != FLOAT or number < 0 or view.op_of(vertex) in _FOLLOWING:
             continue
         function, node = split_prefix(view.names[number])
-        if (function or selection.root, node) not in selection.nodes:
-            coloring.block((vertex,), Reason.BISECT_LIMIT)
+        place = function or selection.root, node
+        if place not in selection.nodes:
+            left_out = place in selection.left_out
+            coloring.block((vertex,), Reason.BISECT_LIMIT if left_out else Reason.NEVER_LOW)
 
 
 def prepare(

@@ -151,10 +151,9 @@ class Tally:
                 self._failed += 1
             elif result.changed:
                 self._rewritten += 1
-            if counts.converted:
-                self._count(counts, 1)
-                for part in covered:
-                    self._count(part, -1)
+            self._count(counts, 1)
+            for part in covered:
+                self._count(part, -1)
             # The largest graph left alone tells more than the first one, which is often a
             # function of a single op.
             works = result.changed and result.report.converted_nodes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from tensorflow.core.framework import attr_value_pb2, node_def_pb2, types_pb2
 
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.rules import ACTIONS, LEVELS, Rule, RuleConflictError, Value
+
+_LOGGER = logging.getLogger(__name__)
 
 MARK = "_amp_rule"
 """The attribute by which a node says what it is to be: "action;where;why". Attributes whose names
@@ -109,10 +112,18 @@ def write_mark(action: str, where: str, why: str) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def read_mark(mark: bytes) -> Rule | None:
-    """The rule that a mark stands for; None for what this release does not know."""
+    """The rule that a mark stands for; None for what this release does not know, which is said."""
     action, _, rest = mark.decode(errors="replace").partition(";")
     where, _, why = rest.partition(";")
     if action not in ACTIONS:
+        _LOGGER.warning(
+            "A scope at %s asks for %r, which this release does not know (it knows %s): what it "
+            "marked is decided as if there were no scope. Use the release that made the graph, or "
+            "write a rule.",
+            where or "an unknown place",
+            action,
+            ", ".join(ACTIONS),
+        )
         return None
     return Rule(action=action, why=why, origin=where, level="scope")  # type: ignore[arg-type]
 

@@ -52,6 +52,7 @@ class Reason(enum.IntEnum):
     MOVES_MORE = 36, "moves more bytes in the target dtype, casts included"
     KEPT_BY_RULE = 37, "kept by a rule"
     BISECT_LIMIT = 40, "beyond the bisect limit"
+    NEVER_LOW = 41, "float32 without the bisect limit too"
 
     @property
     def converts(self) -> bool:

@@ -63,11 +63,14 @@ class Selection:
             Constants and Casts go by those that read them.
         units: the units that may be made: rule, function that was planned with its callees, and
             node as in `Remark`.
+        left_out: the nodes that would be converted, were they not left out; all others stay float32
+            without this, too.
         root: the function that is being planned; the pass sets it.
     """
 
     nodes: frozenset[tuple[str, str]]
     units: frozenset[tuple[str, str, str]]
+    left_out: frozenset[tuple[str, str]] = frozenset()
     root: str = ""
 
 

@@ -47,6 +47,17 @@ def failed() -> RewriteResult:
 MATMUL, KEPT = ("MatMul", Reason.ALLOW_LIST), ("MatMul", Reason.SLOWER_HERE)
 
 
+def test_a_plan_that_converts_nothing_takes_the_place_of_one_that_does() -> None:
+    tally = Tally()
+    before, after = converted(), unchanged()
+    counts = NodeCounts.of(before.report)
+    tally.add("step", before, counts)
+    assert tally.as_dict()["nodes_converted"] == 1
+    tally.add("step, sizes near 2", after, NodeCounts.of(after.report), [counts])
+    found = tally.as_dict()
+    assert (found["nodes_total"], found["nodes_converted"], found["casts"]) == (0, 0, 0)
+
+
 def test_counts_of_a_report() -> None:
     counts = NodeCounts.of(converted(2).report)
     assert (counts.total, counts.converted, counts.casts) == (3, 2, 1)

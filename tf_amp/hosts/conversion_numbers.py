@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from tensorflow.core.framework import function_pb2
@@ -61,10 +61,13 @@ class ConversionNumbers:
         chosen = {key for key, number in numbers.items() if number <= self._limit}
         if len(chosen) == len(numbers):
             return dataclasses.replace(result, numbers=numbers)
+
+        def nodes(keys: Iterable[tuple[str, str, str]]) -> frozenset[tuple[str, str]]:
+            return frozenset((function or root, node) for rule, function, node in keys if not rule)
+
         selection = Selection(
-            nodes=frozenset(
-                (function or root, node) for rule, function, node in chosen if not rule
-            ),
+            nodes=nodes(chosen),
+            left_out=nodes(numbers.keys() - chosen),
             units=frozenset(
                 (rule, function or root, node) for rule, function, node in chosen if rule
             ),

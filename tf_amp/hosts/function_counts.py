@@ -178,15 +178,17 @@ class CountedFunction:
         near = f", sizes near {size}"
         plans = self._of.plans_of_callees(self._traced, planned, callees)
         self.trace(callees, near)
-        self.counts = self._record(
+        failed = planned.failure is not None  # then what counted before still runs
+        counts = self._record(
             self._traced.title + near,
             planned,
             parts=_counts_of(plans, planned),
-            covered=[self.counts],
+            covered=[] if failed else [self.counts],
         )
-        if self.counts.converted:  # else what counted before still does
-            self._replace(self.counts)
-        self._in_force, self._recorded[size] = size, (self.counts, planned.changed)
+        if not failed:
+            self.counts = counts
+            self._replace(counts)
+            self._in_force, self._recorded[size] = size, (counts, planned.changed)
 
     def lose(self, size: int) -> None:
         """Takes back what was counted for a size, 0 if for none, as float32 proved faster."""

@@ -17,7 +17,7 @@ import tensorflow
 from graph_passes import ListEdit, PrecisionConfig, Rule
 from graph_passes.policy.cost_table import format_table, load_table
 from tf_amp import __version__
-from tf_amp.env_variables import VARIABLES
+from tf_amp.env_variables import PROFILE, VARIABLES
 from tf_amp.hardware import CPU_FLAGS, probe_cpu_flags, probe_gpu_capabilities
 from tf_amp.plan import Plan
 
@@ -73,9 +73,13 @@ def describe(plan: Plan) -> dict[str, str]:
 
 
 def variables_set() -> dict[str, str]:
-    """The variables of this package that are set: name -> value."""
+    """The variables of this package that are set and decide something: name -> value."""
     names = (name for variable in VARIABLES for name in (variable.name, *variable.legacy))
-    return {name: os.environ[name] for name in names if os.environ.get(name, "").strip()}
+    return {
+        name: os.environ[name]
+        for name in names
+        if name != PROFILE and os.environ.get(name, "").strip()
+    }
 
 
 def _rank() -> str:

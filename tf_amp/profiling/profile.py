@@ -35,7 +35,13 @@ FLOAT32, AMP = "float32", "AMP"
 IDLE, OUTSIDE = "no op at work", "outside of the function"
 """The parts of a step in which no kernel runs: inside of the function, and between two calls."""
 # A limit of 0 leaves float32 what a program switches on by itself, too.
-_OFF = {ENABLE: "0", ENABLE_GRAPH_REWRITE: "0", ENABLE_LOSS_SCALING: "0", BISECT_LIMIT: "0"}
+_OFF = {
+    ENABLE: "0",
+    ENABLE_GRAPH_REWRITE: "0",
+    ENABLE_LOSS_SCALING: "0",
+    BISECT_LIMIT: "0",
+    LOG_PATH: "",
+}
 
 
 class ProfileError(ValueError):
@@ -222,8 +228,10 @@ def profile(
         ProfileError: a run did not come to its last step.
     """
     found: dict[str, list[Steps]] = {FLOAT32: [], AMP: []}
-    trace = Path(variables.get(LOG_PATH) or folder / "trace")
     for number in range(rounds):
+        # One run is enough for whoever reads the trace: they all planned the same.
+        of_last = variables.get(LOG_PATH) if number == rounds - 1 else None
+        trace = Path(of_last or folder / f"{number}-trace")
         for variant in (FLOAT32, AMP)[:: 1 if number % 2 == 0 else -1]:
             place = folder / f"{number}-{variant}"
             place.mkdir()

@@ -72,7 +72,7 @@ class Blocker:
 
     Attributes:
         change: the change.
-        products: how many products fewer stay float32.
+        products: how many products more are in the target dtype.
         flops: how much more of the arithmetic is.
         casts: how many Casts more there are; negative where some vanish.
         cast_bytes: how many bytes more they move.
@@ -124,7 +124,7 @@ def find_blockers(graphs: Sequence[TracedGraph], budget: float = BUDGET) -> Sear
         found.append(
             Blocker(
                 change,
-                products=now.products_kept - then.products_kept,
+                products=then.products_low - now.products_low,
                 flops=then.flops_low - now.flops_low,
                 casts=then.casts - now.casts,
                 cast_bytes=then.cast_bytes - now.cast_bytes,
@@ -132,7 +132,7 @@ def find_blockers(graphs: Sequence[TracedGraph], budget: float = BUDGET) -> Sear
         )
     least = _LEAST * now.cast_bytes
     helpful = (b for b in found if b.products > 0 or (b.products == 0 and b.cast_bytes < -least))
-    best = sorted(helpful, key=lambda b: (-b.products, -b.flops, b.cast_bytes))
+    best = sorted(helpful, key=lambda b: (-b.flops, b.cast_bytes))
     return Search(tuple(best), tuple(changes[len(found) :]))
 
 

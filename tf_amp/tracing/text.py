@@ -52,8 +52,9 @@ def overview(job: Job) -> Iterator[str]:
             last, count = skips[-1], sum(event["steps"] for event in skips)
             step = "" if last["step"] is None else f" {last['step']}"
             culprit = f", {last['kind']} of {last['gradient']}" if last["gradient"] else ""
+            counted = "1 step was skipped" if count == 1 else f"{count} steps were skipped"
             yield (
-                f"{of}{count} steps were skipped, the last one{step}: loss scale "
+                f"{of}{counted}, the last one{step}: loss scale "
                 f"{last['from']} -> {last['to']}{culprit}"
             )
 

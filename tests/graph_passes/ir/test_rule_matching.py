@@ -184,8 +184,11 @@ def test_mark_wins_over_every_rule() -> None:
     assert str(found.rules["a"]) == "model.py:3,: 'why; not'"
 
 
-def test_mark_of_a_later_release_says_nothing() -> None:
-    assert read_mark(b"float8;model.py:3;why") is None
+def test_mark_of_a_later_release_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        assert read_mark(b"float8;model.py:3;why") is None
+    (said,) = caplog.messages
+    assert "model.py:3 asks for 'float8'" in said
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ def test_every_limit_makes_the_first_ones_alone() -> None:
         assert result.numbers == every.numbers
         kept = [r for r in result.remarks().remarks if r.rule == "bisect_limit"]
         assert bool(kept) == (limit < total)
+        # Only what has a number is beyond a limit.
+        assert all(r.number is not None and r.number > limit for r in kept if r.node)
     plain = rewrite_graph_def(graph, CONFIG)
     assert every.graph_def == plain.graph_def
     assert not rewrite(ConversionNumbers(0), graph).report.converted_nodes
