@@ -19,7 +19,8 @@ from tf_amp.loss_scale.rule import DynamicLossScale
 from tf_amp.loss_scale.telemetry import scale_variables
 from tf_amp.patches import Patches
 
-_MAX_FLOAT16 = 65504.0
+_FIRST_INFINITE = 65520.0
+"""From here on float16 rounds to infinity: half a step over its largest, 65,504."""
 _SHOWN = 5
 _OF_LIBRARIES = frozenset(("dynamic_scale", "current_loss_scale"))
 """The variables of the loss scale optimizers of Keras 3 and of tf_keras."""
@@ -97,7 +98,7 @@ class Gradients:
     def best_loss_scale(self) -> float | None:
         """The power of two that loses least, within the bounds of the dynamic loss scale.
 
-        With an element over 65,504 the whole step is skipped, so it is none with which there is
+        With an element that overflows the whole step is skipped, so it is none with which there is
         one, if it can be helped. Among those that lose equally little it is the one in the middle:
         gradients inside the network, which are not measured, then have room in both directions.
         None where all elements are 0.
@@ -106,7 +107,7 @@ class Gradients:
         if not largest:
             return None
         low, high = (int(math.log2(n)) for n in (DynamicLossScale.floor, DynamicLossScale.ceiling))
-        fitting = [n for n in range(low, high + 1) if largest * 2.0**n <= _MAX_FLOAT16] or [low]
+        fitting = [n for n in range(low, high + 1) if largest * 2.0**n < _FIRST_INFINITE] or [low]
         shares = {n: self.share(2.0**n) for n in fitting}
         best = [n for n in fitting if shares[n] == min(shares.values())]
         return 2.0 ** best[len(best) // 2]
@@ -200,7 +201,7 @@ class GradientMeter:
             elements=sizes.size,
             zero=finite.size - kept.size,
             flushed=int(np.count_nonzero(scaled <= LARGEST_FLUSHED)),
-            overflowed=int(np.count_nonzero(scaled > _MAX_FLOAT16)),
+            overflowed=int(np.count_nonzero(scaled >= _FIRST_INFINITE)),
             non_finite=sizes.size - finite.size,
             largest=float(np.max(kept, initial=0)),
             exponents={int(exponent): int(count) for exponent, count in counts.items()},
