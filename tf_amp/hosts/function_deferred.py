@@ -83,7 +83,7 @@ def is_traced_once_more() -> bool:
         if frame.f_code.co_name == "_initialize":
             function = frame.f_locals.get("self")
             if isinstance(function, polymorphic_function.Function):
-                return bool(function._created_variables)
+                return bool(getattr(function, "_created_variables", None))
         frame = frame.f_back
     return False
 
