@@ -63,6 +63,15 @@ def test_a_step_is_judged_by_outputs_and_by_what_it_adds(
     assert complained is None if said is None else said in str(complained)
 
 
+def test_a_dtype_that_is_far_from_float32_by_itself_may_differ_as_far() -> None:
+    inherent = differences(_step(), _step(gradient=2.0))
+    found = differences(_step(gradient=2.0), _step(gradient=1.2))
+    assert "updates differ by 0.4" in str(complaint(found, "bfloat16"))
+    assert complaint(found, "bfloat16", inherent=inherent) is None
+    lost = differences(_step(gradient=2.0), _step(gradient=-1.0))
+    assert "updates differ by 1.5" in str(complaint(lost, "bfloat16", inherent=inherent))
+
+
 def test_what_only_one_of_two_variants_has_does_not_count() -> None:
     scaled = _step()
     scaled["updates"]["loss_scale"] = digest(np.ones(()))
