@@ -71,7 +71,8 @@ def source_lines(graph: Any) -> Lines:
     has those of the node that it is named after.
 
     Args:
-        graph: the FuncGraph. Its stacks are read when lines are asked for, 30 us a node.
+        graph: the FuncGraph, or the graph of a session. Its stacks are read when lines are asked
+            for, 30 us a node.
     """
 
     @functools.cache
@@ -84,11 +85,13 @@ def source_lines(graph: Any) -> Lines:
     @functools.cache
     def lines(function: str, node: str) -> tuple[str, ...]:
         known, name = stacks(function), node
-        # The gradient of "a/MatMul" is "gradient_tape/a/MatMul/MatMul".
+        # The gradient of "a/MatMul" is "gradient_tape/a/MatMul/MatMul", that of a graph of v1
+        # "gradients/a/MatMul_grad/MatMul".
         forward = _GRADIENT.sub("", name)
-        while forward != name and forward and forward not in known:
-            forward = forward.rpartition("/")[0]
-        name = forward or name
+        if forward != name:
+            while forward and forward.removesuffix("_grad") not in known:
+                forward = forward.rpartition("/")[0]
+            name = forward.removesuffix("_grad") or name
         while name and name not in known:
             name = name.rpartition("/")[0]
         stack = known.get(name)

@@ -20,9 +20,11 @@ import tensorflow
 from tensorflow.core.framework import graph_pb2
 
 import graph_passes
+from graph_passes.plan_remarks import Lines, no_lines
 from tf_amp.compatibility import SESSION_HOST, obstacle
 from tf_amp.hosts.c_api import CApiError
 from tf_amp.hosts.dumps import Origin
+from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.session_config import SessionConfigHook, float32_sessions_exist, refuse
 from tf_amp.hosts.session_plugin import GraphItem, GraphPlugin, graph_plugin
 from tf_amp.hosts.session_stubs import empty_stubs, fill_stubs
@@ -58,11 +60,12 @@ class SessionHost:
         self._plugin = plugin
         self._numbers = itertools.count(1)
         self._said_invalid = False
+        self._sessions = SessionConfigHook(self._config.device, plugin.serve)
         self._patches = Patches()
 
     def install(self) -> None:
         """Gives the plugin something to do, and sessions a config that calls it."""
-        SessionConfigHook(self._config.device, self._plugin.serve).install(self._patches)
+        self._sessions.install(self._patches)
         self._plugin.handler = self.rewrite
 
     def uninstall(self) -> None:
@@ -103,16 +106,17 @@ class SessionHost:
         self, graph: graph_pb2.GraphDef, item: GraphItem
     ) -> tuple[graph_passes.RewriteResult, graph_pb2.GraphDef, Origin]:
         """The rewrite; and the graph that was planned, taken apart, with what is known of it."""
-        planned, origin = graph, Origin(shapes=item.shapes, preserve=tuple(item.preserve))
+        lines = self._lines_of(item)
+        planned, origin = graph, Origin(shapes=item.shapes, lines=lines, preserve=item.preserve)
         try:
             filled, stubs = fill_stubs(graph)
             apart = unfuse(filled, item.preserve)
             kept = (*item.preserve, *(() if self._runs_fused_whole else apart.whole))
             shapes = _shapes_of(apart, item)
-            planned, origin = apart.graph, Origin(shapes=shapes, preserve=kept)
+            planned, origin = apart.graph, Origin(shapes=shapes, lines=lines, preserve=kept)
             result = self._installation.numbers.rewrite(
                 lambda config: graph_passes.rewrite_graph_def(
-                    planned, config, preserve=kept, shapes=shapes
+                    planned, config, preserve=kept, shapes=shapes, lines=lines
                 ),
                 self._config,
             )
@@ -128,6 +132,14 @@ class SessionHost:
             failure = f"{type(error).__name__}: {error}"
             result = graph_passes.RewriteResult(proto=graph, report=report, failure=failure)
         return result, planned, origin
+
+    def _lines_of(self, item: GraphItem) -> Lines:
+        """The Python lines of a graph: those of a session's that has all that is fetched."""
+        fetched = [name.partition(":")[0] for name in item.fetches]
+        for graph in list(self._sessions.graphs):
+            if all(_has(graph, name) for name in fetched):
+                return source_lines(graph)
+        return no_lines
 
     def _say_invalid(self, node: str) -> None:
         # MatMul + BiasAdd + AddV2 + activation on a CPU is one such case (seen in 2.21).
@@ -150,6 +162,13 @@ class SessionHost:
         shown = ", ".join(item.fetches[:_FETCHES_NAMED])
         more = ", ..." if len(item.fetches) > _FETCHES_NAMED else ""
         return f"{TITLE} {next(self._numbers)} ({shown}{more})"
+
+
+def _has(graph: Any, name: str) -> bool:
+    try:
+        return graph.get_operation_by_name(name) is not None
+    except (KeyError, ValueError):
+        return False
 
 
 def _shapes_of(apart: UnfusedGraph, item: GraphItem) -> Callable[[str], Sequence[Any]] | None:

@@ -9,6 +9,7 @@ being called is said aloud. Sessions that are made after that get what they were
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -103,10 +104,14 @@ class SessionConfigHook:
     Args:
         device: "CPU" or "GPU": the device the rewrite is for.
         serve: told of each session of a server.
+
+    Attributes:
+        graphs: the graphs of sessions, as long as they live.
     """
 
     def __init__(self, device: str, serve: Callable[[Any], None]) -> None:
         self._device, self._served = device, serve
+        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._servers: set[str] = set()
         self._said: set[str] = set()
 
@@ -117,6 +122,7 @@ class SessionConfigHook:
             def init(session: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
                 before = float32_sessions_exist()
                 original(session, target, graph, self.config_for(config))
+                self.graphs.add(session.graph)
                 if target:
                     self._serve(session, target)
                 # TensorFlow notes a session without its own mixed precision; this one has ours.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Callable
@@ -121,7 +122,18 @@ def test_planning_the_graph_of_a_session_again_gives_what_was_planned(
     assert products
     for graph in products:
         assert any("TfAmpUnfused" in node.name for node in graph.graph.node)
-        assert graph.plan(graph.config).remarks == graph.remarks.remarks
+        planned = [dataclasses.replace(remark, lines=()) for remark in graph.remarks.remarks]
+        assert [*graph.plan(graph.config).remarks] == planned
+    numbers = {
+        remark.node: int(remark.lines[0].rpartition(":")[2])
+        for graph in products
+        for remark in graph.remarks.remarks
+        if remark.is_product
+    }
+    program = SESSION.splitlines()
+    first = next(n for n, line in enumerate(program, 3) if line.startswith("y = "))
+    assert set(numbers.values()) == {first, first + 1}
+    assert numbers["gradients/MatMul_grad/MatMul_1"] == first
 
 
 def test_a_blocker_gives_what_it_promises(trace: Trace) -> None:
