@@ -31,6 +31,9 @@ _MUST_COMPILE = "_XlaMustCompile"
 # From here on it is worth the words that something is faster without XLA.
 _FASTER = 1.1
 _OPS_NAMED = 3
+# What Keras and tf_keras compile on a CPU, where TensorFlow has no convolution of groups.
+_OF_KERAS = ("_conv_xla", "_jit_compiled_convolution_op")
+_OF_KERAS_SAID = " Keras itself has it compiled, for its groups."
 
 
 def is_compiled(definition: function_pb2.FunctionDef) -> bool:
@@ -83,7 +86,7 @@ class CompiledFunctions:
             name,
             table.target_dtype,
             self.costs.reason,
-            self._faster_without(slower, table),
+            _OF_KERAS_SAID if name in _OF_KERAS else self._faster_without(slower, table),
             COST_TABLE,
         )
 

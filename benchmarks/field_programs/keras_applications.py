@@ -41,12 +41,6 @@ def _classifier(network: str) -> Running:
 
 
 PROGRAMS = [
-    Program(
-        f"keras.applications/{name}",
-        ("keras",),
-        functools.partial(_classifier, name),
-        # Keras itself compiles convolutions of groups on a CPU.
-        may_warn="^'_conv_xla' stays float32" if name.startswith("ConvNeXt") else None,
-    )
+    Program(f"keras.applications/{name}", ("keras",), functools.partial(_classifier, name))
     for name in _NETWORKS
 ]

@@ -87,6 +87,13 @@ def test_what_stays_float32_is_told_once_with_the_remedy(
     assert "shipped for cpu-avx512_bf16-xla2.21" in line
     assert "MatMul 4.0 times as long. Set jit_compile=False" in line  # 8 us under XLA, 2 us without
     assert f"{COST_TABLE}=off" in line
+    caplog.clear()
+    found = functions(monkeypatch, tmp_path, cost_table=plain)
+    found.costs = dataclasses.replace(found.costs, table=table)
+    found.say("_conv_xla", [result])  # nobody but Keras can set that
+    (line,) = said(caplog)
+    assert "Keras itself has it compiled" in line
+    assert "jit_compile=False" not in line
 
 
 def test_no_promise_is_made_without_measurements(
