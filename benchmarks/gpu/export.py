@@ -78,7 +78,7 @@ def main() -> None:
         nargs="+",
         metavar="RULE",
         default=[],
-        help="tf_amp's variants without each of these rules, in place of all variants",
+        help="float32 and tf_amp's variants alone, those with each of these rules left out as well",
     )
     parser.add_argument(
         "--numerics", action="store_true", help="the two tasks of `gpu.numerics`, with their data"
@@ -93,11 +93,12 @@ def main() -> None:
     if unknown := set(options.workloads) - set(named):
         parser.error(f"{', '.join(sorted(unknown))}: tasks need --numerics, and it needs tasks")
     options.folder.mkdir(parents=True, exist_ok=True)
-    without = "upstream" if options.numerics else "none"
-    titles = options.variants or [v for v in VARIANTS if not v.startswith(without)]
+    left_out = "upstream" if options.numerics else "none"
+    titles = options.variants or [v for v in VARIANTS if not v.startswith(left_out)]
     if options.without:
         rewrites = [title for title in titles if title.startswith("tf_amp")]
-        titles = [f"{title}-{rule}" for title in rewrites for rule in options.without]
+        without = [f"{title}-{rule}" for title in rewrites for rule in options.without]
+        titles = ["float32", *rewrites, *without]
     failed = [
         f"{workload} {title}"
         for workload in options.workloads

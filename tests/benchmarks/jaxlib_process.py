@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import BENCHMARKS
 
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 PYTHON = os.environ.get("TF_AMP_JAX_PYTHON", sys.executable)
 RELEASE = "0.11.2"
 
