@@ -1,8 +1,6 @@
 """Weights stored in the target dtype: variables that all who read them would cast anyway.
 
-A variable has many names in a SavedModel: handles in the main graph, arguments of functions, an
-object, a key of the checkpoint. Those that may be one variable, or of which a function takes now
-this and now that one, form a class, which changes as a whole or not at all.
+A variable has many names in a SavedModel, see `variable_names`. All change together, or none does.
 """
 
 from __future__ import annotations
@@ -18,16 +16,17 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 from tensorflow.core.protobuf.saved_object_graph_pb2 import SavedObjectGraph
 
-from graph_passes.functions.call_tree import CALL_KINDS, function_names
+from graph_passes.functions.call_tree import CALL_KINDS
 from graph_passes.ir.eligibility import node_name
 from tf_amp.conversion.bodies import Body, Node, bodies_of, type_of
 from tf_amp.conversion.checkpoint import Checkpoint
 from tf_amp.conversion.graphs import names_in
 from tf_amp.conversion.variable_classes import VariableClasses
+from tf_amp.conversion.variable_names import VariableNames
 from tf_amp.hosts.offline import InferredShapes
 from tf_amp.model_files import ModelError
 
-_FLOAT, _RESOURCE = types_pb2.DT_FLOAT, types_pb2.DT_RESOURCE
+_FLOAT = types_pb2.DT_FLOAT
 _MAX_FLOAT16 = 65504.0
 _LOOKUPS = {"ResourceGather": "dtype", "GatherV2": "Tparams", "Gather": "Tparams"}
 """What takes rows of its first input -> the attr for the dtype of these."""
@@ -148,95 +147,13 @@ class _Variables:
         self._number, self._meta, self._slots, self._target = number, meta, slots, target
         self._embeddings = embeddings
         self._bodies = {body.name: body for body in bodies_of(meta.graph_def)}
-        self._resources: dict[tuple[str, str], Hashable] = {}  # body, node or argument -> slot
+        self._names = VariableNames(number, meta, self._bodies, slots)
         self._preserved = {
             node_name(name)
             for signature in meta.signature_def.values()
             for info in (*signature.inputs.values(), *signature.outputs.values())
             for name in names_in(info)
         }
-        for body in self._bodies.values():
-            self._find_handles(body)
-        for body in self._bodies.values():
-            self._join_calls(body)
-        self._join_bound_inputs()
-
-    def _find_handles(self, body: Body) -> None:
-        proto = body.proto
-        if isinstance(proto, FunctionDef):
-            for position, arg in enumerate(proto.signature.input_arg):
-                if arg.type == _RESOURCE:
-                    slot = ("argument", self._number, body.name, position)
-                    self._resources[body.name, arg.name] = slot
-        for node in body.nodes.values():
-            if node.op == "VarHandleOp":
-                shared, container = (_text(node, name) for name in ("shared_name", "container"))
-                where = "" if shared else body.name
-                shared = shared or node.name.encode()
-                slot = ("handle", self._number, container, shared, where)  # type: ignore[assignment]
-                self._resources[body.name, node.name] = slot
-        pending = [n for n in body.nodes.values() if n.op == "Identity"]
-        while True:  # a chain of them may stand in any order
-            left = [n for n in pending if not self._follow(body, n)]
-            if len(left) == len(pending):
-                return
-            pending = left
-
-    def _follow(self, body: Body, node: Node) -> bool:
-        slot = self._resources.get((body.name, node_name(node.input[0]))) if node.input else None
-        if slot is not None:
-            self._resources[body.name, node.name] = slot
-        return slot is not None
-
-    def _slot(self, body: Body, reference: str) -> Hashable | None:
-        return self._resources.get((body.name, node_name(reference)))
-
-    def _join_calls(self, body: Body) -> None:
-        for node in body.nodes.values():
-            kind = CALL_KINDS.get(node.op)
-            if kind is None:
-                continue
-            slots = [self._slot(body, name) for name in node.input if not name.startswith("^")]
-            given = _read_outputs(body, node)
-            gives = any(
-                dtype == _RESOURCE and number in given
-                for number, dtype in enumerate(node.attr[kind.results].list.type)
-            )
-            for position, slot in enumerate(slots):
-                if slot is None:
-                    continue
-                if gives:
-                    self._slots.block(slot, f"{node.op} may give it back")
-                for _, _, name in function_names(node, kind):
-                    argument = ("argument", self._number, name, position - kind.leading)
-                    self._slots.join(slot, argument)
-            if kind.is_loop:
-                self._join_rounds(node.attr["body"].func.name)
-
-    def _join_rounds(self, name: str) -> None:
-        """Joins what a round of a loop gives with what the next one takes."""
-        body = self._bodies.get(name)
-        if body is not None:
-            results = body.proto.signature.output_arg  # type: ignore[union-attr]
-            for position, result in enumerate(results):
-                slot = self._slot(body, body.returned().get(result.name, ""))
-                if slot is not None:
-                    self._slots.join(slot, ("argument", self._number, name, position))
-
-    def _join_bound_inputs(self) -> None:
-        for name, function in self._meta.object_graph_def.concrete_functions.items():
-            body = self._bodies.get(name)
-            if body is None:
-                continue
-            arguments = body.proto.signature.input_arg  # type: ignore[union-attr]
-            first = len(arguments) - len(function.bound_inputs)
-            for position, node in enumerate(function.bound_inputs, first):
-                if position >= 0 and arguments[position].type == _RESOURCE:
-                    slot = ("argument", self._number, name, position)
-                    self._slots.join(slot, ("object", self._number, node))
-        for node, saved in enumerate(self._meta.object_graph_def.nodes):
-            if saved.WhichOneof("kind") == "variable" and saved.saveable_objects:
-                self._slots.block(("object", self._number, node), "it is saved in a way of its own")
 
     def find_uses(self) -> None:
         """Looks at all that is done with variables, and joins, blocks and wants them for it."""
@@ -246,7 +163,7 @@ class _Variables:
                 if node.op in CALL_KINDS or node.op in _NEUTRAL or node.op == "Identity":
                     continue
                 for position, reference in enumerate(node.input):
-                    slot = None if reference.startswith("^") else self._slot(body, reference)
+                    slot = None if reference.startswith("^") else self._names.slot(body, reference)
                     if slot is None:
                         continue
                     if node.op == "ReadVariableOp":
@@ -259,7 +176,7 @@ class _Variables:
                         self._slots.block(slot, f"{node.op} works on it")
             if body.name in self._meta.object_graph_def.concrete_functions:
                 for name in tensors:
-                    if (slot := self._slot(body, name)) is not None:
+                    if (slot := self._names.slot(body, name)) is not None:
                         self._slots.block(slot, "a function gives it back")
 
     def _classify_readers(self, body: Body, made: Node, slot: Hashable, returned: set[str]) -> None:
@@ -274,7 +191,7 @@ class _Variables:
                 ):
                     self._slots.want(slot)
                 elif reader.op == "AssignVariableOp" and position == 1:
-                    other = self._slot(body, reader.input[0])
+                    other = self._names.slot(body, reader.input[0])
                     if other is None:
                         self._slots.block(slot, "it is assigned to a variable")
                     else:
@@ -350,7 +267,9 @@ class _Variables:
         Raises:
             ModelError: TensorFlow does not take the result.
         """
-        is_chosen = {slot: self._slots.find(slot) in chosen for slot in self._resources.values()}
+        is_chosen = {
+            slot: self._slots.find(slot) in chosen for slot in self._names.resources.values()
+        }
         changed: set[str] = set()
         for body in self._bodies.values():
             if self._retype_body(body, is_chosen):
@@ -371,7 +290,11 @@ class _Variables:
 
     def _retype_body(self, body: Body, is_chosen: Mapping[Hashable, bool]) -> bool:
         proto, target = body.proto, self._target
-        here = {n for (b, n), slot in self._resources.items() if b == body.name and is_chosen[slot]}
+        here = {
+            n
+            for (b, n), slot in self._names.resources.items()
+            if b == body.name and is_chosen[slot]
+        }
         if not here:
             return False
         if isinstance(proto, FunctionDef):
@@ -440,18 +363,6 @@ class _Variables:
             node.attr["T"].type = self._target
 
 
-def _read_outputs(body: Body, node: Node) -> set[int]:
-    """The numbers of the outputs that others read, of a node whose outputs are one list."""
-    found = set()
-    for reader, position in body.readers.get(node.name, ()):
-        last = reader.input[position].rpartition(":")[2]
-        found.add(int(last) if last.isdecimal() else 0)
-    for tensor in body.returned().values():
-        if node_name(tensor) == node.name:
-            found.add(int(tensor.rpartition(":")[2]))
-    return found
-
-
 def _with_identities(body: Body, made: Node) -> list[Node]:
     """A node with the Identity nodes behind it."""
     found = [made]
@@ -459,11 +370,6 @@ def _with_identities(body: Body, made: Node) -> list[Node]:
         behind = (reader for reader, _ in body.readers.get(source.name, ()))
         found.extend(node for node in behind if node.op == "Identity" and node not in found)
     return found
-
-
-def _text(node: Node, attr: str) -> bytes:
-    value = node.attr.get(attr)  # [] would write to a map that lacks the key
-    return b"" if value is None else value.s
 
 
 def _short(dtype: int) -> str:
