@@ -136,7 +136,7 @@ class SessionHost:
     def _lines_of(self, item: GraphItem) -> Lines:
         """The Python lines of a graph: those of a session's that has all that is fetched."""
         fetched = [name.partition(":")[0] for name in item.fetches]
-        for graph in list(self._sessions.graphs):
+        for graph in reversed(self._sessions.graphs):
             if all(_has(graph, name) for name in fetched):
                 return source_lines(graph)
         return no_lines

@@ -104,16 +104,18 @@ class SessionConfigHook:
     Args:
         device: "CPU" or "GPU": the device the rewrite is for.
         serve: told of each session of a server.
-
-    Attributes:
-        graphs: the graphs of sessions, as long as they live.
     """
 
     def __init__(self, device: str, serve: Callable[[Any], None]) -> None:
         self._device, self._served = device, serve
-        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._graphs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._servers: set[str] = set()
         self._said: set[str] = set()
+
+    @property
+    def graphs(self) -> list[Any]:
+        """The graphs of sessions that live; other threads may make sessions meanwhile."""
+        return [graph for found in self._graphs.valuerefs() if (graph := found()) is not None]
 
     def install(self, patches: Patches) -> None:
         """Gives sessions made from now on an adjusted config."""
@@ -122,7 +124,7 @@ class SessionConfigHook:
             def init(session: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
                 before = float32_sessions_exist()
                 original(session, target, graph, self.config_for(config))
-                self.graphs.add(session.graph)
+                self._graphs[id(session.graph)] = session.graph
                 if target:
                     self._serve(session, target)
                 # TensorFlow notes a session without its own mixed precision; this one has ours.
