@@ -27,23 +27,19 @@ FOUND = {
         known=False,
         dtype="float16",
     ),
-    **{
-        f"a maximum is looked for in what it was picked from, {route}": RandomProgram(
-            "rows",
-            (
-                Step(
-                    "array loop",
-                    59,
-                    ((Step("unit", 49), Step("switch", 25, ((), (Step("reduce", 18),)))),),
-                ),
+    "a maximum is looked for in what it was picked from": RandomProgram(
+        "rows",
+        (
+            Step(
+                "array loop",
+                59,
+                ((Step("unit", 49), Step("switch", 25, ((), (Step("reduce", 18),)))),),
             ),
-            gradients="tf.gradients",
-            dtype="float16",
-            route=route,
-            rules="painted",
-        )
-        for route in ("offline", "session")
-    },
+        ),
+        gradients="tf.gradients",
+        dtype="float16",
+        rules="painted",
+    ),
     "weights cast before a loop get names in the order of its nodes": RandomProgram(
         "rows", (Step("while", 0, ((Step("dense", 1), Step("dense", 1), Step("dense", 1)),)),)
     ),

@@ -19,6 +19,7 @@ KEPT = """
     again = MatMul(most, product)
     read = Identity(again)
     some = OptionalFromValue(most)
+    branches = _SwitchN(exp, 0, num_outs=2)
     got = OptionalGetValue(some, output_types=[float32], output_shapes=[None])
 """
 
@@ -30,6 +31,7 @@ KEPT = """
         ("NotEqual(exp, got)", True),
         ("GreaterEqual(exp, got)", True),
         ("LessEqual(got, exp)", True),
+        ("Equal(got, branches[1])", True),  # a Case that TensorFlow has lowered
         ("Greater(exp, got)", False),  # tells order, which rounding keeps
         ("Equal(got, x)", False),  # of another origin
         ("Equal(exp, x)", False),
