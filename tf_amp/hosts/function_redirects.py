@@ -147,9 +147,12 @@ def called_names(definition: function_pb2.FunctionDef) -> Iterator[str]:
 
 
 def called_by(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    """Yields the names that a node may call by: its op type and its function attributes."""
+    """Yields the names that a node may call by: its op type and its function attributes by name.
+
+    The order of a map of attributes is another in each message.
+    """
     yield node.op
-    for function in _function_attrs(node.attr.values()):
+    for function in _function_attrs(node.attr[name] for name in sorted(node.attr)):
         yield function.name
 
 
@@ -162,7 +165,7 @@ def _rename_calls(definition: function_pb2.FunctionDef, old: str, new: str) -> N
                 function.name = new
 
 
-def _function_attrs(values: Any) -> Iterator[attr_value_pb2.NameAttrList]:
+def _function_attrs(values: Iterable[Any]) -> Iterator[attr_value_pb2.NameAttrList]:
     for value in values:
         kind = value.WhichOneof("value")
         if kind == "func":
