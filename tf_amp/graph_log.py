@@ -54,6 +54,11 @@ class GraphLog:
         if last:
             _log.info("%r was traced often; more lines about it are logged at DEBUG.", name)
 
+    @property
+    def shares_a_line(self) -> bool:
+        """Whether this thread is inside `one_line`."""
+        return getattr(self._thread, "group", None) is not None
+
     @contextlib.contextmanager
     def one_line(self, name: str) -> Iterator[None]:
         """Makes the graphs that this thread logs inside the context share one INFO line.

@@ -114,7 +114,8 @@ class Installation:
         parts: Iterable[NodeCounts] = (),
         covered: Iterable[NodeCounts] = (),
         is_part: bool = False,
-        announce: bool = True,
+        is_top: bool = True,
+        say: bool = True,
     ) -> NodeCounts:
         """Counts what was done to a graph, traces it where asked, and says it.
 
@@ -129,7 +130,8 @@ class Installation:
             parts: counts of the functions that the graph calls; its line adds them up.
             covered: counts that were returned before, of graphs that are part of this one.
             is_part: whether the nodes of this graph were counted before, as part of another.
-            announce: whether this is a top-level graph. False for a function inside another.
+            is_top: whether this is a top-level graph. False for a function inside another.
+            say: whether to say it now. Who does it later tells `graph_log`.
 
         Returns:
             The counts of this graph and its parts.
@@ -141,7 +143,7 @@ class Installation:
             result,
             counts,
             (*covered, counts) if is_part else covered,
-            is_top=announce and not is_part,
+            is_top=is_top and not is_part,
         )
         directory = self.trace(name, result, original, origin)
         if result.failure is not None:
@@ -154,7 +156,8 @@ class Installation:
                 f"Both graphs are in {directory}." if directory else "No graph could be written.",
             )
         else:
-            self.graph_log.say(name, counts, announce=announce)
+            if say:
+                self.graph_log.say(name, counts, announce=is_top)
             self._say_policy()
         return counts
 

@@ -22,9 +22,7 @@ class _VisibleHandler(logging.Handler):
         root = logging.getLogger()
         name = record.name.partition(".")[0]
         own_level = logging.getLogger(name).level == _OWN_LEVEL
-        # Without a configuration its level is WARNING, which says nothing about what is wanted.
-        configured = bool(root.handlers) or root.level != logging.WARNING
-        if own_level and configured and record.levelno < root.level:
+        if own_level and _is_configured(root) and record.levelno < root.level:
             return
         if root.handlers:
             root.callHandlers(record)
@@ -39,6 +37,21 @@ class _VisibleHandler(logging.Handler):
         level = "" if record.levelno == logging.INFO else f"{record.levelname}: "
         lines = f"{level}{self.format(record)}".splitlines()
         return "".join(f"tf_amp: {line}\n" for line in lines)
+
+
+def _is_configured(root: logging.Logger) -> bool:
+    """Whether anybody chose the level, and not only something logged.
+
+    `logging.warning`, and absl in every program that saves a model, call `basicConfig()` for a
+    handler. The level is WARNING then as without one, which says nothing about what is wanted.
+    """
+    bare = all(
+        type(handler) is logging.StreamHandler
+        and handler.formatter is not None
+        and handler.formatter._fmt == logging.BASIC_FORMAT
+        for handler in root.handlers
+    )
+    return root.level != logging.WARNING or not bare
 
 
 def ensure_visible() -> None:

@@ -71,5 +71,15 @@ def test_the_level_of_the_root_logger_counts(run_python: RunPython) -> None:
     assert _stderr(run_python, after=both) == "own informed\nown warned\n"
 
 
+@pytest.mark.parametrize("log", ["logging", "__import__('absl.logging').logging"])
+def test_a_handler_that_logging_makes_by_itself_is_no_configuration(
+    run_python: RunPython, log: str
+) -> None:
+    seen = ["INFO:tf_amp:informed", "WARNING:tf_amp.loss_scale:warned"]
+    for place in ("before", "after"):
+        stderr = _stderr(run_python, **{place: f"{log}.error('theirs')"})
+        assert stderr.splitlines()[-2:] == seen
+
+
 def test_a_closed_stderr_is_no_error(run_python: RunPython) -> None:
     assert _stderr(run_python, before="import sys; sys.stderr = None") == ""

@@ -181,9 +181,12 @@ class FunctionHost:
             functools.partial(self._deferred.covers, context),
             announce=top_level and not _EXPORTED.search(name),
         )
+        waits = False
         if counted.counts.products:
             tried = bool(counted.counts.converted)
-            self._calls.watch(function, traced, config, result, counted, tried=tried)
+            waits = self._calls.watch(function, traced, config, result, counted, tried=tried)
+        if not waits or self._installation.graph_log.shares_a_line:
+            counted.say()
 
     def _rewrite_called(
         self, functions: Iterable[Any], graph: Any, context: context_lib.Context

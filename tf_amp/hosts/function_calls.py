@@ -117,8 +117,7 @@ class FunctionCalls:
         outputs: int,
     ) -> Any:
         """Calls a function, or what is to run in its place; `FunctionSizes.call` tells the rest."""
-        # In other processes, where functions may run, there are no variants.
-        if getattr(context, "_server_def", None) is not None:
+        if _runs_elsewhere(context):
             return run(name, inputs, outputs)
         return self._sizes.call(functools.partial(self._trials.call, run), name, inputs, outputs)
 
@@ -131,7 +130,7 @@ class FunctionCalls:
         counted: CountedFunction,
         *,
         tried: bool,
-    ) -> None:
+    ) -> bool:
         """Lets the calls of a function decide what was not known when it was traced.
 
         Args:
@@ -141,19 +140,22 @@ class FunctionCalls:
             result: what became of it.
             counted: is told what is planned for a size, and for which size float32 proves faster.
             tried: whether anything was converted that can be tried against float32.
+
+        Returns:
+            Whether its first call will show for which size it is planned. `counted` then says it.
         """
         source = None
         if config.cost_table is not None and not is_compiled(traced.definition):
             source = find_source(traced.definition, traced.shapes)
         if source is None and not self._trials.steps:
-            return
+            return False
         if draws_by_seed(traced.definition, traced.find):
             _log.info(
                 "%s is neither planned again for its batch nor tried: it draws random numbers by a "
                 "seed, and a variant of it would draw others.",
                 traced.title,
             )
-            return
+            return False
         attach = functools.partial(self._originals.attach, traced.context, function.name)
 
         def plan(size: int) -> RewriteResult:
@@ -173,9 +175,10 @@ class FunctionCalls:
         )
         if source is not None:
             try_size = try_out if self._trials.steps else None
-            self._sizes.watch(function, source, result.proto, plan, attach, try_size)
+            self._sizes.watch(function, source, result.proto, plan, attach, try_size, counted.say)
         elif tried:
             try_out(function.name, 0)
+        return source is not None and not _runs_elsewhere(traced.context)
 
     def _try_out(
         self,
@@ -203,3 +206,8 @@ class FunctionCalls:
             lost = functools.partial(lose, size)
             contest = Contest(traced.title, config.target_dtype, add_float32, digest, lost)
             self._trials.watch(function, name, contest)
+
+
+def _runs_elsewhere(context: context_lib.Context) -> bool:
+    """Whether functions may run in other processes, where there are no variants."""
+    return getattr(context, "_server_def", None) is not None

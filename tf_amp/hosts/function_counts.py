@@ -66,10 +66,10 @@ class FunctionCounts:
             result: what became of it.
             callees: functions that were rewritten once more for it.
             waits: whether a function that it calls is yet to be rewritten.
-            announce: as `Installation.record`.
+            announce: whether what is said of it is for INFO.
 
         Returns:
-            What is to be told of later plans of it.
+            What is to be told of later plans of it, and asked to say what it counts.
         """
         known = traced.graph._functions
         called = [callee for callee in known.values() if callee in self._uncovered]
@@ -78,7 +78,8 @@ class FunctionCounts:
             "function",
             original=traced.definition,
             origin=Origin(traced.find, traced.shapes, traced.function_shapes, traced.lines),
-            announce=announce,
+            is_top=announce,
+            say=False,
         )
         plans = self.plans_of_callees(traced, result, callees)
         if result.failure is None:
@@ -98,7 +99,7 @@ class FunctionCounts:
                 self._uncovered.add(function)
         replace = functools.partial(self._replace, weakref.ref(function))
         counted = CountedFunction(
-            self, traced, record, counts, changed=result.changed, replace=replace
+            self, traced, record, counts, result=result, replace=replace, announce=announce
         )
         counted.trace(callees, ", compiled by XLA")
         return counted
@@ -146,8 +147,9 @@ class CountedFunction:
         traced: the function as it was traced.
         record: counts a plan of it, as `Installation.record`.
         counts: what was counted when it was traced.
-        changed: whether the pass changed it then.
+        result: what became of it then.
         replace: takes other counts for those that functions that call it cover.
+        announce: whether what is said of it is for INFO.
 
     Attributes:
         counts: what counts now: that of the last plan, nothing once the original runs in its place.
@@ -160,15 +162,28 @@ class CountedFunction:
         record: Callable[..., NodeCounts],
         counts: NodeCounts,
         *,
-        changed: bool,
+        result: RewriteResult,
         replace: Callable[[NodeCounts], None],
+        announce: bool,
     ) -> None:
         self._of, self._traced, self._record, self._replace = of, traced, record, replace
         self.counts, self._in_force = counts, UNKNOWN_DIMENSION
-        self._recorded = {UNKNOWN_DIMENSION: (counts, changed)}
+        self._recorded = {UNKNOWN_DIMENSION: (counts, result.changed)}
+        # A rewrite that failed was said where it was recorded.
+        self._title = None if result.failure else traced.title
+        self._announce, self._said = announce, False
+
+    def say(self) -> None:
+        """Logs what counts, once."""
+        if self._said or self._title is None:
+            return
+        self._said = True
+        self._of.installation.graph_log.say(self._title, self.counts, announce=self._announce)
 
     def record_again(self, planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:
         """Counts what was planned for a size, in place of what counted before.
+
+        It is logged where nothing was said yet; what comes later is for DEBUG.
 
         Args:
             planned: the function.
@@ -185,10 +200,15 @@ class CountedFunction:
             parts=_counts_of(plans, planned),
             covered=[] if failed else [self.counts],
         )
-        if not failed:
-            self.counts = counts
-            self._replace(counts)
-            self._in_force, self._recorded[size] = size, (counts, planned.changed)
+        if failed:
+            return
+        self.counts = counts
+        self._replace(counts)
+        self._in_force, self._recorded[size] = size, (counts, planned.changed)
+        self._title = self._traced.title + near
+        if self._said:
+            self._said = self._announce = False
+        self.say()
 
     def lose(self, size: int) -> None:
         """Takes back what was counted for a size, 0 if for none, as float32 proved faster."""

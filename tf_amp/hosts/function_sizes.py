@@ -166,6 +166,7 @@ class FunctionSizes:
         plan: Plan,
         add: Add,
         try_out: Try | None,
+        say: Callable[[], None],
     ) -> None:
         """Lets a function be planned for the sizes that it will be called with.
 
@@ -176,8 +177,10 @@ class FunctionSizes:
             plan: plans it for another size.
             add: adds a variant, which lives as long as the function.
             try_out: is told of each variant and its size; None lets sizes with one plan share it.
+            say: is called at each call by which the size is known.
         """
-        self._by_name[function.name] = _SizedFunction(source, planned, plan, add, try_out)
+        sized = _SizedFunction(source, planned, plan, add, try_out, say)
+        self._by_name[function.name] = sized
         weakref.finalize(function, self._by_name.pop, function.name, None)
 
     def call(
@@ -204,14 +207,20 @@ class FunctionSizes:
         try:
             chosen = sized.choose(inputs)
         except Exception as error:  # a fault of ours must not stop the user's program
-            self._by_name.pop(name, None)
-            self._say_fault(name.decode(), error)
+            self._give_up(name, error)
             return run(name, inputs, outputs)
         if not sized.shows:
             return run(chosen, inputs, outputs)
         *found, shape = run(chosen, inputs, outputs + 1)
-        sized.see(shape.numpy().tolist())
+        try:
+            sized.see(shape.numpy().tolist())
+        except Exception as error:
+            self._give_up(name, error)
         return found or None
+
+    def _give_up(self, name: bytes, error: Exception) -> None:
+        self._by_name.pop(name, None)
+        self._say_fault(name.decode(), error)
 
 
 class _SizedFunction:
@@ -228,9 +237,10 @@ class _SizedFunction:
         plan: Plan,
         add: Add,
         try_out: Try | None,
+        say: Callable[[], None],
     ) -> None:
         self._source, self._planned, self._plan, self._add = source, planned, plan, add
-        self._try_out = try_out
+        self._try_out, self._say = try_out, say
         self.shows = source.argument is None
         self._lock = threading.Lock()
         self._names: dict[int, bytes] = {}  # class of sizes -> variant
@@ -240,33 +250,42 @@ class _SizedFunction:
 
     def choose(self, inputs: Sequence[Any]) -> bytes:
         """The name of the variant to call: for the class of sizes in force, or nearest to it."""
-        if self._source.argument is not None:
-            self.see(inputs[self._source.argument].shape)
         with self._lock:
-            names, served = self._names, self._served or 0
-            if not names:
-                names[0] = self._variant(UNKNOWN_DIMENSION, self._planned)
-            if served not in names and (len(names) == 1 or self._in_a_row >= _LASTING):
-                size = self._sizes[served]
-                result = self._plan(size)
-                names[served] = names[0]
-                apart = self._try_out is not None or result.proto != self._planned
-                if result.failure is None and apart:
-                    names[served] = self._variant(size, result.proto, result.extra_functions)
-            return names[min(names, key=lambda known: abs(known - served))]
+            if self._source.argument is not None:
+                self._note(inputs[self._source.argument].shape)
+            return self._serve()
 
     def see(self, shape: Sequence[int]) -> None:
-        """Takes note of the shape of what shows the size."""
+        """Takes note of the shape that a call returned, and plans at once for the next call."""
+        with self._lock:
+            self._note(shape)
+            self._serve()
+
+    def _note(self, shape: Sequence[int]) -> None:
         least, most = _CLASSES
         size = self._source.size_of(shape)
         seen = min(max(round(math.log(size / UNKNOWN_DIMENSION, _RATIO)), least), most)
-        with self._lock:
-            self._sizes[seen] = size
-            self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1
-            self._seen = seen
-            # What an iterator gave says little of what it will: an epoch ends in a small batch.
-            if not self.shows or self._served is None or self._in_a_row >= _LASTING:
-                self._served = seen
+        self._sizes[seen] = size
+        self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1
+        self._seen = seen
+        # What an iterator gave says little of what it will: an epoch ends in a small batch.
+        if not self.shows or self._served is None or self._in_a_row >= _LASTING:
+            self._served = seen
+
+    def _serve(self) -> bytes:
+        names, served = self._names, self._served or 0
+        if not names:
+            names[0] = self._variant(UNKNOWN_DIMENSION, self._planned)
+        if served not in names and (len(names) == 1 or self._in_a_row >= _LASTING):
+            size = self._sizes[served]
+            result = self._plan(size)
+            names[served] = names[0]
+            apart = self._try_out is not None or result.proto != self._planned
+            if result.failure is None and apart:
+                names[served] = self._variant(size, result.proto, result.extra_functions)
+        if self._served is not None:
+            self._say()
+        return names[min(names, key=lambda known: abs(known - served))]
 
     def _variant(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import pathlib
 import sys
 from typing import Any
@@ -51,6 +52,15 @@ def variants() -> dict[str, list[int]]:
     return {name.rpartition("_")[2]: compute_types(running(name)) for name in sorted(names)}
 
 
+def hear() -> list[str]:
+    """Collects the lines that are said at INFO or above, from now on."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tf_amp").addHandler(handler)
+    return lines
+
+
 class Dense(tf.Module):
     def __init__(self) -> None:
         self.weights = tf.Variable(weights(shape=(WIDTH, WIDTH)))
@@ -63,9 +73,11 @@ class Dense(tf.Module):
 def arguments() -> None:
     """A function whose argument shows the size."""
     installed = switch_on(cost_table=sys.argv[1])
+    said = hear()
     layer = Dense()
     few, many = tf.ones((32, WIDTH)), tf.constant(weights(1, (3000, WIDTH)))
     report("traced", types=compute_types(running(layer.__call__.get_concrete_function().name)))
+    report("not said", lines=list(said))
     report("few", ran=ran(functools.partial(layer, few)), variants=variants())
     report("many", ran=ran(functools.partial(layer, many)), variants=variants())
     again = ran(functools.partial(layer, few))
@@ -83,6 +95,7 @@ def arguments() -> None:
     report("odd one", variants=variants())
     layer(tf.ones((2, WIDTH)))
     report("two of them", variants=variants())
+    report("said", lines=list(said))
 
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(many))
@@ -116,6 +129,7 @@ def iterators(which: str) -> None:
     x, y = (np.ones((rows, WIDTH), np.float32) for _ in range(2))
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(2048)
     weights_before = model.get_weights()
+    said = hear()
     first = ran(lambda: model.fit(data.take(1), verbose=0))
     rest = ran(lambda: model.fit(data, verbose=0))
     after = ran(lambda: model.fit(data.take(5), verbose=0))
@@ -125,6 +139,7 @@ def iterators(which: str) -> None:
         rest=rest,
         after=after,
         sizes=sorted(variants()),
+        said=said,
         moved=not np.array_equal(weights_before[0], model.get_weights()[0]),
         finite=bool(np.isfinite(model.get_weights()[0]).all()),
     )

@@ -58,6 +58,14 @@ def test_a_size_that_does_not_last_is_not_planned_for(seen: dict[str, dict[str, 
     assert seen["two of them"]["variants"].keys() == {"3000"}  # the plan is that of 32
 
 
+def test_a_function_is_said_once_and_as_it_runs(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["not said"]["lines"] == []  # nothing has run
+    (line,) = seen["said"]["lines"]
+    assert (
+        line == "__call__: MatMul 0 of 1 in bfloat16, 0 casts; 1 MatMul stays float32: slower here"
+    )
+
+
 def test_variants_are_not_exported(seen: dict[str, dict[str, Any]]) -> None:
     assert (seen["exported"]["names"], seen["exported"]["types"]) == ([], [FLOAT])
 
@@ -76,6 +84,8 @@ def test_fit_on_a_data_set_runs_as_for_its_batch(
     assert seen["rest"] == [BFLOAT16]
     assert seen["after"] == [BFLOAT16]
     assert seen["sizes"] == ["2048", "32"]
+    (line,) = seen["said"]
+    assert "sizes near 2048: MatMul 2 of 2 in bfloat16" in line
     assert seen["moved"]
     assert seen["finite"]
 
