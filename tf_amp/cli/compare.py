@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tf_amp.cli.strict_json import strict_json
 
 if TYPE_CHECKING:
     from tf_amp.comparison.compare import Comparison
@@ -22,7 +23,7 @@ def add_parser(commands: Any) -> None:
         "compare",
         help="run two models on the same inputs and say how far they are apart",
         description="Runs two models on the same inputs, the float32 one first, and prints how far "
-        "apart their outputs are, how fast both run, and how large they are.",
+        "apart their outputs are, how fast both run, and how much they take of disk and memory.",
         epilog="Exit status: 0; 1 if a model cannot be compared, or an output is beyond the "
         "tolerance; 2 for a wrong call.",
     )
@@ -45,7 +46,10 @@ def add_parser(commands: Any) -> None:
         "--samples", type=int, default=4, help="random inputs, or batches of records (default: 4)"
     )
     parser.add_argument(
-        "--rounds", type=int, default=7, help="timed calls of each, in turns; 0: none (default: 7)"
+        "--rounds",
+        type=int,
+        default=7,
+        help="timed calls of each, in turns; 0: neither time nor memory (default: 7)",
     )
     parser.add_argument(
         "--tolerance",
@@ -79,11 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
             count=arguments.samples,
             rounds=arguments.rounds,
             boundaries=True,
+            memory=arguments.rounds > 0,
         )
     except ModelError as error:
         print(f"tf-amp compare: error: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(dataclasses.asdict(found)) if arguments.json else _text(found))
+    print(strict_json(dataclasses.asdict(found)) if arguments.json else _text(found))
     if arguments.html is not None:
         from tf_amp.comparison.page import page
         from tf_amp.whole_files import write_whole
@@ -133,7 +138,6 @@ def _text(found: Comparison) -> str:
         (key, f"{a * 1e3:.2f} ms", f"{b * 1e3:.2f} ms", f"{a / b:.2f}")
         for key, (a, b) in found.seconds.items()
     ]
-    one, other = (size / 1e6 for size in found.bytes)
     parts = [table(("output", *head, "top 1", "top 5"), rows)]
     if found.boundaries:
         shown = sorted(found.boundaries, key=lambda o: (-o.overflowed, -o.max_relative))[:_SHOWN]
@@ -144,5 +148,12 @@ def _text(found: Comparison) -> str:
         parts.append(f"{found.boundaries_alone} more have no counterpart in the first model")
     if speed:
         parts.append(table(("signature", "first", "second", "times as fast"), speed))
-    parts.append(f"on disk: {one:.2f} MB and {other:.2f} MB; {found.samples} samples")
+    sizes = [("on disk", *map(_megabytes, found.bytes))]
+    if any(found.memory):
+        sizes.append(("memory, loaded and called", *map(_megabytes, found.memory)))
+    parts.append(table((f"{found.samples} samples", "first", "second"), sizes))
     return "\n\n".join(parts)
+
+
+def _megabytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 1e6:.2f} MB"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_amp.cli.options import add_target, config_for
+from tf_amp.cli.strict_json import strict_json
 from tf_amp.env_config import read_settings
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"tf-amp diagnose: error: {error}", file=sys.stderr)
         return 1
     if arguments.json:
-        print(json.dumps({name: _as_dict(one) for name, one in found.items()}))
+        print(strict_json({name: _as_dict(one) for name, one in found.items()}))
     else:
         for name, one in found.items():
             print(f"{name} in {config.target_dtype} on {config.device}:\n\n{one}")

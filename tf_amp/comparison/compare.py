@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_amp.comparison.boundaries import boundary_figures
 from tf_amp.comparison.callables import Arrays, Signature, load_signatures
+from tf_amp.comparison.memory import peak_memory
 from tf_amp.comparison.output_figures import OutputFigures, Sums
 from tf_amp.comparison.samples import Samples, random_samples, samples_for
 from tf_amp.conversion.convert import as_saved_model, size_on_disk
@@ -36,6 +37,8 @@ class Comparison:
         samples: on how many samples.
         seconds: signature -> the median time of a call of the first model, and of the second.
         bytes: the sizes on disk.
+        memory: what loading and calling them adds to a process at the peak, in bytes; see
+            `peak_memory`. None unless asked for.
         boundaries: the figures of what is in low precision inside the second: products, and what
             goes back to float32; by signature in the order of execution. Empty unless asked for.
         boundaries_alone: how many of those have no counterpart in the first.
@@ -45,6 +48,7 @@ class Comparison:
     samples: int
     seconds: Mapping[str, tuple[float, float]]
     bytes: tuple[int, int]
+    memory: tuple[int | None, int | None] = (None, None)
     boundaries: tuple[OutputFigures, ...] = ()
     boundaries_alone: int = 0
 
@@ -63,6 +67,7 @@ def compare(
     count: int = 4,
     rounds: int = ROUNDS,
     boundaries: bool = False,
+    memory: bool = False,
 ) -> Comparison:
     """Runs two models on the same inputs.
 
@@ -76,6 +81,7 @@ def compare(
         count: how many random samples.
         rounds: how often both are timed, in turns, on the first sample; 0 for not at all.
         boundaries: whether to look inside too, see `Comparison.boundaries`.
+        memory: whether to measure what they take of memory, in a process for each.
 
     Raises:
         ModelError: a model cannot be loaded or fed, or the second lacks what the first gives.
@@ -104,6 +110,11 @@ def compare(
             seconds[key] = _times(one[key], other[key], made[key][0], rounds)
     sizes = size_on_disk(first), size_on_disk(second)
     found = Comparison(tuple(figures), max(map(len, made.values())), seconds, sizes)
+    if memory:
+        fed = {key: dict(given[0]) for key, given in made.items()}
+        found = dataclasses.replace(
+            found, memory=(peak_memory(first, fed), peak_memory(second, fed))
+        )
     return _with_boundaries(found, first, one, other, made) if boundaries else found
 
 

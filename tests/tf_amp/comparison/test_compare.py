@@ -140,4 +140,4 @@ def test_command(run_python: RunPython, tmp_path: Path) -> None:
     done = run_python(MAIN, env, args=(*arguments, "--inputs", "loader:samples"), check=False)
     assert done.returncode == 1  # 0.5 beside a largest of 1
     assert "serving_default/y is beyond the tolerance of 0.2" in done.stderr
-    assert "times as fast" in done.stdout
+    assert "times as fast" in done.stdout and "memory, loaded and called" in done.stdout

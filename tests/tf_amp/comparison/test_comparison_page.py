@@ -47,6 +47,7 @@ FOUND = Comparison(
     samples=3,
     seconds={"serve": (0.02, 0.01)},
     bytes=(8_000_000, 4_100_000),
+    memory=(91_000_000, 55_500_000),
     boundaries=INSIDE,
     boundaries_alone=2,
 )
@@ -60,6 +61,7 @@ def test_figures_are_told() -> None:
         "97.5 %",
         "2.00",
         "8,000,000",
+        "91.0 MB of memory",
         "25.00",
     ):
         assert told in text, told
