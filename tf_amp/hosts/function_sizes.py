@@ -35,7 +35,8 @@ Add: TypeAlias = Callable[[tuple[function_pb2.FunctionDef, ...]], None]
 Try: TypeAlias = Callable[[bytes, int], None]
 """Is told the name of a variant, and its size."""
 
-_GET_NEXT = "IteratorGetNext"
+_GET_NEXT, _GET_OPTIONAL = "IteratorGetNext", "IteratorGetNextAsOptional"
+_BRANCHES = ("If", "StatelessIf")
 _SHAPE_OUTPUT = "tf_amp_shape"
 _SUFFIX = "__tf_amp_size_"
 _KEPT = frozenset(("api_implements", attributes.TF_DATA_FUNCTION))
@@ -93,12 +94,20 @@ def find_source(definition: function_pb2.FunctionDef, shapes: Shapes) -> Source 
     found: list[tuple[Shape | None, Source]] = []
     for position, argument in enumerate(definition.signature.input_arg):
         found += ((s, Source(_unknown(s), argument=position)) for s in shapes(argument.name))
+    optionals = {node.name for node in definition.node_def if node.op == _GET_OPTIONAL}
     for node in definition.node_def:
         if node.op == _GET_NEXT:
-            for port, shape in enumerate(shapes(node.name)):
-                tensor = f"{node.name}:components:{port}"
-                dtype = node.attr["output_types"].list.type[port]
-                found.append((shape, Source(_unknown(shape), tensor=tensor, dtype=dtype)))
+            output, dtypes = "components", node.attr["output_types"].list.type
+        # Under a strategy a replica may get nothing, which a branch decides.
+        elif node.op in _BRANCHES and not optionals.isdisjoint(
+            tensor.partition(":")[0] for tensor in node.input
+        ):
+            output, dtypes = "output", node.attr["Tout"].list.type
+        else:
+            continue
+        for port, (shape, dtype) in enumerate(zip(shapes(node.name), dtypes, strict=True)):
+            source = Source(_unknown(shape), tensor=f"{node.name}:{output}:{port}", dtype=dtype)
+            found.append((shape, source))
     partly_known = [each for each in found if each[1].unknown]
     return max(partly_known, key=lambda each: _known_elements(each[0]))[1] if partly_known else None
 

@@ -145,6 +145,29 @@ def iterators(which: str) -> None:
     )
 
 
+def replicas(which: str) -> None:
+    """`fit` under a strategy, where a branch decides whether a replica gets anything."""
+    if which == "keras":
+        import keras
+    else:
+        import tf_keras as keras
+    cpus = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], cpus)
+    switch_on(cost_table=sys.argv[1])
+    keras.utils.set_random_seed(0)
+    said = hear()
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
+        model.compile("sgd", "mse")
+    rows = 4 * 4096 + 1  # of the last one a replica gets nothing
+    x, y = (np.ones((rows, WIDTH), np.float32) for _ in range(2))
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4096)
+    first = ran(lambda: model.fit(data.take(1), verbose=0))
+    rest = ran(lambda: model.fit(data, verbose=0))
+    loss = model.evaluate(data, verbose=0)
+    report("replicas", first=first, rest=rest, said=said, finite=bool(np.isfinite(loss)))
+
+
 def called_later() -> None:
     """A function that was planned for a size before another one that calls it was traced."""
     installed = switch_on(cost_table=sys.argv[1])

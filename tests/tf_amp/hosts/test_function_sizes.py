@@ -90,6 +90,17 @@ def test_fit_on_a_data_set_runs_as_for_its_batch(
     assert seen["finite"]
 
 
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_replicas_run_as_for_their_part_of_the_batch(
+    run_python: RunPython, table: str, library: str
+) -> None:
+    seen = facts(run_python, f"sizes_cases.replicas({library!r})", table)["replicas"]
+    assert (seen["first"], seen["rest"], seen["finite"]) == ([FLOAT], [BFLOAT16], True)
+    trained, evaluated = seen["said"]
+    assert "sizes near 2048: MatMul 4 of 4 in bfloat16" in trained
+    assert "sizes near 2048: MatMul 2 of 2 in bfloat16" in evaluated
+
+
 def test_a_small_batch_runs_in_float32_where_a_larger_one_does_not(
     run_python: RunPython, table: str
 ) -> None:
