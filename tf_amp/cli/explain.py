@@ -164,8 +164,9 @@ def _show_annotations(traces: Sequence[Trace]) -> int:
 def _figures_for_conditions(traces: Sequence[Trace]) -> dict[str, float]:
     """The figures that a condition may name; shares of nothing are 1."""
     from tf_amp.tracing.figures import figures_of
+    from tf_amp.tracing.trace import in_force
 
-    graphs = [graph.remarks for trace in traces for graph in trace.graphs]
+    graphs = [graph.remarks for trace in traces for graph in in_force(trace.graphs)]
     found = figures_of(graphs)
     derived = {
         "product_share": found.products_low / found.products if found.products else 1.0,
@@ -181,10 +182,11 @@ def _jobs(
     """The jobs, each with what blocks most if that is asked for."""
     from tf_amp.tracing.blockers import BUDGET, find_blockers
     from tf_amp.tracing.jobs import jobs_of
+    from tf_amp.tracing.trace import in_force
 
     budget = BUDGET if arguments.blockers_budget is None else arguments.blockers_budget
     for job in jobs_of(traces):
-        yield job, None if arguments.quick else find_blockers(job.graphs, budget)
+        yield job, None if arguments.quick else find_blockers(in_force(job.graphs), budget)
 
 
 def _write(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graph_passes.plan_remarks import lines_within
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.hosts.dumps import Origin
-from tf_amp.hosts.function_names import readable_name
+from tf_amp.hosts.function_names import SIZES_NEAR, readable_name
 from tf_amp.hosts.function_redirects import called_names
 from tf_amp.tally import NodeCounts
 
@@ -190,7 +190,7 @@ class CountedFunction:
             callees: the functions that it calls and that were planned for the size too.
             size: the size.
         """
-        near = f", sizes near {size}"
+        near = f"{SIZES_NEAR}{size}"
         plans = self._of.plans_of_callees(self._traced, planned, callees)
         self.trace(callees, near)
         failed = planned.failure is not None  # then what counted before still runs

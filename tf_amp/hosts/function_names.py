@@ -9,6 +9,8 @@ from typing import Any
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import atomic_function, attributes
 
+SIZES_NEAR = ", sizes near "
+"""Between the name of a function and the size that it was planned again for."""
 _KERAS_STEPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from graph_passes import FunctionRemarks
+from tf_amp.hosts.function_names import readable_name
 from tf_amp.tracing.figures import Figures, figures_of
 from tf_amp.tracing.trace import Trace, TracedGraph
 
@@ -96,8 +97,9 @@ def _job(traces: list[Trace]) -> Job:
     for trace in traces:
         times = Counter[FunctionRemarks]()  # a process may plan one function the same way twice
         for graph in trace.graphs:
-            times[graph.remarks] += 1
-            key = graph.remarks, times[graph.remarks]
+            remarks = _without_numbers(graph.remarks) if len(traces) > 1 else graph.remarks
+            times[remarks] += 1
+            key = remarks, times[remarks]
             first.setdefault(key, graph)
             ranks.setdefault(key, []).append(trace.rank)
     functions = []
@@ -106,3 +108,14 @@ def _job(traces: list[Trace]) -> Job:
         seen = () if everywhere else tuple(dict.fromkeys(ranks[key]))
         functions.append(JobFunction(graph, figures_of([graph.remarks]), seen))
     return Job(tuple(traces), tuple(functions))
+
+
+def _without_numbers(remarks: FunctionRemarks) -> FunctionRemarks:
+    """Takes the numbers off the names of functions, which each process counts for itself."""
+    return dataclasses.replace(
+        remarks,
+        remarks=tuple(
+            dataclasses.replace(remark, function=readable_name(remark.function))
+            for remark in remarks.remarks
+        ),
+    )

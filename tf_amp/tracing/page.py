@@ -22,7 +22,7 @@ from tf_amp.tracing.columns import columns, packed, shapes_text
 from tf_amp.tracing.figures import Figures, figures_of, why
 from tf_amp.tracing.jobs import Job, JobFunction
 from tf_amp.tracing.text import gain, in_bytes, in_flops, in_seconds, not_tried, percent, states
-from tf_amp.tracing.trace import Trace
+from tf_amp.tracing.trace import Trace, in_force
 
 _MATRIX_UNIT, _TILE = 8, 128
 _PRODUCTS_SHOWN = 30
@@ -39,7 +39,7 @@ class _Section:
 
     @functools.cached_property
     def figures(self) -> Figures:
-        return figures_of(graph.remarks for graph in self.job.graphs)
+        return figures_of(graph.remarks for graph in in_force(self.job.graphs))
 
     @property
     def shown(self) -> list[tuple[int, JobFunction]]:
@@ -64,7 +64,7 @@ class _Section:
     def products(self) -> list[tuple[str, Figures]]:
         """Op types of products, those with the most arithmetic first."""
         of_op: dict[str, list[FunctionRemarks]] = {}
-        for graph in self.job.graphs:
+        for graph in in_force(self.job.graphs):
             products = [remark for remark in graph.remarks.remarks if remark.is_product]
             for op in dict.fromkeys(remark.op for remark in products):
                 those = tuple(remark for remark in products if remark.op == op)

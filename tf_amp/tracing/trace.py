@@ -7,7 +7,7 @@ import functools
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +25,7 @@ from graph_passes.ir.view import FunctionShapes, Shapes
 from graph_passes.plan_remarks import Lines
 from graph_passes.remarks import RemarksError
 from tf_amp.hosts.dumps import STATUS
+from tf_amp.hosts.function_names import SIZES_NEAR
 from tf_amp.hosts.offline import InferredShapes
 from tf_amp.hosts.process_record import PROCESS, config_of
 from tf_amp.hosts.session import TITLE, config_of_sessions
@@ -143,6 +144,14 @@ class Trace:
     def rank(self) -> str:
         """Which task of a distributed training it is, such as "worker 0"; "" if it is none."""
         return str(self.process.get("rank", ""))
+
+
+def in_force(graphs: Sequence[TracedGraph]) -> list[TracedGraph]:
+    """Leaves out what was planned for an assumed batch and then again for that of its calls."""
+    again = {
+        name for name, near, _ in (g.remarks.name.partition(SIZES_NEAR) for g in graphs) if near
+    }
+    return [graph for graph in graphs if graph.remarks.name not in again]
 
 
 def read_traces(directory: Path) -> list[Trace]:

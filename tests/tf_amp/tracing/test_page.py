@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import html.parser
 import json
@@ -18,7 +19,7 @@ from graph_passes import FunctionRemarks, PrecisionConfig, Remark
 from tf_amp.tracing.blockers import Blocker, Change, Search
 from tf_amp.tracing.jobs import jobs_of
 from tf_amp.tracing.page import page
-from tf_amp.tracing.trace import Trace, TracedGraph
+from tf_amp.tracing.trace import Trace, TracedGraph, in_force
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--{{ 7 * 7 }}"
 MANY = 30_000
@@ -274,6 +275,25 @@ def test_a_large_scope_comes_in_parts(opened: Callable[..., Any]) -> None:
     assert len(browser.find_elements("css selector", "#tree li")) > 300
     browser.execute_script("document.querySelector('#after').click()")
     wait_for(browser, "#found", "51 to 100 of 30,000")
+
+
+def test_what_was_planned_again_for_its_calls_counts_alone() -> None:
+    assumed, seen = trace_of(REMARKS), trace_of(REMARKS[:1], name="step (fit), sizes near 256")
+    both = dataclasses.replace(assumed, graphs=(*assumed.graphs, *seen.graphs))
+    assert in_force(both.graphs) == [*seen.graphs]
+    assert in_force(assumed.graphs) == [*assumed.graphs]
+    after, alone = (
+        made(trace).split('<dl class="headline">')[1].split("</dl>")[0] for trace in (both, seen)
+    )
+    assert after == alone
+
+
+def test_ranks_number_functions_for_themselves() -> None:
+    inner = [dataclasses.replace(REMARKS[0], function=f"body_{number}") for number in (17, 23)]
+    ranks = [trace_of([r], rank=f"worker {n}", script="t") for n, r in enumerate(inner)]
+    (job,) = jobs_of(ranks)
+    (function,) = job.functions
+    assert function.ranks == ()
 
 
 def test_ranks_of_a_job_are_one() -> None:
