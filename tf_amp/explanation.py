@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tf_amp.env_variables import LOG_PATH
 from tf_amp.state import FunctionStatus, Status
+from tf_amp.terminal import table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +50,6 @@ class Explanation:
         if not self.status.functions:
             yield "No function with a matrix product or convolution was traced while it was on."
             return
-        # It needs TensorFlow, which is there where functions were traced.
-        from tf_amp.tracing.text import table
 
         head = ("function", "products low", "casts", "stays float32")
         yield table(head, map(_row, self.status.functions))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_amp.cli.strict_json import strict_json
+from tf_amp.terminal import table
 
 if TYPE_CHECKING:
     from tf_amp.comparison.compare import Comparison
@@ -123,7 +124,6 @@ def _figures(o: OutputFigures) -> tuple[str, ...]:
 
 
 def _text(found: Comparison) -> str:
-    from tf_amp.tracing.text import table
 
     head = ("max abs", "relative", "cosine", "overflowed", "flushed")
     rows = [

@@ -12,15 +12,13 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tf_amp import autoload
 from tf_amp.cli.options import add_options, chosen_variables
 from tf_amp.env_config import check_environment
 from tf_amp.env_variables import ENABLING_VARIABLES, IGNORE_PERFORMANCE
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from tf_amp.terminal import Tell, progress_bar
 
 _TRAINING = "tf_amp.cli.demo_training"
 _REQUIREMENTS = {"tensorflow": "tensorflow", "keras": "keras", "sklearn": "scikit-learn"}
@@ -118,16 +116,12 @@ def _demonstrate(arguments: argparse.Namespace) -> int:
     if autoload.pth_path() is None:
         print("No .pth file is installed, so the launcher `tf-amp run` switches AMP on.")
         low_training = ("-m", "tf_amp.cli.main", "run", *training)
-    from tqdm import tqdm
-
     baseline, mixed = [], []
-    with tqdm(total=2 * arguments.rounds * arguments.epochs, unit="epoch") as bar:
+    with progress_bar(2 * arguments.rounds * arguments.epochs) as tell:
         for seed in range(arguments.rounds):
             chosen = (str(seed), str(arguments.epochs), str(width))
-            bar.set_description("float32")
-            baseline.append(_train((*training, *chosen), full, bar))
-            bar.set_description("AMP")
-            mixed.append(_train((*low_training, *chosen), low, bar))
+            baseline.append(_train((*training, *chosen), full, "float32", tell))
+            mixed.append(_train((*low_training, *chosen), low, "AMP", tell))
     print(comparison(baseline, mixed))
     return 0
 
@@ -141,7 +135,10 @@ def _plan(environ: Mapping[str, str]) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def _train(arguments: tuple[str, ...], environ: Mapping[str, str], bar: tqdm[Any]) -> Training:
+def _train(
+    arguments: tuple[str, ...], environ: Mapping[str, str], what: str, tell: Tell
+) -> Training:
+    tell(what, 0)
     losses = []
     result: dict[str, Any] = {}
     # A file, because a pipe that nobody reads would block a training that warns a lot.
@@ -159,8 +156,7 @@ def _train(arguments: tuple[str, ...], environ: Mapping[str, str], bar: tqdm[Any
                     result = json.loads(line)
                     if "loss" in result:
                         losses.append(result["loss"])
-                        bar.set_postfix(loss=f"{result['loss']:.4f}")
-                        bar.update()
+                        tell(f"{what}, loss {result['loss']:.4f}", 1)
         errors.seek(0)
         said = errors.readlines()
     if process.returncode or "accuracy" not in result:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_amp.terminal import table
+
 if TYPE_CHECKING:
     from tf_amp.tracing.difference import Difference
 
@@ -74,7 +76,7 @@ def _plain(found: Difference) -> dict[str, Any]:
 
 
 def _paragraphs(found: Difference, limit: int) -> Iterator[str]:
-    from tf_amp.tracing.text import in_bytes, percent, table
+    from tf_amp.tracing.text import in_bytes, percent
 
     def figures(of: Any) -> tuple[str, ...]:
         if of is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
+from tf_amp.terminal import table
 
 if TYPE_CHECKING:
     from graph_passes import OpLists, Rule
@@ -61,7 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
     settings = read_settings()
     from graph_passes import load_op_lists
     from graph_passes.policy.rules import LEVELS
-    from tf_amp.tracing.text import table
 
     config = config_for(settings, arguments)
     lists = load_op_lists(config)

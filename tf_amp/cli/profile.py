@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tf_amp.cli import programs
 from tf_amp.cli.options import add_options, chosen_variables
 from tf_amp.env_config import check_environment
+from tf_amp.terminal import table
 
 if TYPE_CHECKING:
     from tf_amp.profiling.profile import Costly, Profile, Steps
@@ -119,7 +120,7 @@ def _text(found: Profile) -> Iterator[str]:
     """The paragraphs for people."""
     from tf_amp.profiling.kernels import CLASSES
     from tf_amp.profiling.profile import IDLE, OUTSIDE
-    from tf_amp.tracing.text import in_seconds, percent, table
+    from tf_amp.tracing.text import in_seconds, percent
 
     settings = found.trace.process.get("settings", {}) if found.trace else {}
     low, high = found.amp, found.float32

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tf_amp.cost_tables import cached_table_path, table_class
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import COST_TABLE
+from tf_amp.terminal import progress_bar
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -109,16 +110,13 @@ def _measure(
     Raises:
         ValueError: a row is unknown.
     """
-    from tqdm import tqdm
-
     from tf_amp.tuning import chosen_probes, measure_table
 
     # The Casts are one more thing to measure.
-    with tqdm(total=len(chosen_probes(only, compiled=compiled)) + 1, unit="op") as bar:
+    with progress_bar(len(chosen_probes(only, compiled=compiled)) + 1) as tell:
 
         def on_probe(key: str) -> None:
-            bar.set_description(f"XLA {key}" if compiled else key)
-            bar.update()
+            tell(f"XLA {key}" if compiled else key, 1)
 
         return measure_table(name, device, dtype, only=only, compiled=compiled, on_probe=on_probe)
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from graph_passes import PrecisionConfig, Remark, load_op_lists
 from tf_amp.env_variables import COST_TABLE
+from tf_amp.terminal import table
 from tf_amp.tracing.blockers import Blocker, Search
 from tf_amp.tracing.jobs import Job, JobFunction
 from tf_amp.tracing.trace import Trace
 
 _BLOCKERS_SHOWN = 5
 _REASONS_SHOWN = 3
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of left-aligned columns, two blanks between them."""
-    lines = [tuple(head), *map(tuple, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = ("  ".join(map(str.ljust, line, widths)) for line in lines)
-    return "\n".join(line.rstrip() for line in padded)
 
 
 def overview(job: Job) -> Iterator[str]:
