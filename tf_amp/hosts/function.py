@@ -102,7 +102,7 @@ class FunctionHost:
         ) -> Any:
             self._deferred.rewrite(context, name)
             run = functools.partial(original, context)
-            return self._calls.call(run, context, name, tensor_inputs, num_outputs)
+            return self._calls.call(run, name, tensor_inputs, num_outputs)
 
         return call_function
 

@@ -111,14 +111,11 @@ class FunctionCalls:
     def call(
         self,
         run: Callable[[bytes, Sequence[Any], int], Any],
-        context: context_lib.Context,
         name: bytes,
         inputs: Sequence[Any],
         outputs: int,
     ) -> Any:
         """Calls a function, or what is to run in its place; `FunctionSizes.call` tells the rest."""
-        if _runs_elsewhere(context):
-            return run(name, inputs, outputs)
         return self._sizes.call(functools.partial(self._trials.call, run), name, inputs, outputs)
 
     def watch(
@@ -156,6 +153,8 @@ class FunctionCalls:
                 traced.title,
             )
             return False
+        # In other processes, where functions may run, nothing can be timed.
+        elsewhere = getattr(traced.context, "_server_def", None) is not None
         attach = functools.partial(self._originals.attach, traced.context, function.name)
 
         def plan(size: int) -> RewriteResult:
@@ -174,11 +173,20 @@ class FunctionCalls:
             self._try_out, weakref.ref(function), traced, config, source, attach, counted.lose
         )
         if source is not None:
-            try_size = try_out if self._trials.steps else None
-            self._sizes.watch(function, source, result.proto, plan, attach, try_size, counted.say)
-        elif tried:
+            try_size = try_out if self._trials.steps and not elsewhere else None
+            self._sizes.watch(
+                function,
+                source,
+                result.proto,
+                plan,
+                attach,
+                try_size,
+                counted.say,
+                once=elsewhere,
+            )
+        elif tried and not elsewhere:
             try_out(function.name, 0)
-        return source is not None and not _runs_elsewhere(traced.context)
+        return source is not None
 
     def _try_out(
         self,
@@ -206,8 +214,3 @@ class FunctionCalls:
             lost = functools.partial(lose, size)
             contest = Contest(traced.title, config.target_dtype, add_float32, digest, lost)
             self._trials.watch(function, name, contest)
-
-
-def _runs_elsewhere(context: context_lib.Context) -> bool:
-    """Whether functions may run in other processes, where there are no variants."""
-    return getattr(context, "_server_def", None) is not None

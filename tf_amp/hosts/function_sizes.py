@@ -5,6 +5,8 @@ the rows. A call shows them: by the shape of an argument, or by what an iterator
 the function then returns as one more output. For each class of sizes that lasts, the runtime gets a
 variant of the function under a name of its own. Only calls from Python choose among variants;
 whatever copies the function, or calls it by its name, finds what was planned when it was traced.
+Where functions run in other processes the first call alone is looked at, since to read what it
+returns is to wait for it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tensorflow.core.framework import function_pb2, types_pb2
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import attributes
+from tensorflow.python.framework import errors
 
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.hosts.function_redirects import Find, call_anew, with_callees
@@ -176,6 +179,8 @@ class FunctionSizes:
         add: Add,
         try_out: Try | None,
         say: Callable[[], None],
+        *,
+        once: bool,
     ) -> None:
         """Lets a function be planned for the sizes that it will be called with.
 
@@ -187,8 +192,9 @@ class FunctionSizes:
             add: adds a variant, which lives as long as the function.
             try_out: is told of each variant and its size; None lets sizes with one plan share it.
             say: is called at each call by which the size is known.
+            once: whether what the first call shows is for good.
         """
-        sized = _SizedFunction(source, planned, plan, add, try_out, say)
+        sized = _SizedFunction(source, planned, plan, add, try_out, say, once=once)
         self._by_name[function.name] = sized
         weakref.finalize(function, self._by_name.pop, function.name, None)
 
@@ -214,15 +220,17 @@ class FunctionSizes:
         if sized is None:
             return run(name, inputs, outputs)
         try:
-            chosen = sized.choose(inputs)
+            chosen, shows = sized.choose(inputs)
         except Exception as error:  # a fault of ours must not stop the user's program
             self._give_up(name, error)
             return run(name, inputs, outputs)
-        if not sized.shows:
+        if not shows:
             return run(chosen, inputs, outputs)
         *found, shape = run(chosen, inputs, outputs + 1)
         try:
             sized.see(shape.numpy().tolist())
+        except errors.OpError:
+            pass  # another process is gone: whoever waits for the results is told
         except Exception as error:
             self._give_up(name, error)
         return found or None
@@ -233,11 +241,7 @@ class FunctionSizes:
 
 
 class _SizedFunction:
-    """The variants of one function; the arguments are those of `FunctionSizes.watch`.
-
-    Attributes:
-        shows: whether a variant returns, behind its outputs, the shape that shows the size.
-    """
+    """The variants of one function; the arguments are those of `FunctionSizes.watch`."""
 
     def __init__(
         self,
@@ -247,28 +251,43 @@ class _SizedFunction:
         add: Add,
         try_out: Try | None,
         say: Callable[[], None],
+        *,
+        once: bool,
     ) -> None:
         self._source, self._planned, self._plan, self._add = source, planned, plan, add
-        self._try_out, self._say = try_out, say
-        self.shows = source.argument is None
+        self._try_out, self._say, self._once = try_out, say, once
+        self._shows = source.argument is None
         self._lock = threading.Lock()
         self._names: dict[int, bytes] = {}  # class of sizes -> variant
         self._sizes: dict[int, int] = {}  # class -> the size that was seen last
         self._served: int | None = None
         self._seen, self._in_a_row = 0, 0
 
-    def choose(self, inputs: Sequence[Any]) -> bytes:
-        """The name of the variant to call: for the class of sizes in force, or nearest to it."""
+    def choose(self, inputs: Sequence[Any]) -> tuple[bytes, bool]:
+        """The variant to call: for the class of sizes in force, or nearest to it.
+
+        Returns:
+            Its name, and whether it returns, behind its outputs, the shape that shows the size.
+        """
         with self._lock:
-            if self._source.argument is not None:
+            if self._source.argument is not None and not self._is_settled:
                 self._note(inputs[self._source.argument].shape)
-            return self._serve()
+            return self._serve(), self._shows
 
     def see(self, shape: Sequence[int]) -> None:
         """Takes note of the shape that a call returned, and plans at once for the next call."""
         with self._lock:
+            if self._is_settled:
+                return
             self._note(shape)
+            if self._once:
+                self._shows = False
+                self._names[0] = self._planned.signature.name.encode()
             self._serve()
+
+    @property
+    def _is_settled(self) -> bool:
+        return self._once and self._served is not None
 
     def _note(self, shape: Sequence[int]) -> None:
         least, most = _CLASSES
@@ -278,7 +297,7 @@ class _SizedFunction:
         self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1
         self._seen = seen
         # What an iterator gave says little of what it will: an epoch ends in a small batch.
-        if not self.shows or self._served is None or self._in_a_row >= _LASTING:
+        if not self._shows or self._served is None or self._in_a_row >= _LASTING:
             self._served = seen
 
     def _serve(self) -> bytes:
@@ -304,8 +323,8 @@ class _SizedFunction:
     ) -> bytes:
         """Adds what was planned for a size to the runtime; returns its name there."""
         name = planned.signature.name
-        if self.shows or planned is not self._planned:
-            shown = self._source.shown_by(planned)
+        if self._shows or planned is not self._planned:
+            shown = self._source.shown_by(planned) if self._shows else planned
             name = add_variant(shown, f"{name}{_SUFFIX}{size}", self._add, called).decode()
         if self._try_out is not None:
             self._try_out(name.encode(), size)

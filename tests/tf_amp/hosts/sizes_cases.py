@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import logging
+import os
 import pathlib
+import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -27,17 +31,20 @@ UNKNOWN = tf.TensorSpec((None, WIDTH), tf.float32)
 def ran(call: Any) -> list[int]:
     """The dtypes of the products of the functions that the runtime is asked to run by a call."""
     names: list[str] = []
-    original = execute.execute
 
-    def recording(op_name: str, *args: Any, **kwargs: Any) -> Any:
-        names.append(op_name)
-        return original(op_name, *args, **kwargs)
+    def recording(original: Any) -> Any:
+        def record(op_name: str, *args: Any, **kwargs: Any) -> Any:
+            names.append(op_name)
+            return original(op_name, *args, **kwargs)
 
-    execute.execute = recording
-    try:
+        return record
+
+    # The second one is that of a coordinator.
+    with contextlib.ExitStack() as patches:
+        for name in ("execute", "execute_with_cancellation"):
+            wrapped = recording(getattr(execute, name))
+            patches.enter_context(mock.patch.object(execute, name, wrapped))
         call()
-    finally:
-        execute.execute = original
     found: set[int] = set()
     for name in names:  # those that functions call are found on the way
         if context.context().has_function(name):
@@ -166,6 +173,56 @@ def replicas(which: str) -> None:
     rest = ran(lambda: model.fit(data, verbose=0))
     loss = model.evaluate(data, verbose=0)
     report("replicas", first=first, rest=rest, said=said, finite=bool(np.isfinite(loss)))
+
+
+SERVER = """
+import os, sys
+import tensorflow as tf
+job, index, worker, ps = sys.argv[1:]
+cluster = {"worker": [worker], "ps": [ps]}
+tf.distribute.Server(cluster, job_name=job, task_index=int(index))
+sys.stdin.read()  # ends with the coordinator, however that ends
+os._exit(0)
+"""
+
+
+def servers() -> None:
+    """A step that runs in the process of a worker, which is asked once for the size."""
+    switch_on(cost_table=sys.argv[1])
+    addresses = [f"localhost:{port}" for port in sys.argv[2:4]]
+    cluster = dict(zip(("worker", "ps"), ([address] for address in addresses), strict=True))
+    for job in cluster:
+        command = [sys.executable, "-c", SERVER, job, "0", *addresses]
+        subprocess.Popen(command, stdin=subprocess.PIPE)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster), rpc_layer="grpc"
+    )
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    said = hear()
+    with strategy.scope():
+        weight = tf.Variable(weights(shape=(WIDTH, WIDTH)))
+    x = weights(1, (2048, WIDTH))
+
+    def batches() -> Any:
+        return tf.data.Dataset.from_tensor_slices(x).batch(2048).repeat()
+
+    @tf.function
+    def step(iterator: Any) -> tf.Tensor:
+        return strategy.run(lambda x: tf.matmul(x, weight), args=(next(iterator),))
+
+    iterator = iter(coordinator.create_per_worker_dataset(batches))
+    results = []
+
+    def call() -> None:
+        results.append(coordinator.schedule(step, args=(iterator,)))
+        coordinator.join()
+
+    calls = [ran(call) for _ in range(3)]
+    exact = tf.matmul(x, weight)
+    errors = [float(tf.reduce_max(tf.abs(coordinator.fetch(r) - exact))) for r in results]
+    report("servers", calls=calls, errors=errors, said=said)
+    os._exit(0)  # servers are never joined
 
 
 def called_later() -> None:

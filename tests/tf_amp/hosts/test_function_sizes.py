@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_ports import free_ports
 from session_facts import RunPython, facts_of
 
 from graph_passes.policy.cost_table import Curve, OpCost, format_table, shipped_table
@@ -99,6 +100,16 @@ def test_replicas_run_as_for_their_part_of_the_batch(
     trained, evaluated = seen["said"]
     assert "sizes near 2048: MatMul 4 of 4 in bfloat16" in trained
     assert "sizes near 2048: MatMul 2 of 2 in bfloat16" in evaluated
+
+
+@pytest.mark.slow
+def test_a_worker_in_another_process_is_asked_once(run_python: RunPython, table: str) -> None:
+    ports = map(str, free_ports(2))
+    seen = facts(run_python, "sizes_cases.servers()", table, *ports)["servers"]
+    assert seen["calls"] == [[FLOAT], [BFLOAT16], [BFLOAT16]]
+    assert seen["errors"][0] < 1e-4 < seen["errors"][1] < 1
+    (line,) = seen["said"]
+    assert "step, sizes near 2048: MatMul 1 of 1 in bfloat16" in line
 
 
 def test_a_small_batch_runs_in_float32_where_a_larger_one_does_not(
