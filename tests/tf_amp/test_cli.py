@@ -131,6 +131,24 @@ def test_env_writes_nothing(run_python: RunPython, tmp_path: Path) -> None:
     assert not (tmp_path / "graphs").exists()
 
 
+def test_arguments_come_from_a_file_too(run_python: RunPython, tmp_path: Path) -> None:
+    (tmp_path / "inner.flags").write_text("--diff\n")
+    (tmp_path / "ci.flags").write_text(f"# for CI\n--json\n--flagfile={tmp_path}/inner.flags\n")
+    done = _tf_amp(run_python, "lists", f"--flagfile={tmp_path}/ci.flags", check=True)
+    assert json.loads(done.stdout)["ops"] == []
+    done = _tf_amp(run_python, "lists", f"--flagfile={tmp_path}/none.flags")
+    assert done.returncode == 2
+    assert "none.flags" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_file_of_the_programs_arguments_is_the_programs(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(sys.argv[1:])")
+    done = _tf_amp(run_python, "run", str(tmp_path / "program.py"), "--flagfile=none", check=True)
+    assert done.stdout.strip() == "['--flagfile=none']"
+
+
 def test_version_and_progress_bars_cost_nothing(run_python: RunPython) -> None:
     code = (
         "import sys, tf_amp.cli.main, tf_amp.loss_scale.rule\n"

@@ -72,11 +72,39 @@ def parser() -> argparse.ArgumentParser:
         choices=LEVELS,
         help="the least that tf_amp logs, in `run` and wherever else it does (default: info)",
     )
+    top.add_argument(
+        "--flagfile",
+        metavar="FILE",
+        help="take further arguments from a file, a line each, as absl does; also behind a command",
+    )
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)
     completion.add_parser(commands, parser)
     return top
+
+
+class FlagfileError(ValueError):
+    """A file of arguments cannot be read."""
+
+
+def _with_flagfiles(argv: list[str]) -> list[str]:
+    """Puts the lines of each --flagfile in its place, by absl's rules (absl.flags).
+
+    What stands behind `--`, or behind `run`, is the program's.
+    """
+    if argv[:1] == ["run"] or not any(given.startswith("--flagfile") for given in argv):
+        return argv
+    try:
+        from absl import flags
+    except ImportError as error:
+        raise FlagfileError(
+            f"--flagfile needs absl, which TensorFlow brings along: {error}."
+        ) from error
+    try:
+        return list(flags.FlagValues().read_flags_from_files(argv))
+    except flags.Error as error:
+        raise FlagfileError(f"--flagfile: {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 for a failed command (of `diff`: for a difference), 2 for a wrong call
         or setting, 3 where a gate says no.
     """
-    arguments = parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = parser().parse_args(_with_flagfiles(given))
+    except FlagfileError as error:
+        print(f"tf-amp: error: {error}", file=sys.stderr)
+        return 2
     if arguments.verbosity:
         for name in LOGGERS:
             logging.getLogger(name).setLevel(arguments.verbosity.upper())
