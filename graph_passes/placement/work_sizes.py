@@ -48,6 +48,7 @@ class WorkSizes:
         self._nodes = len(view.nodes)
         self._shapes: dict[int, Sequence[Shape | None]] = {}
         self._elements: dict[int, int | None] = {}
+        self._assumed: dict[int, float] = {}  # how many lengths in that number are not known
 
     def read(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The float32 tensors that nodes read.
@@ -92,6 +93,7 @@ class WorkSizes:
             elif step not in known:
                 shape = self._shape(step)
                 known[step] = self._product(shape)  # for a way that leads back here, too
+                self._assumed[step] = math.inf if shape is None else shape.count(None)
                 if shape is None or None in shape:
                     pending.append((step, True))
                     pending += [(maker, False) for maker in self._of_as_many(step)]
@@ -101,10 +103,11 @@ class WorkSizes:
         """The elements of a tensor, once those of what tells them are known."""
         if len(makers) == 2:
             lengths = self._lengths(tensor % self._nodes)
-            made = None if lengths is None else lengths[0] * lengths[2]
-        else:
-            made = self._elements[makers[0]] if makers else None
-        return self._elements[tensor] if made is None else made
+            return self._elements[tensor] if lengths is None else lengths[0] * lengths[2]
+        if not makers or self._assumed[makers[0]] > self._assumed[tensor]:
+            return self._elements[tensor]
+        self._assumed[tensor] = self._assumed[makers[0]]
+        return self._elements[makers[0]]
 
     def _of_as_many(self, tensor: int) -> Sequence[int]:
         """Another tensor of as many elements, or the two matrices that a tensor is made of."""

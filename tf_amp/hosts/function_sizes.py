@@ -260,6 +260,7 @@ class _SizedFunction:
         self._lock = threading.Lock()
         self._names: dict[int, bytes] = {}  # class of sizes -> variant
         self._sizes: dict[int, int] = {}  # class -> the size that was seen last
+        self._is_assumed = True  # whether the class 0 is planned for a size that was not seen
         self._served: int | None = None
         self._seen, self._in_a_row = 0, 0
 
@@ -304,8 +305,11 @@ class _SizedFunction:
         names, served = self._names, self._served or 0
         if not names:
             names[0] = self._variant(UNKNOWN_DIMENSION, self._planned)
-        if served not in names and (len(names) == 1 or self._in_a_row >= _LASTING):
-            size = self._sizes[served]
+        size = self._sizes.get(served, UNKNOWN_DIMENSION)
+        is_new = served not in names and (len(names) == 1 or self._in_a_row >= _LASTING)
+        is_near = served == 0 and self._is_assumed and size != UNKNOWN_DIMENSION
+        if is_new or is_near:
+            self._is_assumed = self._is_assumed and not is_near
             result = self._plan(size)
             names[served] = names[0]
             apart = self._try_out is not None or result.proto != self._planned

@@ -36,6 +36,17 @@ def test_an_axis_made_of_several_counts_for_all_of_them(batch, counted):
     assert sizes.size(index["product"], FLOPS) == 2 * 4 * 4 * counted * 6 * 7
 
 
+def test_what_is_known_less_of_does_not_tell_what_is_known_more_of():
+    def split(x: tf.Tensor) -> tf.Tensor:
+        parts = tf.reshape(x, [-1, 6, 4], name="parts")
+        rows = tf.reshape(parts, [-1, 4], name="rows")
+        return tf.matmul(rows, rows, transpose_a=True, name="product")
+
+    sizes, index = sizes_of(split, (None, None))
+    assert sizes.elements(index["rows"]) == UNKNOWN_DIMENSION * 6 * 4
+    assert sizes.size(index["product"], FLOPS) == 2 * 4 * 4 * UNKNOWN_DIMENSION * 6
+
+
 @pytest.mark.parametrize(("batch", "counted"), [(5, 5), (None, UNKNOWN_DIMENSION)])
 def test_rows_of_several_axes_reach_both_gradients_of_a_dense_layer(batch, counted):
     weights = tf.constant(1.0, shape=(6, 7))

@@ -300,6 +300,15 @@ def small() -> None:
     report("small", middling=ran(lambda: around(middling)), few=ran(lambda: around(few)))
 
 
+def near() -> None:
+    """A batch near to the one that is assumed, where another plan is better."""
+    switch_on(cost_table=sys.argv[1])
+    layer = Dense()
+    layer.weights = tf.Variable(weights(shape=(WIDTH, 6 * WIDTH)))
+    types = compute_types(running(layer.__call__.get_concrete_function().name))
+    report("near", assumed=types, seen=ran(lambda: layer(tf.ones((60, WIDTH)))))
+
+
 def seeds() -> None:
     """A function whose random numbers a seed determines: they are those of the program as it is."""
     rows = tf.ones((2048, WIDTH))

@@ -119,6 +119,11 @@ def test_a_small_batch_runs_in_float32_where_a_larger_one_does_not(
     assert seen["small"] == {"middling": [BFLOAT16], "few": [FLOAT]}
 
 
+def test_a_batch_near_the_assumed_one_has_a_plan_too(run_python: RunPython, table: str) -> None:
+    seen = facts(run_python, "sizes_cases.near()", table)["near"]
+    assert seen == {"assumed": [FLOAT], "seen": [BFLOAT16]}
+
+
 def test_seeded_random_numbers_are_those_of_the_program(run_python: RunPython, table: str) -> None:
     seen = facts(run_python, "sizes_cases.seeds()", table)["seeds"]
     assert len(set(seen["plain"])) == 5
