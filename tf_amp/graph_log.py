@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 
+from tf_amp.hosts.function_names import SIZES_NEAR
 from tf_amp.tally import NodeCounts
 
 _log = logging.getLogger("tf_amp")
@@ -40,7 +41,7 @@ class GraphLog:
             announce = False
         line = counts.line(name, self._target_dtype)
         with self._lock:
-            said = self._said.setdefault(name, [])
+            said = self._said.setdefault(name.partition(SIZES_NEAR)[0], [])
             announce = (
                 announce
                 and bool(counts.converted or counts.products or counts.updates)

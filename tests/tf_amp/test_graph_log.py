@@ -60,7 +60,8 @@ def test_the_same_line_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_function_traced_over_and_over_is_capped(caplog: pytest.LogCaptureFixture) -> None:
     log = GraphLog("bfloat16")
     for total in range(100):
-        log.say("step", NodeCounts(converted=total + 1), announce=True)
+        name = f"step, sizes near {total}" if total % 2 else "step"
+        log.say(name, NodeCounts(converted=total + 1), announce=True)
     said = lines(caplog, logging.INFO)
     assert len(said) == 11
     assert "DEBUG" in said[-1]
