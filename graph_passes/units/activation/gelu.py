@@ -19,13 +19,11 @@ included. Here they do no harm:
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 
-from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "gelu"
 CLAMP = 10.0
@@ -35,25 +33,13 @@ _INNER = 0.044715
 _OUTER = float(np.sqrt(2 / np.pi))
 
 
-def lower_tanh_gelus(edits: GraphEdits, *, clamp: bool) -> None:
-    """Lets the powers of GELUs go low.
-
-    Args:
-        edits: receives the replacements and the near misses.
-        clamp: whether powers could leave the range of the target dtype.
-    """
-    for number in edits.view.of_op("Tanh"):
+def lower_gelus(search: UnitSearch) -> None:
+    """Lets the powers of GELUs, and the exponentials in their gradients, go low."""
+    edits, clamp = search.edits, search.is_float16
+    for number in edits.view.of_op("Tanh") if search.infers("Tanh") else ():
         edits.propose(RULE, number, lambda new, n=number: _lower_powers(new, n, clamp=clamp))  # type: ignore[misc]
-
-
-def lower_erf_gelus(edits: GraphEdits, erfs: Collection[int]) -> None:
-    """Lets the exponentials in gradients of GELUs go low.
-
-    Args:
-        edits: receives the lists and the near misses.
-        erfs: the Erf and Erfc nodes, by number.
-    """
-    for number in erfs:
+    erfs = [op for op in ("Erf", "Erfc") if search.infers(op)]
+    for number in edits.view.of_op(*erfs):
         edits.propose(RULE, number, lambda new, n=number: _lower_exponential(new, n))  # type: ignore[misc]
 
 

@@ -34,6 +34,7 @@ from graph_passes.rewriter.matcher import (
     NoMatchError,
 )
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "attention-mask"
 REPLACED = 30000.0
@@ -64,16 +65,15 @@ class _Mask:
     bound: float
 
 
-def bound_masks(edits: GraphEdits) -> None:
-    """Puts numbers that float16 holds in the place of those in masks of softmaxes.
-
-    Args:
-        edits: receives the replacements and the near misses.
-    """
-    search = _MaskSearch(edits)
+def bound_masks(search: UnitSearch) -> None:
+    """Puts numbers that float16 holds in the place of those in masks of softmaxes."""
+    if not (search.is_float16 and search.infers("Softmax")):
+        return
+    edits = search.edits
+    masks = _MaskSearch(edits)
     for number in edits.view.of_op("Softmax"):
-        search.follow(number)
-    for mask in search.closed():
+        masks.follow(number)
+    for mask in masks.closed():
         edits.propose(RULE, mask.reader, lambda new, mask=mask: _bound(new, mask))  # type: ignore[misc]
 
 

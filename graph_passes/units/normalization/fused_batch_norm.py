@@ -23,17 +23,16 @@ from tensorflow.core.framework import types_pb2
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.ops.op_types import Slot
-from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.emitter import prototype_of
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.float32_units import Float32Unit
 from graph_passes.units.normalization.folded_batch_norm import fold_batch_norm
 from graph_passes.units.normalization.forward import Norm, misaligned
 from graph_passes.units.normalization.gradient import NormGradient
 from graph_passes.units.normalization.images import Images
 from graph_passes.units.normalization.norms import OF_BATCH as RULE
 from graph_passes.units.normalization.norms import FoundNorm
+from graph_passes.units.unit_pass import Float32Unit, UnitSearch
 
 FORWARD = "FusedBatchNormV3"
 BACKWARD = "FusedBatchNormGradV3"
@@ -49,36 +48,24 @@ def has_fused_kernels(support: KernelSupport) -> bool:
     return all(support.supports(t, t.layout.slots.index(Slot("T"))) for t in types)
 
 
-def fuse_batch_norms(
-    edits: GraphEdits,
-    norms: Iterable[FoundNorm],
-    *,
-    least_epsilon: float,
-    has_kernels: bool,
-    fold: bool,
-    products: Collection[str],
-) -> list[Float32Unit]:
+def fuse_batch_norms(search: UnitSearch) -> None:
     """Replaces every batch normalization, with its gradient, by the fused ops.
 
-    Args:
-        edits: receives the changes, the units and the near misses.
-        norms: the normalizations in the graph.
-        least_epsilon: the smallest that the kernels of the device take.
-        has_kernels: whether there are kernels of the fused ops for the target dtype.
-        fold: whether one with stored statistics may be folded into the convolution before it.
-        products: the ops of the allow list.
-
-    Returns:
-        The batch normalizations, and the gradients of such, that no fused op can stand for.
+    One that no fused op can stand for, or the gradient of such, becomes a unit in float32.
     """
-    left, m = [], edits.matcher
-    for found in norms:
+    edits, m, products = search.edits, search.edits.matcher, search.lists.ops("allow")
+    least_epsilon, has_kernels = (
+        MIN_EPSILON[search.config.device],
+        has_fused_kernels(search.support),
+    )
+    left: list[Float32Unit] = []
+    for found in search.norms:
         if found.rule != RULE:
             continue
         norm, gradient = found.forward, found.gradient
         output, is_stored = norm.output, norm.is_stored
         stray = misaligned(m, norm)
-        folds = is_stored and fold and stray is None
+        folds = is_stored and search.is_bfloat16_cpu and stray is None
         if has_kernels and not (folds and fold_batch_norm(edits, norm)):
             if is_stored and gradient is not None and not _fits(m, norm, gradient, products):
                 left.append(Float32Unit(f"{RULE} in float32", output, gradient.nodes))
@@ -89,7 +76,8 @@ def fuse_batch_norms(
                 continue
         if not is_stored:
             left.append(Float32Unit(f"{RULE} in float32", output, found.inside))
-    return left
+    search.in_float32 += left
+    search.exact.update(number for unit in left for number in unit.inside)
 
 
 def _fits(m: Matcher, norm: Norm, gradient: NormGradient, products: Collection[str]) -> bool:

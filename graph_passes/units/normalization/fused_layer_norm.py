@@ -11,8 +11,6 @@ a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from graph_passes.ir.view import Shape, elements
@@ -21,24 +19,27 @@ from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.forward import Norm
-from graph_passes.units.normalization.fused_batch_norm import FORWARD, MIN_EPSILON
+from graph_passes.units.normalization.fused_batch_norm import (
+    FORWARD,
+    MIN_EPSILON,
+    has_fused_kernels,
+)
 from graph_passes.units.normalization.gradient import NormGradient
 from graph_passes.units.normalization.norms import CENTRED, FoundNorm
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "fused-layer-norm"
 
 
-def fuse_layer_norms(edits: GraphEdits, norms: Iterable[FoundNorm]) -> list[FoundNorm]:
-    """Replaces layer normalizations over the last axes, with their gradients, by fused ops.
-
-    Args:
-        edits: receives the changes, the units and the near misses.
-        norms: the normalizations in the graph.
-
-    Returns:
-        The normalizations that were not replaced: no fused op leaves the mean in.
-    """
-    return [norm for norm in norms if not (norm.rule == CENTRED and _fuse(edits, norm))]
+def fuse_layer_norms(search: UnitSearch) -> None:
+    """Replaces layer normalizations over the last axes, with their gradients, by fused ops."""
+    config = search.config
+    # A compiler that fuses element-wise ops has no use for fused kernels.
+    if config.device == "GPU" and not config.fused and has_fused_kernels(search.support):
+        # No fused op leaves the mean in.
+        search.norms[:] = [
+            n for n in search.norms if n.rule != CENTRED or not _fuse(search.edits, n)
+        ]
 
 
 def _fuse(edits: GraphEdits, found: FoundNorm) -> bool:

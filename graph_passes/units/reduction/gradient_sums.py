@@ -14,7 +14,6 @@ for that.
 from __future__ import annotations
 
 from graph_passes.ir.view import Shape, elements
-from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.sums import (
@@ -23,15 +22,17 @@ from graph_passes.units.reduction.sums import (
     reduces,
     reshaped_to,
 )
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "weight-gradient"
 PRODUCTS = ("BatchMatMulV2", "BatchMatMul")
 """Ops that make a batch of matrix products."""
 
 
-def merge_weight_gradients(edits: GraphEdits) -> None:
+def merge_weight_gradients(search: UnitSearch) -> None:
     """Replaces sums of matrix products over a batch by one product."""
-    view, m, gradients = edits.view, edits.matcher, BroadcastGradients(edits.matcher)
+    edits, view, m = search.edits, search.edits.view, search.edits.matcher
+    gradients = BroadcastGradients(m)
     for number in float_sums(edits):
         product = m.source(number, 0)
         op_type = view.op_type(product) if m.op(product) in PRODUCTS else None

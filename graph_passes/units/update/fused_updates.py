@@ -16,6 +16,7 @@ from graph_passes.rewriter.effects import in_circles
 from graph_passes.rewriter.gate import CONTROL_FLOW
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.unit_pass import UnitSearch
 from graph_passes.units.update.expression import Update, UpdateSearch, Variables, is_float32_write
 from graph_passes.units.update.formulas import Arguments, Scalars, op_of_update
 
@@ -26,14 +27,12 @@ OPS = ("AssignAddVariableOp", "AssignSubVariableOp")
 _Found = tuple[str, Arguments, Update]
 
 
-def fuse_updates(edits: GraphEdits, device: str) -> None:
-    """Replaces updates by one op each.
-
-    Args:
-        edits: receives the replacements.
-        device: the type of the device that must have the op's kernel.
-    """
+def fuse_updates(search: UnitSearch) -> None:
+    """Replaces updates by one op each; further units are found in the graph without them."""
+    edits, device = search.edits, search.config.device
     view, m = edits.view, edits.matcher
+    if search.config.fused:
+        return  # a compiler that fuses element-wise ops makes one loop of an update
     if not view.ops.isdisjoint(CONTROL_FLOW):
         return  # parts of an update may be dead where others run
     steps = [number for number in view.of_op(*OPS) if is_float32_write(m, number)]
@@ -61,6 +60,8 @@ def fuse_updates(edits: GraphEdits, device: str) -> None:
         scalars = Scalars(update, constants)
         if edits.propose(RULE, last, _write(op, arguments, scalars)):
             constants |= scalars.added
+    if edits.in_place:
+        search.edits = edits.applied()
 
 
 def _find(
