@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 from tensorflow.core.framework import function_pb2, graph_pb2
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.eligibility import numbers_of
 from graph_passes.ir.node_order import order_edges, without_order
 from graph_passes.ir.view import COLOCATION, GraphView
@@ -137,10 +139,10 @@ class _Comparison:
         read[numbers_of(original, original.awaited)] = True
         ends = np.flatnonzero(~read[:-1] & (self._numbers >= 0)).tolist()
         ends.extend(numbers_of(original, preserve))
-        before = _reached(original, ends)
-        after = _reached(fused, self._numbers[ends].tolist())
+        before = set(walk(ends, functools.partial(_makers, original)))
+        after = set(walk(self._numbers[ends].tolist(), functools.partial(_makers, fused)))
         for number in np.flatnonzero(_has_effect(original)).tolist():
-            if before[number] and not after[self._numbers[number]]:
+            if number in before and self._numbers[number] not in after:
                 raise VerificationError(
                     f"what is fetched no longer needs {original.names[number]!r}"
                 )
@@ -174,14 +176,3 @@ def _makers(view: GraphView, number: int) -> Iterator[int]:
     """The nodes that a node reads or waits for, but by the back edge of a loop of TensorFlow 1."""
     yield from (m for m in view.makers(number) if m >= 0 and view.op_names[m] != _BACK)
     yield from numbers_of(view, view.waits.get(number, ()))
-
-
-def _reached(view: GraphView, ends: list[int]) -> bytearray:
-    """For each node whether one of some nodes needs it."""
-    found, pending = bytearray(len(view.nodes)), list(ends)
-    while pending:
-        number = pending.pop()
-        if not found[number]:
-            found[number] = 1
-            pending.extend(_makers(view, number))
-    return found

@@ -13,6 +13,7 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2, tensor_pb2
 from tensorflow.python.framework import tensor_util
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import GraphView, Shape
 
 SHAPERS = ("Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient")
@@ -122,15 +123,7 @@ class Matcher:
 
     def is_made_by(self, tensor: str, ops: Collection[str]) -> bool:
         """Whether an op of some types is among those that a tensor is made with."""
-        pending, seen = [self.maker(tensor)], {self.maker(tensor)}
-        while pending:
-            number = pending.pop()
-            if self.op(number) in ops:
-                return True
-            new = set(self.makers(number)) - seen
-            seen |= new
-            pending.extend(new)
-        return False
+        return any(self.op(number) in ops for number in walk([self.maker(tensor)], self.makers))
 
     def constant(self, tensor: str) -> np.ndarray:
         """The value of a constant tensor.

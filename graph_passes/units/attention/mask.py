@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 from tensorflow.python.framework import dtypes
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ops.float_range import LARGEST
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import (
@@ -166,13 +167,8 @@ class _MaskSearch:
             for reader in readers:
                 feeders.setdefault(reader, []).append(node)
         leaking = [node for node in self._feeds if node in self._conflicts or self._leak(node)]
-        pending = list(leaking)
-        while pending:
-            for node in feeders.get(pending.pop(), ()):
-                if node not in leaking:
-                    leaking.append(node)
-                    pending.append(node)
-        return [mask for mask in self._masks.values() if mask.reader not in leaking]
+        reached = set(walk(leaking, lambda node: feeders.get(node, ())))
+        return [mask for mask in self._masks.values() if mask.reader not in reached]
 
     def _leak(self, number: int) -> bool:
         m = self.m

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.ops.op_types import Slot
@@ -243,11 +244,5 @@ def _vector(
 
 def _shaped(m: Matcher, number: int | None) -> set[int]:
     """A node, and the nodes that give its elements in another shape."""
-    nodes = set() if number is None else {number}
-    pending = list(nodes)
-    while pending:
-        for reader in m.readers(pending.pop()):
-            if m.op(reader) in _RESHAPES and reader not in nodes:
-                nodes.add(reader)
-                pending.append(reader)
-    return nodes
+    starts = () if number is None else (number,)
+    return set(walk(starts, lambda n: [r for r in m.readers(n) if m.op(r) in _RESHAPES]))

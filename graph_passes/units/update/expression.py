@@ -9,9 +9,11 @@ ways to write an update have one polynomial, but for the rounding of single oper
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Mapping
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import FLOAT, Shape
 from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
 from graph_passes.rewriter.effects import READ, WRITES, Contraction
@@ -100,13 +102,8 @@ class Variables:
                     self.awaited[number] = write
         slots = {m.tensor(number, 0) for number in self.awaited}
         reads = [n for handle in slots for n in m.readers(m.maker(handle)) if m.ops[n] == READ]
-        self.behind = {number for number in reads if m.tensor(number, 0) in slots}
-        pending = list(self.behind)
-        for number in pending:  # which grows
-            for reader in m.readers(number):
-                if m.ops[reader] in _ARITHMETIC and reader not in self.behind:
-                    self.behind.add(reader)
-                    pending.append(reader)
+        starts = (number for number in reads if m.tensor(number, 0) in slots)
+        self.behind = set(walk(starts, self.computing))
         self._shapes: dict[str, Shape | None] = {}
         self._constant: dict[str, bool] = {}
 
@@ -117,6 +114,10 @@ class Variables:
             if write >= 0 and is_float32_write(m, write) and m.tensor(write, 0) == handle:
                 return write
         return None
+
+    def computing(self, number: int) -> list[int]:
+        """The nodes that compute with what a node makes."""
+        return [reader for reader in self.m.readers(number) if self.m.ops[reader] in _ARITHMETIC]
 
     def is_constant(self, handle: str) -> bool:
         """Whether nothing writes to a variable."""
@@ -224,15 +225,11 @@ class UpdateSearch:
 
     def _find_made(self) -> set[int]:
         """The nodes that compute with what the update reads."""
-        m, found, pending = self._m, set[int](), list(self._reads)
-        for number in pending:  # which grows
-            for reader in m.readers(number):
-                if m.ops[reader] in _ARITHMETIC and reader not in found:
-                    found.add(reader)
-                    pending.append(reader)
-            if len(found) > _MOST_NODES:
-                raise NoMatchError("too many nodes read its variables")
-        return found
+        most = len(self._reads) + _MOST_NODES
+        found = list(itertools.islice(walk(self._reads, self._variables.computing), most + 1))
+        if len(found) > most:
+            raise NoMatchError("too many nodes read its variables")
+        return set(found).difference(self._reads)
 
     def _written(self, place: int, number: int) -> Polynomial:
         value, op = self._expand(self._m.tensor(number, 1)), self._m.ops[number]
