@@ -172,9 +172,7 @@ def _weighting(m: Matcher, weights: str, x: str) -> frozenset[int]:
     nodes.add(number)
     source = m.through(m.tensor(number, 0), *SHAPERS)
     if m.op(number) == "OnesLike" and m.through(x, *SHAPERS) == source:
-        while x != source:
-            nodes.add(m.maker(x))
-            x = m.tensor(m.maker(x), 0)
+        nodes |= _between(m, x, m.maker(source))
     return frozenset(nodes)
 
 
