@@ -20,7 +20,6 @@ from graph_passes.ops.node_types import NodeType
 from graph_passes.rewriter.effects import admit_contraction
 from graph_passes.rewriter.matcher import SHAPERS, SIZES, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.stored_shapes import known_shape
 
 CONTROL_FLOW = ("Enter", "Exit", "Switch", "Merge", "NextIteration", "LoopCond")
 _ANY = 1 << 30
@@ -92,7 +91,7 @@ class Gate:
     ) -> None:
         tensor = node.input[port]
         if shape is None and self._m.view.split(tensor)[0] in self._m.view.index:
-            shape = known_shape(self._m, tensor)
+            shape = self._m.stored_shape(tensor)
         if shape is None:
             raise NoMatchError(f"nothing shows the rank of {tensor!r}, which {node.op} would read")
         if not least <= len(shape) <= most:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, tensor_pb2
+from tensorflow.core.framework import node_def_pb2, tensor_pb2, tensor_shape_pb2
 from tensorflow.python.framework import tensor_util
 
 from graph_passes.ir.adjacency import walk
@@ -31,6 +31,9 @@ ADDS = ("AddV2", "Add")
 SUMS = ("AddN", *ADDS)
 """Sums of any number of tensors."""
 
+_KEEP_SHAPE = ("Identity", "ReadVariableOp", "StopGradient", "Cast", "Enter")
+_MOST_STEPS = 16
+"""Ops between a tensor and the constant or variable whose shape it has."""
 _FEW_BYTES = 64
 """Constants of no more are mostly shapes and axes, which come again all over a graph."""
 
@@ -121,6 +124,28 @@ class Matcher:
             number = self.source(number, 0)
         return tensor
 
+    def stored_shape(self, tensor: str) -> Shape | None:
+        """The static shape of a tensor, or that of the constant or variable that it comes from.
+
+        So that graphs without static shapes have some.
+        """
+        shape = self.shape_of(tensor)
+        for _ in range(_MOST_STEPS):
+            if shape is not None:
+                return shape
+            number = self.maker(tensor)
+            op, node = self.op(number), self.node(number)
+            if op == "Const":
+                return _sizes(node.attr["value"].tensor.tensor_shape)
+            if op == "Reshape" and self.op(self.source(number, 1)) == "Const":
+                sizes = self.constant(self.tensor(number, 1)).ravel().tolist()
+                return tuple(None if size < 0 else size for size in sizes)
+            if op not in _KEEP_SHAPE:
+                return _sizes(node.attr["shape"].shape) if "shape" in node.attr else None
+            tensor = self.tensor(number, 0)
+            shape = self.shape_of(tensor) if op != "ReadVariableOp" else None
+        return None
+
     def is_made_by(self, tensor: str, ops: Collection[str]) -> bool:
         """Whether an op of some types is among those that a tensor is made with."""
         return any(self.op(number) in ops for number in walk([self.maker(tensor)], self.makers))
@@ -146,6 +171,12 @@ class Matcher:
         if found is None:
             found = self._values[content] = tensor_util.MakeNdarray(value)
         return found
+
+
+def _sizes(proto: tensor_shape_pb2.TensorShapeProto) -> Shape | None:
+    if proto.unknown_rank:
+        return None
+    return tuple(None if dim.size < 0 else dim.size for dim in proto.dim)
 
 
 def _output(view: GraphView, number: int) -> str:

@@ -23,7 +23,6 @@ import numpy as np
 from tensorflow.python.framework import dtypes
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.ops.float_range import LARGEST
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import (
     ADDS,
@@ -42,6 +41,7 @@ REPLACED = 30000.0
 """How far below 0 what replaces a masked score is, as Keras chooses for float16."""
 ADDED = 20000.0
 """How far below 0 what is added to a masked score is: three of them are within float16."""
+_LARGEST = float(np.finfo(np.float16).max)
 LONGEST_WAY = 16
 """Ops between a mask's constant and its softmax that are looked through."""
 MOST_OPS = 64
@@ -135,7 +135,7 @@ class _MaskSearch:
             operand = m.tensor(number, port)
             if m.op(m.maker(operand)) != "Const":
                 yield from self._search(operand, towards, way, added=added)
-            elif self._is_beyond(operand, towards * (REPLACED if added else LARGEST)):
+            elif self._is_beyond(operand, towards * (REPLACED if added else _LARGEST)):
                 yield _Mask(number, port, towards * (ADDED if added else REPLACED)), way
 
     def _is_beyond(self, tensor: str, limit: float) -> bool:

@@ -18,7 +18,6 @@ from graph_passes.ir.view import FLOAT, Shape
 from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
 from graph_passes.rewriter.effects import READ, WRITES, Contraction
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
-from graph_passes.rewriter.stored_shapes import known_shape
 
 _SUMS = {"AddV2": 1, "Add": 1, "Sub": -1}
 _ARITHMETIC = (*_SUMS, "AddN", "Mul", "Neg", "RealDiv", "Rsqrt", "Sqrt", "Square")
@@ -131,7 +130,7 @@ class Variables:
         if tensor not in self._shapes:
             m = self.m
             is_constant = m.ops[m.maker(tensor)] == "Const"  # to ask a host takes longer
-            shape = m.constant(tensor).shape if is_constant else known_shape(m, tensor)
+            shape = m.constant(tensor).shape if is_constant else m.stored_shape(tensor)
             self._shapes[tensor] = None if shape is None or None in shape else shape
         return self._shapes[tensor]
 

@@ -18,7 +18,7 @@ from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
 from graph_passes.units.update.expression import Update, UpdateSearch, Variables, is_float32_write
-from graph_passes.units.update.formulas import Arguments, Scalars, op_of_update
+from graph_passes.units.update.formulas import Arguments, op_of_update, write_scalar
 
 RULE = "fused-update"
 OPS = ("AssignAddVariableOp", "AssignSubVariableOp")
@@ -57,9 +57,9 @@ def fuse_updates(search: UnitSearch) -> None:
         if circles[number]:
             edits.miss(last, "something runs between the parts of the update")
             continue
-        scalars = Scalars(update, constants)
-        if edits.propose(RULE, last, _write(op, arguments, scalars)):
-            constants |= scalars.added
+        known = dict(constants)
+        if edits.propose(RULE, last, _write(op, arguments, update, known)):
+            constants = known
     if edits.in_place:
         search.edits = edits.applied()
 
@@ -88,9 +88,9 @@ def _find(
     return op, arguments, update
 
 
-def _write(op: str, arguments: Arguments, scalars: Scalars) -> Callable[[Replacement], None]:
-    update = scalars.update
-
+def _write(
+    op: str, arguments: Arguments, update: Update, constants: dict[tuple[str, float], str]
+) -> Callable[[Replacement], None]:
     def write(new: Replacement) -> None:
         inputs: list[str] = []
         attrs: dict[str, bool] = {}
@@ -102,7 +102,7 @@ def _write(op: str, arguments: Arguments, scalars: Scalars) -> Callable[[Replace
                 if value in update.broadcast and len(update.contraction.writes) > 1:
                     inputs[-1] = _of_shape(new, inputs[-1], update.shape, name)
             else:
-                inputs.append(scalars.write(new, value, name))
+                inputs.append(write_scalar(new, update, value, name, constants))
         new.contract(update.contraction, op, *inputs, use_locking=True, **attrs)
 
     return write
