@@ -128,7 +128,6 @@ def rewrite_function_def(
     function_shapes: FunctionShapes = no_shapes,
     name: str = "",
     lines: Lines = no_lines,
-    observe: Observer | None = None,
 ) -> RewriteResult:
     """Rewrites the body of one function; its signature stays as it is.
 
@@ -141,13 +140,12 @@ def rewrite_function_def(
         function_shapes: gives those of the functions it calls by their names.
         name: what the function is called besides, for rules on functions: "one_step (fit)".
         lines: gives the Python lines that made a node, for rules that ask for them.
-        observe: is told of every stage, see `pipeline.Observer`.
 
     Returns:
         The result, as `rewrite_graph_def`.
     """
     main = function_def.signature.name
-    rewrite = _Rewrite(config, library, function_shapes, lines, observe, main, name)
+    rewrite = _Rewrite(config, library, function_shapes, lines, None, main, name)
     return rewrite.rewrite(rewrite.trees(function_def)(function_def), (), shapes)
 
 

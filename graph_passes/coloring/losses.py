@@ -30,11 +30,7 @@ _PART_OF_THE_MODEL = ("BiasAdd", "BiasAddV1")
 
 
 def keep_losses(coloring: Coloring) -> None:
-    """Keeps losses and metrics in float32.
-
-    Args:
-        coloring: the painting; nothing is painted yet.
-    """
+    """Keeps losses and metrics in float32; nothing is painted yet."""
     inside: set[int] = set()
     around: set[int] = set()
     for number in coloring.view.of_op(*_REDUCTIONS):
@@ -68,11 +64,8 @@ def _is_scalar(coloring: Coloring, vertex: int) -> bool:
 def _follow_back(coloring: Coloring, root: int, inside: set[int], around: set[int]) -> None:
     """Finds the infer and clear vertices between a loss and the model, and what they read.
 
-    Args:
-        coloring: the painting.
-        root: the reduction to a scalar.
-        inside: receives the vertices; none where the way is too long.
-        around: receives the vertices of predictions, labels and weights.
+    `inside` receives these, none where the way is too long; `around` those of predictions, labels
+    and weights.
     """
     codes, producers = coloring.list_codes, coloring.edges.producers
     pending, seen, ends = [root], {root}, set()

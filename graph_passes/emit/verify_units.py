@@ -37,15 +37,7 @@ def verify_units(original: GraphView, fused: GraphView, preserve: Collection[str
 
     Preserved nodes, everything that has an effect, control inputs and devices are still there;
     what a fetched node made happen still happens, no location names a node that is gone, and no
-    circle was made. Dtypes are left to `verify`.
-
-    Args:
-        original: the view of the body as the caller gave it.
-        fused: that of the body after its units were replaced, with the same table of node types.
-        preserve: names of the nodes or tensors that are fed or fetched.
-
-    Raises:
-        VerificationError: a post-condition does not hold. The message names the node.
+    circle was made. Dtypes are left to `verify`, which takes and raises the same.
     """
     if original is not fused:
         _Comparison(original, fused).check(preserve)

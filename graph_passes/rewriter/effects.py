@@ -78,7 +78,7 @@ def admit_contraction(
 
     Args:
         m: reads the graph.
-        unit: the nodes.
+        unit: the nodes that are to become one.
         preserved: the nodes that the caller feeds or fetches, by number.
         taken: nodes that are part of another contraction.
 
