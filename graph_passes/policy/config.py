@@ -182,7 +182,8 @@ RULES: dict[str, str] = {
     "constant-range": "a constant that float16 cannot hold keeps its consumers in float32",
     "function-signatures": "functions are planned with their callers and may take and give the "
     "target dtype",
-    "loop-hoisting": "casts of what a loop does not change move out of the loop",
+    "loop-hoisting": "casts of what a loop does not change move out of the loop, where functions "
+    "are planned with their callers",
     "loop-gradient-sums": "sums of weight gradients over the rounds of a loop become one product",
     "batch-norm": "a batch normalization written in primitives becomes one fused op, or part "
     "of the convolution before it",
