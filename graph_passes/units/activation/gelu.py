@@ -35,15 +35,15 @@ _OUTER = float(np.sqrt(2 / np.pi))
 
 def lower_gelus(search: UnitSearch) -> None:
     """Lets the powers of GELUs, and the exponentials in their gradients, go low."""
-    edits, clamp = search.edits, search.is_float16
+    edits = search.edits
     for number in edits.view.of_op("Tanh") if search.infers("Tanh") else ():
-        edits.propose(RULE, number, lambda new, n=number: _lower_powers(new, n, clamp=clamp))  # type: ignore[misc]
+        edits.propose(RULE, number, _lower_powers, number, search.is_float16)
     erfs = [op for op in ("Erf", "Erfc") if search.infers(op)]
     for number in edits.view.of_op(*erfs):
-        edits.propose(RULE, number, lambda new, n=number: _lower_exponential(new, n))  # type: ignore[misc]
+        edits.propose(RULE, number, _lower_exponential, number)
 
 
-def _lower_powers(new: Replacement, tanh: int, *, clamp: bool) -> None:
+def _lower_powers(new: Replacement, tanh: int, clamp: bool) -> None:
     m = new.matcher
     cube = _cube_in(m, tanh)
     if cube is None:

@@ -75,7 +75,7 @@ def bound_masks(search: UnitSearch) -> None:
     for number in edits.view.of_op("Softmax"):
         masks.follow(number)
     for mask in masks.closed():
-        edits.propose(RULE, mask.reader, lambda new, mask=mask: _bound(new, mask))  # type: ignore[misc]
+        edits.propose(RULE, mask.reader, _bound, mask)
 
 
 def _bound(new: Replacement, mask: _Mask) -> None:

@@ -23,7 +23,7 @@ from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.matcher import SHAPERS, SUMS, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.forward import Norm, Roles
-from graph_passes.units.normalization.parameters import is_parameter
+from graph_passes.units.normalization.statistics import is_parameter
 from graph_passes.units.normalization.unit_algebra import LINEAR
 
 _SAME = ("Identity", "StopGradient")

@@ -16,6 +16,7 @@ gradient of a broadcast, and is reshaped to the constant shape of a bias afterwa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from graph_passes.ir.eligibility import find_ineligible
@@ -68,18 +69,10 @@ def multiply_by_ones(search: UnitSearch) -> None:
             continue
         if _is_added_to_argument(m, number):
             continue  # behind a loop one product may take the place of this sum in all rounds
-        if sum_rows_pays(products, number, m.tensor(number, 0)):
-
-            def multiply(new: Replacement, number: int = number) -> None:
-                tensor = new.matcher.tensor(number, 0)
-                new.replace(number, sum_rows(new, tensor, new.matcher.shape_of(tensor) or ()))
-
-            edits.propose(ONES_PRODUCT, number, multiply)
-
-    def pays(number: int, tensor: str) -> bool:
-        return sum_rows_pays(products, number, tensor)
-
-    _replace_sums(search, ONES_PRODUCT, pays, sum_rows)
+        tensor = m.tensor(number, 0)
+        if sum_rows_pays(products, number, tensor):
+            edits.propose(ONES_PRODUCT, number, _replace, number, m.shape_of(tensor), sum_rows)
+    _replace_sums(search, ONES_PRODUCT, functools.partial(sum_rows_pays, products), sum_rows)
 
 
 def _is_added_to_argument(matcher: Matcher, number: int) -> bool:
@@ -113,11 +106,7 @@ def _replace_sums(
             continue  # most sums are no gradient of a bias: no near misses
         if gradients.has(number):
             rows = (elements(shape[:axes]), channels) if axes < len(shape) - 1 else shape
-
-            def replace(new: Replacement, number: int = number, rows: Shape = rows) -> None:
-                _replace(new, number, rows, write)
-
-            edits.propose(rule, number, replace)
+            edits.propose(rule, number, _replace, number, rows, write)
 
 
 def _replace(new: Replacement, number: int, rows: Shape, write: _Write) -> None:

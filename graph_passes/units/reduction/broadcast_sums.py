@@ -37,7 +37,7 @@ def leave_out_idle_sums(search: UnitSearch) -> None:
         waits = number in view.waits or view.names[number] in view.awaited
         is_certain = None not in gradient or _meets_a_matrix(m, number)
         write = _leave_out if is_certain and not waits else _let_pass
-        edits.propose(RULE, number, lambda new, n=number, write=write: write(new, n))  # type: ignore[misc]
+        edits.propose(RULE, number, write, number)
 
 
 def _leave_out(new: Replacement, number: int) -> None:

@@ -41,11 +41,8 @@ def merge_weight_gradients(search: UnitSearch) -> None:
         sides = [op_type.attr(m.node(product), side).b for side in ("adj_x", "adj_y")]
         # A sum of other products is none of a weight's gradient.
         if sides == [True, False] and gradients.has(number):
-
-            def merge(new: Replacement, number: int = number, product: int = product) -> None:
-                _merge(new, number, product)
-
-            edits.propose(RULE, number, merge, stem=f"{m.node(product).name}/MatMul")
+            stem = f"{m.node(product).name}/MatMul"
+            edits.propose(RULE, number, _merge, number, product, stem=stem)
 
 
 def _merge(new: Replacement, number: int, product: int) -> None:

@@ -7,7 +7,6 @@ memory; in a training step of a transformer on a CPU they take as long as a thir
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 from graph_passes.ir.view import Shape
 from graph_passes.ops.kernels import has_float32_kernel
@@ -58,7 +57,7 @@ def fuse_updates(search: UnitSearch) -> None:
             edits.miss(last, "something runs between the parts of the update")
             continue
         known = dict(constants)
-        if edits.propose(RULE, last, _write(op, arguments, update, known)):
+        if edits.propose(RULE, last, _write, op, arguments, update, known):
             constants = known
     if edits.in_place:
         search.edits = edits.applied()
@@ -89,23 +88,24 @@ def _find(
 
 
 def _write(
-    op: str, arguments: Arguments, update: Update, constants: dict[tuple[str, float], str]
-) -> Callable[[Replacement], None]:
-    def write(new: Replacement) -> None:
-        inputs: list[str] = []
-        attrs: dict[str, bool] = {}
-        for name, value in arguments.items():
-            if isinstance(value, bool):
-                attrs[name] = value
-            elif isinstance(value, str):
-                inputs.append(update.tensors[value])
-                if value in update.broadcast and len(update.contraction.writes) > 1:
-                    inputs[-1] = _of_shape(new, inputs[-1], update.shape, name)
-            else:
-                inputs.append(write_scalar(new, update, value, name, constants))
-        new.contract(update.contraction, op, *inputs, use_locking=True, **attrs)
-
-    return write
+    new: Replacement,
+    op: str,
+    arguments: Arguments,
+    update: Update,
+    constants: dict[tuple[str, float], str],
+) -> None:
+    inputs: list[str] = []
+    attrs: dict[str, bool] = {}
+    for name, value in arguments.items():
+        if isinstance(value, bool):
+            attrs[name] = value
+        elif isinstance(value, str):
+            inputs.append(update.tensors[value])
+            if value in update.broadcast and len(update.contraction.writes) > 1:
+                inputs[-1] = _of_shape(new, inputs[-1], update.shape, name)
+        else:
+            inputs.append(write_scalar(new, update, value, name, constants))
+    new.contract(update.contraction, op, *inputs, use_locking=True, **attrs)
 
 
 def _of_shape(new: Replacement, tensor: str, shape: Shape | None, name: str) -> str:
