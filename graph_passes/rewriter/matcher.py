@@ -163,6 +163,13 @@ class Matcher:
             found = self._constants[number] = self._value(value)
         return found
 
+    def scalar(self, tensor: str) -> float | None:
+        """The value of a constant with one element; None of any other tensor."""
+        if self.op(self.maker(tensor)) != "Const":
+            return None
+        value = self.constant(tensor)
+        return float(value.item()) if value.size == 1 and value.dtype.kind in "fiu" else None
+
     def _value(self, value: tensor_pb2.TensorProto) -> np.ndarray:
         if value.ByteSize() > _FEW_BYTES:
             return tensor_util.MakeNdarray(value)

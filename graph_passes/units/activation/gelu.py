@@ -107,13 +107,10 @@ def _scaled(m: Matcher, tensor: str, factor: float) -> str | None:
 def _number(m: Matcher, tensor: str) -> float | None:
     """The value of a constant with one element, or of the difference of two; None otherwise."""
     number = m.maker(tensor)
-    if m.op(number) == "Const":
-        value = m.constant(tensor)
-        return float(value.ravel()[0]) if value.size == 1 else None
-    if m.op(number) == "Sub":
-        whole, part = (_number(m, operand) for operand in m.inputs(number))
-        return None if whole is None or part is None else whole - part
-    return None
+    if m.op(number) != "Sub":
+        return m.scalar(tensor)
+    whole, part = (_number(m, operand) for operand in m.inputs(number))
+    return None if whole is None or part is None else whole - part
 
 
 def _is_slope_of(m: Matcher, number: int, x: str, exponent: str) -> bool:

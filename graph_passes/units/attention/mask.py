@@ -31,7 +31,6 @@ from graph_passes.rewriter.matcher import (
     SIZES,
     SPREADS,
     Matcher,
-    NoMatchError,
 )
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
@@ -153,8 +152,7 @@ class _MaskSearch:
             if m.op(m.source(number, port)) == "Const":
                 if _is_indicator(m, m.tensor(number, 1 - port)):
                     return (port,)
-                value = m.constant(m.tensor(number, port))
-                if value.size == 1 and abs(float(value)) > REPLACED:
+                if abs(m.scalar(m.tensor(number, port)) or 0) > REPLACED:
                     self._edits.miss(
                         number, "nothing shows that the mask holds zeros and ones only"
                     )
@@ -206,10 +204,7 @@ def _is_indicator(matcher: Matcher, tensor: str) -> bool:
             pending.append(matcher.tensor(number, 1))
         elif op == "Sub":
             whole, part = matcher.inputs(number)
-            try:
-                if float(matcher.constant(whole)) != 1.0:
-                    return False
-            except (NoMatchError, TypeError, ValueError):
+            if matcher.scalar(whole) != 1:
                 return False
             pending.append(part)
         elif op not in ("OnesLike", "ZerosLike"):

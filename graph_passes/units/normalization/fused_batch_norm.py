@@ -71,7 +71,7 @@ def fuse_batch_norms(search: UnitSearch) -> None:
             if is_stored and gradient is not None and not _fits(m, norm, gradient, products):
                 left.append(Float32Unit(f"{RULE} in float32", output, gradient.nodes))
                 gradient = None
-            unit = _Unit(norm, gradient, least_epsilon, products, stray)
+            unit = _Unit(FoundNorm(norm, gradient), least_epsilon, products, stray)
             stem = f"{edits.view.names[output]}/{FORWARD}"
             if edits.propose(RULE, output, unit.write, stem=stem):
                 continue
@@ -121,15 +121,14 @@ def _images(m: Matcher, norm: Norm) -> Images:
 class _Unit:
     """One batch normalization to be written with the fused ops."""
 
-    norm: Norm
-    gradient: NormGradient | None
+    found: FoundNorm
     least_epsilon: float
     products: Collection[str]
     stray: str | None
 
     def write(self, new: Replacement) -> None:
         """Adds the fused ops and redirects what they make."""
-        m, norm, gradient = new.matcher, self.norm, self.gradient
+        m, norm, gradient = new.matcher, self.found.forward, self.found.gradient
         images, epsilon = _images(m, norm), norm.statistics.epsilon
         if self.stray is not None:
             raise NoMatchError(f"{self.stray!r} varies along an axis of the statistics")
@@ -185,11 +184,7 @@ class _Unit:
             self._redirect(new, gradient.d_beta, lambda: d_beta)
             if gradient.dx is not None:
                 gradient.redirect_dx(new, images.leave(new, "dx", dx, norm.x))
-        new.take_shapes_of(norm.x, sorted(self._inside - {norm.output}))
-
-    @property
-    def _inside(self) -> frozenset[int]:
-        return FoundNorm(self.norm, self.gradient).inside
+        new.take_shapes_of(norm.x, sorted(self.found.inside - {norm.output}))
 
     def _redirect(
         self, new: Replacement, numbers: Iterable[int], vector: Callable[[], str]
@@ -203,7 +198,7 @@ class _Unit:
         new.open |= numbers
         ends = [n for n in numbers if m.op(n) not in _RESHAPES]
         if not ends or any(m.op(reader) != "Reshape" for n in ends for reader in m.readers(n)):
-            known = self._inside | numbers
+            known = self.found.inside | numbers
             ends = [n for n in numbers if not known.issuperset(m.readers(n))]
         for number in sorted(ends, key=new.view.names.__getitem__):
             if m.output(number) in new.redirect:
@@ -218,7 +213,7 @@ class _Unit:
         n is the number of elements of x a channel, found when the graph runs.
         """
         counts = {}
-        for name, tensor in (("elements", self.norm.x), ("channels", gamma)):
+        for name, tensor in (("elements", self.found.forward.x), ("channels", gamma)):
             size = new.op.Size(tensor, name=name, out_type=types_pb2.DT_INT64)
             counts[name] = new.op.Cast(size, name=f"{name}_float", DstT=FLOAT)
         inverse = new.op.RealDiv(counts["channels"], counts["elements"], name="inverse_count")

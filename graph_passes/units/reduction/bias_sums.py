@@ -57,7 +57,7 @@ def multiply_by_ones(search: UnitSearch) -> None:
 
     Only a gradient that another product reads too is summed so: it goes low in any case.
     """
-    if not ones_products_pay(search.config, search.lists):
+    if not ones_products_pay(search):
         return
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
     ineligible = {*find_ineligible(view, (), search.config), *edits.kept}
