@@ -201,7 +201,6 @@ RULES: dict[str, str] = {
     "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",
     "fused-update": "an optimizer's update of a variable and its slots becomes one op",
     "loss": "what a scalar loss or metric is reduced from is computed in float32",
-    "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
     "comparison": "a tensor and what was picked from it are compared as rounded as either was",
     "cost": "what is slower in the target dtype on this device stays float32",
     "cast-cut": "without a cost table, casts are placed where they move the fewest bytes",
