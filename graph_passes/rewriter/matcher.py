@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, tensor_pb2, tensor_shape_pb2
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2, tensor_pb2, tensor_shape_pb2
 from tensorflow.python.framework import tensor_util
 
 from graph_passes.ir.adjacency import walk
@@ -81,6 +81,12 @@ class Matcher:
     def node(self, number: int) -> node_def_pb2.NodeDef:
         """A node by its number."""
         return self.view.nodes[number]
+
+    def attr(self, number: int, name: str) -> attr_value_pb2.AttrValue:
+        """An attribute of a node, or the op's default; an empty one of an op that is not known."""
+        op_type = self.view.op_type(number)
+        value = None if op_type is None else op_type.attr(self.node(number), name)
+        return attr_value_pb2.AttrValue() if value is None else value
 
     def tensor(self, number: int, port: int) -> str:
         """The tensor that a node reads at a port."""

@@ -76,9 +76,8 @@ class UnitSearch:
         """Lists the nodes of float32 units as such, whatever other units have listed them as."""
         names = self.edits.view.names
         for unit in self.in_float32:
-            self.list_nodes(
-                unit.kind, unit.output, map(names.__getitem__, sorted(unit.inside)), FLOAT32
-            )
+            inside = [names[number] for number in sorted(unit.inside)]
+            self.list_nodes(unit.kind, unit.output, inside, FLOAT32)
 
     def list_nodes(self, rule: str, number: int, nodes: Iterable[str], list_name: str) -> None:
         """Proposes a unit that puts nodes on a list and changes nothing else."""

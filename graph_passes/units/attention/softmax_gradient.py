@@ -100,8 +100,7 @@ class _GradientSearch:
         axes = m.constant(m.tensor(total, 1)).ravel().tolist()
         if axes != [-1] and (shape is None or axes != [len(shape) - 1]):
             raise NoMatchError("the sum is not over the last axis")
-        op_type = m.view.op_type(total)
-        if op_type is None or not op_type.attr(m.node(total), "keep_dims").b:
+        if not m.attr(total, "keep_dims").b:
             raise NoMatchError("the sum does not keep its axis")
         if not self._is_from_product(flowing):
             raise NoMatchError("what flows into the softmax is from no matrix product")

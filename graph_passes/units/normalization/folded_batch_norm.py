@@ -106,10 +106,9 @@ def _find_convolution(m: Matcher, x: str) -> _Convolution | None:
     if m.op(last) not in _CONVOLUTIONS:
         return None
     for number in chain:
-        node, op_type = m.node(number), m.view.op_type(number)
-        if op_type is None or op_type.attr(node, "data_format").s != b"NHWC":
+        if m.attr(number, "data_format").s != b"NHWC":
             return None
-        if len(m.readers(number)) != 1 or node.name in m.view.awaited:
+        if len(m.readers(number)) != 1 or m.view.names[number] in m.view.awaited:
             return None
     weight = m.tensor(last, 1)
     shape = m.shape_of(weight)

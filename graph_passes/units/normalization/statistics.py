@@ -1,5 +1,7 @@
 """What a Rsqrt is taken of: the variance or mean square of a tensor, or a stored variance.
 
+A tensor is stored if it is a variable, a constant or an argument, or made of such alone in few ops.
+
 A variance is the mean of squared deviations, or with weights w, as `tf.nn.weighted_moments` writes
 it for the group normalization of tf_keras:
 
@@ -82,9 +84,9 @@ def find_statistics(m: Matcher, rsqrt: int) -> Statistics | None:
     if m.op(total) not in ADDS or m.node(rsqrt).attr["T"].type != FLOAT:
         return None
     spread, epsilon = sorted(m.inputs(total), key=lambda tensor: m.op(m.maker(tensor)) == "Const")
-    if m.op(m.maker(epsilon)) != "Const" or m.constant(epsilon).size != 1:
+    number, value = m.maker(m.through(spread, *SHAPERS)), m.scalar(epsilon)
+    if value is None:
         return None
-    number, value = m.maker(m.through(spread, *SHAPERS)), m.constant(epsilon).item()
     variance = _average(m, number)
     if variance is None:
         if not is_parameter(m, spread):
@@ -212,10 +214,7 @@ def _squares_its_input(m: Matcher, number: int) -> bool:
     inputs = m.inputs(number)
     if m.op(number) == "Mul":
         return inputs[0] == inputs[1]
-    if m.op(number) == "Pow":
-        power = m.maker(inputs[1])
-        return m.op(power) == "Const" and m.constant(inputs[1]).ravel().tolist() == [2.0]
-    return True
+    return m.op(number) != "Pow" or m.scalar(inputs[1]) == 2
 
 
 def may_be_parameter(op: str) -> bool:

@@ -63,8 +63,7 @@ def multiply_by_ones(search: UnitSearch) -> None:
     ineligible = {*find_ineligible(view, (), search.config), *edits.kept}
     products = ConvertedProducts(m, search.lists, search.support, ineligible)
     for number in view.of_op("BiasAddGrad"):
-        node, op_type = view.nodes[number], view.op_type(number)
-        is_last = op_type is not None and op_type.attr(node, "data_format").s == b"NHWC"
+        is_last = m.attr(number, "data_format").s == b"NHWC"
         if not is_last or not view.is_float[view.base[number]] or number in edits.kept:
             continue
         if _is_added_to_argument(m, number):

@@ -31,14 +31,13 @@ PRODUCTS = ("BatchMatMulV2", "BatchMatMul")
 
 def merge_weight_gradients(search: UnitSearch) -> None:
     """Replaces sums of matrix products over a batch by one product."""
-    edits, view, m = search.edits, search.edits.view, search.edits.matcher
+    edits, m = search.edits, search.edits.matcher
     gradients = BroadcastGradients(m)
     for number in float_sums(edits):
         product = m.source(number, 0)
-        op_type = view.op_type(product) if m.op(product) in PRODUCTS else None
-        if op_type is None:
+        if m.op(product) not in PRODUCTS:
             continue
-        sides = [op_type.attr(m.node(product), side).b for side in ("adj_x", "adj_y")]
+        sides = [m.attr(product, side).b for side in ("adj_x", "adj_y")]
         # A sum of other products is none of a weight's gradient.
         if sides == [True, False] and gradients.has(number):
             stem = f"{m.node(product).name}/MatMul"
