@@ -8,6 +8,10 @@ so no colour ever reaches a vertex of another dtype.
 
 from __future__ import annotations
 
+import collections
+import itertools
+from collections.abc import Iterable
+
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
@@ -103,20 +107,22 @@ def paint_infer_after_clear(coloring: Coloring) -> None:
     The other search comes before clear ops go low, so an op behind one, such as a Sigmoid behind a
     Split or the sum of gradients that were reshaped, has stayed float32. It follows if at least as
     many of its operands are low as are in float32, constants and weights not counted, and none is
-    denied. Clear ops around it come along. The result of a unit counts as low if what is low reads
-    it, itself or behind clear ops: a unit gives the target dtype, so its result is fit for it.
+    denied. Clear ops around it come along.
 
-    What follows so saves bytes of its own more than Casts: it is for where bytes are weighed.
+    Where bytes are weighed, the result of a unit counts as low if what is low reads it, itself or
+    behind clear ops: a unit gives the target dtype, so its result is fit for it.
     """
+    behind_units = coloring.config.weighs_bytes
     view, edges, low = coloring.view, coloring.edges, coloring.low
     is_low, may_follow = coloring.is_low, coloring.eligible & ~coloring.is_denied
     infer, clear = (may_follow & (coloring.list_codes == code) for code in (INFER, CLEAR))
     follows = _may_follow(coloring).tobytes()
     inside = np.frombuffer(bytes(coloring.why), np.uint8) == Reason.INSIDE_UNIT
-    results = (inside & (coloring.list_codes == 0)).tobytes()
-    passes = clear.tobytes()
+    results = (inside & (coloring.list_codes == 0) & behind_units).tobytes()
+    passes = (clear & behind_units).tobytes()
     counted = bytearray(low)  # what counts as low
     missing: dict[int, int] = {}
+    followers: list[int] = []
     pending: list[int] = []
     # Relays behind which all that counts as low, and is or is not, and all before what is was seen.
     behind: tuple[set[int], set[int]] = set(), set()
@@ -132,6 +138,7 @@ def paint_infer_after_clear(coloring: Coloring) -> None:
 
     def paint(vertex: int, reason: Reason) -> None:
         coloring.paint((vertex,), reason)
+        followers.append(vertex)
         count(vertex)
 
     def reads_mostly_low(vertex: int) -> bool:
@@ -159,6 +166,7 @@ def paint_infer_after_clear(coloring: Coloring) -> None:
                 paint(maker, Reason.CLEAR_FLOOD)
             elif results[maker] and not counted[maker]:
                 count(maker)
+    coloring.followers = sorted(followers)
 
 
 def _missing_operands(coloring: Coloring, counted: bytearray, vertex: int) -> int:
@@ -169,6 +177,82 @@ def _missing_operands(coloring: Coloring, counted: bytearray, vertex: int) -> in
     if never or not coloring.permitted[vertex]:
         return len(makers) + 1
     return (len(makers) + 1) // 2 - sum(counted[v] for v in makers)
+
+
+def erase_useless(coloring: Coloring) -> None:
+    """Takes the colour from those followers that save no Cast."""
+    low, edges, new = coloring.low, coloring.edges, frozenset(coloring.followers)
+    readers = _ReaderCounts(coloring)
+    pending = list(coloring.followers)
+    while pending:
+        vertex = pending.pop()
+        if low[vertex] and _saved_casts(coloring, readers, vertex) <= 0:
+            makers = edges.producers(vertex)
+            coloring.erase((vertex,), Reason.NO_ALLOW_NEAR)
+            beside = [edges.readers(maker) for maker in readers.lose(makers)]
+            affected = itertools.chain(makers, edges.readers(vertex), *beside)
+            pending.extend(v for v in affected if v in new)
+
+
+class _ReaderCounts:
+    """How many readers of a vertex are low, and how many float32, counted once."""
+
+    def __init__(self, coloring: Coloring) -> None:
+        self._coloring = coloring
+        self._counts: dict[int, list[int]] = {}
+        self._times: dict[int, frozenset[int]] = {}
+
+    def of(self, vertex: int) -> list[int]:
+        """The numbers of readers that are float32 and low."""
+        counts = self._counts.get(vertex)
+        if counts is None:
+            readers = self._coloring.edges.readers(vertex)
+            low = sum(map(self._coloring.low.__getitem__, readers))
+            counts = self._counts[vertex] = [len(readers) - low, low]
+        return counts
+
+    def lose(self, vertices: Iterable[int]) -> list[int]:
+        """Notes that a reader of each of some vertices is no longer low.
+
+        Returns:
+            Those of which another reader may save fewer Casts now.
+        """
+        changed = []
+        for vertex, times in collections.Counter(vertices).items():
+            counts = self._counts.get(vertex)
+            if counts is None:
+                continue
+            first = not counts[0]
+            counts[0] += times
+            counts[1] -= times
+            # A low vertex needs its Cast from the first float32 reader on; a float32 one needs its
+            # Cast for the last low reader alone.
+            if first if self._coloring.low[vertex] else counts[1] in self._times_read(vertex):
+                changed.append(vertex)
+        return changed
+
+    def _times_read(self, vertex: int) -> frozenset[int]:
+        """How often single readers read a vertex."""
+        if vertex not in self._times:
+            readers = collections.Counter(self._coloring.edges.readers(vertex))
+            self._times[vertex] = frozenset(readers.values())
+        return self._times[vertex]
+
+
+def _saved_casts(coloring: Coloring, readers: _ReaderCounts, vertex: int) -> int:
+    """How many Casts there are fewer for a low vertex being so, with the others as they are."""
+    float32, low = readers.of(vertex)
+    saved = (low > 0) - (float32 > 0)
+    for maker, times in collections.Counter(coloring.edges.producers(vertex)).items():
+        if coloring.view.op_of(maker) in _STORED:
+            continue
+        float32, low = readers.of(maker)
+        # Where others make the Cast of the maker necessary, it is there in any case.
+        if coloring.low[maker]:
+            saved += 0 if float32 else times
+        elif low == times:
+            saved -= times
+    return saved
 
 
 def flood_clear(coloring: Coloring) -> None:

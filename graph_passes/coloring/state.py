@@ -39,6 +39,7 @@ class Coloring:
         parents: for a vertex behind a denied one, the vertex it was reached from.
         clusters: groups of vertices that share a tensor list and must have one colour.
         out_of_range: vertices that were denied for a constant's sake.
+        followers: vertices that were painted for the Casts that it may save.
         rules: number of a node -> the rule of the user that decides it.
     """
 
@@ -67,6 +68,7 @@ class Coloring:
         self.parents: dict[int, int] = {}
         self.clusters: list[list[int]] = []
         self.out_of_range: list[int] = []
+        self.followers: list[int] = []
         self.rules: dict[int, Rule] = {}
 
     def relist(self, node_lists: Mapping[str, str]) -> None:
