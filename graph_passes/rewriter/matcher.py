@@ -130,6 +130,13 @@ class Matcher:
             number = self.source(number, 0)
         return tensor
 
+    def scalar(self, tensor: str) -> float | None:
+        """The value of a constant with one element; None of any other tensor."""
+        if self.op(self.maker(tensor)) != "Const":
+            return None
+        value = self.constant(tensor)
+        return float(value.item()) if value.size == 1 and value.dtype.kind in "fiu" else None
+
     def stored_shape(self, tensor: str) -> Shape | None:
         """The static shape of a tensor, or that of the constant or variable that it comes from.
 
@@ -168,13 +175,6 @@ class Matcher:
             value = self.node(self.expect(number, "Const")).attr["value"].tensor
             found = self._constants[number] = self._value(value)
         return found
-
-    def scalar(self, tensor: str) -> float | None:
-        """The value of a constant with one element; None of any other tensor."""
-        if self.op(self.maker(tensor)) != "Const":
-            return None
-        value = self.constant(tensor)
-        return float(value.item()) if value.size == 1 and value.dtype.kind in "fiu" else None
 
     def _value(self, value: tensor_pb2.TensorProto) -> np.ndarray:
         if value.ByteSize() > _FEW_BYTES:
