@@ -66,10 +66,8 @@ def _sources(
 ) -> np.ndarray:
     base, tables = vertices.base, index.node_types.slot_tables
     node_type_of = np.asarray(index.node_type_of)
-    first = np.asarray(tables.first_outputs)[
-        node_type_of
-    ]  # for each node the vertex of its output 0
-    first = np.where(first == _NO_OUTPUT, _NO_OUTPUT, base + first)
+    first = np.asarray(tables.first_outputs)[node_type_of]
+    first = np.where(first == _NO_OUTPUT, _NO_OUTPUT, base + first)  # the vertices of outputs 0
     first[np.asarray(tables.is_unknown, bool)[node_type_of]] = OPAQUE
     for alias, (call, port) in aliases.items():
         first[alias] = int(base[call]) + index.layout(call).in_slots[port]
