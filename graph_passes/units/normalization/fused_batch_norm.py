@@ -13,7 +13,6 @@ trained has no sums over x * dy, and stays as it is.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable
 
@@ -55,10 +54,7 @@ def fuse_batch_norms(search: UnitSearch) -> None:
     One that no fused op can stand for, or the gradient of such, becomes a unit in float32.
     """
     edits, m, products = search.edits, search.edits.matcher, search.lists.ops("allow")
-    least_epsilon, has_kernels = (
-        MIN_EPSILON[search.config.device],
-        has_fused_kernels(search.support),
-    )
+    has_kernels = has_fused_kernels(search.support)
     left: list[Float32Unit] = []
     for found in search.norms:
         if found.rule != RULE:
@@ -71,9 +67,8 @@ def fuse_batch_norms(search: UnitSearch) -> None:
             if is_stored and gradient is not None and not _fits(m, norm, gradient, products):
                 left.append(Float32Unit(f"{RULE} in float32", output, gradient.nodes))
                 gradient = None
-            unit = _Unit(FoundNorm(norm, gradient), least_epsilon, products, stray)
-            stem = f"{edits.view.names[output]}/{FORWARD}"
-            if edits.propose(RULE, output, unit.write, stem=stem):
+            unit, stem = FoundNorm(norm, gradient), f"{edits.view.names[output]}/{FORWARD}"
+            if edits.propose(RULE, output, _write, unit, search, stray, stem=stem):
                 continue
         if not is_stored:
             left.append(Float32Unit(f"{RULE} in float32", output, found.inside))
@@ -117,109 +112,100 @@ def _images(m: Matcher, norm: Norm) -> Images:
     return Images((*shape[:axis], width, *shape[axis + 1 :]), axis)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Unit:
-    """One batch normalization to be written with the fused ops."""
+def _write(new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | None) -> None:
+    """Adds the fused ops and redirects what they make."""
+    m, norm, gradient = new.matcher, found.forward, found.gradient
+    images, epsilon = _images(m, norm), norm.statistics.epsilon
+    if stray is not None:
+        raise NoMatchError(f"{stray!r} varies along an axis of the statistics")
+    if epsilon < (least := MIN_EPSILON[search.config.device]):
+        raise NoMatchError(f"epsilon {epsilon:g} is below {least:g}")
+    images.require_known(filled=norm.is_stored or norm.gamma is None or norm.beta is None)
+    if gradient is not None and not gradient.is_proved:
+        raise NoMatchError("the shapes inside the gradient are not known")
+    if not _may_round(m, norm.x, gradient, search.lists.ops("allow")):
+        raise NoMatchError(
+            "the input is data, which must not be rounded before its mean is subtracted"
+        )
+    redirect = functools.partial(_redirect, new, found.inside)
+    gamma = _vector(new, images, norm.x, "gamma", norm.gamma, 1.0)
+    beta = _vector(new, images, norm.x, "beta", norm.beta, 0.0)
+    x = images.enter(new, "x", norm.x)
+    common = {
+        "epsilon": epsilon,
+        "data_format": images.data_format,
+        "is_training": not norm.is_stored,
+        "shape": images.sizes,
+    }
+    if norm.is_stored:
+        mean = _vector(new, images, norm.x, "mean", norm.stored_mean, 0.0)
+        variance = _vector(new, images, norm.x, "variance", norm.statistics.stored_variance, 1.0)
+        saved: tuple[str, ...] = (mean, variance, mean)
+        y = new.op.FusedBatchNormV3(x, gamma, beta, mean, variance, name="", **common)[0]
+        # A gradient that stays reads what is made of the statistics, all of it [channels].
+        new.open |= {n for n in norm.nodes if not norm.depends_on_x(n)}
+        read = {t for n in norm.nodes for t in m.inputs(n)} - {norm.x}
+        shaped = {m.maker(t) for t in read if m.op(m.maker(t)) in _RESHAPES}
+        new.open |= {n for n in shaped if not norm.depends_on_x(n)}
+    else:
+        empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
+        made = new.op.FusedBatchNormV3(
+            x, gamma, beta, empty, empty, name="", exponential_avg_factor=1.0, **common
+        )
+        y, saved = made[0], made[3:]
+        redirect(_shaped(m, norm.statistics.mean), lambda: made[1])
+        redirect(
+            _shaped(m, norm.statistics.variance),
+            lambda: _population_variance(new, norm.x, made[2], gamma),
+        )
+    new.replace(norm.output, images.leave(new, "y", y, norm.x))
+    if gradient is not None:
+        dy = images.enter(new, "dy", gradient.dy)
+        dx, d_gamma, d_beta, *_ = new.op.FusedBatchNormGradV3(
+            dy, x, gamma, *saved, name="Grad", **common
+        )
+        redirect(gradient.d_gamma, lambda: d_gamma)
+        redirect(gradient.d_beta, lambda: d_beta)
+        if gradient.dx is not None:
+            gradient.redirect_dx(new, images.leave(new, "dx", dx, norm.x))
+    new.take_shapes_of(norm.x, sorted(found.inside - {norm.output}))
 
-    found: FoundNorm
-    least_epsilon: float
-    products: Collection[str]
-    stray: str | None
 
-    def write(self, new: Replacement) -> None:
-        """Adds the fused ops and redirects what they make."""
-        m, norm, gradient = new.matcher, self.found.forward, self.found.gradient
-        images, epsilon = _images(m, norm), norm.statistics.epsilon
-        if self.stray is not None:
-            raise NoMatchError(f"{self.stray!r} varies along an axis of the statistics")
-        if epsilon < self.least_epsilon:
-            raise NoMatchError(f"epsilon {epsilon:g} is below {self.least_epsilon:g}")
-        images.require_known(filled=norm.is_stored or norm.gamma is None or norm.beta is None)
-        if gradient is not None and not gradient.is_proved:
-            raise NoMatchError("the shapes inside the gradient are not known")
-        if not _may_round(m, norm.x, gradient, self.products):
-            raise NoMatchError(
-                "the input is data, which must not be rounded before its mean is subtracted"
-            )
-        gamma = _vector(new, images, norm.x, "gamma", norm.gamma, 1.0)
-        beta = _vector(new, images, norm.x, "beta", norm.beta, 0.0)
-        x = images.enter(new, "x", norm.x)
-        common = {
-            "epsilon": epsilon,
-            "data_format": images.data_format,
-            "is_training": not norm.is_stored,
-            "shape": images.sizes,
-        }
-        if norm.is_stored:
-            mean = _vector(new, images, norm.x, "mean", norm.stored_mean, 0.0)
-            variance = _vector(
-                new, images, norm.x, "variance", norm.statistics.stored_variance, 1.0
-            )
-            saved: tuple[str, ...] = (mean, variance, mean)
-            y = new.op.FusedBatchNormV3(x, gamma, beta, mean, variance, name="", **common)[0]
-            # A gradient that stays reads what is made of the statistics, all of it [channels].
-            new.open |= {n for n in norm.nodes if not norm.depends_on_x(n)}
-            read = {t for n in norm.nodes for t in m.inputs(n)} - {norm.x}
-            shaped = {m.maker(t) for t in read if m.op(m.maker(t)) in _RESHAPES}
-            new.open |= {n for n in shaped if not norm.depends_on_x(n)}
-        else:
-            empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
-            made = new.op.FusedBatchNormV3(
-                x, gamma, beta, empty, empty, name="", exponential_avg_factor=1.0, **common
-            )
-            y, saved = made[0], made[3:]
-            self._redirect(new, _shaped(m, norm.statistics.mean), lambda: made[1])
-            self._redirect(
-                new,
-                _shaped(m, norm.statistics.variance),
-                lambda: self._population_variance(new, made[2], gamma),
-            )
-        new.replace(norm.output, images.leave(new, "y", y, norm.x))
-        if gradient is not None:
-            dy = images.enter(new, "dy", gradient.dy)
-            dx, d_gamma, d_beta, *_ = new.op.FusedBatchNormGradV3(
-                dy, x, gamma, *saved, name="Grad", **common
-            )
-            self._redirect(new, gradient.d_gamma, lambda: d_gamma)
-            self._redirect(new, gradient.d_beta, lambda: d_beta)
-            if gradient.dx is not None:
-                gradient.redirect_dx(new, images.leave(new, "dx", dx, norm.x))
-        new.take_shapes_of(norm.x, sorted(self.found.inside - {norm.output}))
+def _redirect(
+    new: Replacement, inside: frozenset[int], numbers: Iterable[int], vector: Callable[[], str]
+) -> None:
+    """Lets what reads some nodes of equal elements read a tensor [channels].
 
-    def _redirect(
-        self, new: Replacement, numbers: Iterable[int], vector: Callable[[], str]
-    ) -> None:
-        """Lets what reads some nodes of equal elements read a tensor [channels].
+    One that is reshaped in any case gives way to it as it is; else what is read outside gives
+    way to it in the same shape.
+    """
+    m, numbers = new.matcher, set(numbers)
+    new.open |= numbers
+    ends = [n for n in numbers if m.op(n) not in _RESHAPES]
+    if not ends or any(m.op(reader) != "Reshape" for n in ends for reader in m.readers(n)):
+        known = inside | numbers
+        ends = [n for n in numbers if not known.issuperset(m.readers(n))]
+    for number in sorted(ends, key=new.view.names.__getitem__):
+        if m.output(number) in new.redirect:
+            continue  # two units share dy, and with it its sum
+        if m.shape(number) is None:
+            raise NoMatchError(f"the shape of {m.view.names[number]!r} is not known")
+        new.replace(number, new.shaped_as(m.output(number), vector()))
 
-        One that is reshaped in any case gives way to it as it is; else what is read outside gives
-        way to it in the same shape.
-        """
-        m, numbers = new.matcher, set(numbers)
-        new.open |= numbers
-        ends = [n for n in numbers if m.op(n) not in _RESHAPES]
-        if not ends or any(m.op(reader) != "Reshape" for n in ends for reader in m.readers(n)):
-            known = self.found.inside | numbers
-            ends = [n for n in numbers if not known.issuperset(m.readers(n))]
-        for number in sorted(ends, key=new.view.names.__getitem__):
-            if m.output(number) in new.redirect:
-                continue  # two units share dy, and with it its sum
-            if m.shape(number) is None:
-                raise NoMatchError(f"the shape of {m.view.names[number]!r} is not known")
-            new.replace(number, new.shaped_as(m.output(number), vector()))
 
-    def _population_variance(self, new: Replacement, variance: str, gamma: str) -> str:
-        """Tensor [channels], the variance over n values; the fused op's is over n - 1.
+def _population_variance(new: Replacement, x: str, variance: str, gamma: str) -> str:
+    """Tensor [channels], the variance over n values; the fused op's is over n - 1.
 
-        n is the number of elements of x a channel, found when the graph runs.
-        """
-        counts = {}
-        for name, tensor in (("elements", self.found.forward.x), ("channels", gamma)):
-            size = new.op.Size(tensor, name=name, out_type=types_pb2.DT_INT64)
-            counts[name] = new.op.Cast(size, name=f"{name}_float", DstT=FLOAT)
-        inverse = new.op.RealDiv(counts["channels"], counts["elements"], name="inverse_count")
-        one = new.constant(np.array(1, np.float32), name="one", beside=variance)
-        made: str = new.op.Mul(variance, new.op.Sub(one, inverse, name="factor"), name="variance")
-        return made
+    n is the number of elements of x a channel, found when the graph runs.
+    """
+    counts = {}
+    for name, tensor in (("elements", x), ("channels", gamma)):
+        size = new.op.Size(tensor, name=name, out_type=types_pb2.DT_INT64)
+        counts[name] = new.op.Cast(size, name=f"{name}_float", DstT=FLOAT)
+    inverse = new.op.RealDiv(counts["channels"], counts["elements"], name="inverse_count")
+    one = new.constant(np.array(1, np.float32), name="one", beside=variance)
+    made: str = new.op.Mul(variance, new.op.Sub(one, inverse, name="factor"), name="variance")
+    return made
 
 
 def _vector(
