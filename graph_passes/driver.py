@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copy
 import dataclasses
 import functools
 import logging
@@ -128,7 +127,6 @@ def rewrite_function_def(
     function_shapes: FunctionShapes = no_shapes,
     name: str = "",
     lines: Lines = no_lines,
-    observe: Observer | None = None,
 ) -> RewriteResult:
     """Rewrites the body of one function; its signature stays as it is.
 
@@ -141,13 +139,12 @@ def rewrite_function_def(
         function_shapes: gives those of the functions it calls by their names.
         name: what the function is called besides, for rules on functions: "one_step (fit)".
         lines: gives the Python lines that made a node, for rules that ask for them.
-        observe: is told of every stage, see `pipeline.Observer`.
 
     Returns:
         The result, as `rewrite_graph_def`.
     """
     main = function_def.signature.name
-    rewrite = _Rewrite(config, library, function_shapes, lines, observe, main, name)
+    rewrite = _Rewrite(config, library, function_shapes, lines, None, main, name)
     return rewrite.rewrite(rewrite.trees(function_def)(function_def), (), shapes)
 
 
@@ -164,10 +161,9 @@ class _Rewrite:
     name: str = ""
 
     def trees(self, main: Graph, others: Collection[str] = ()) -> Callable[[Graph], Region]:
-        """Gives the call tree of a graph; without calls where no rule asks for functions."""
-        has_rule, lists = self.config.has_rule, load_op_lists(self.config)
-        with_callees = has_rule("function-signatures") or has_rule("loop-hoisting")
-        if self.library is no_library or not with_callees:
+        """Gives the call tree of a graph; without calls where functions are planned alone."""
+        lists = load_op_lists(self.config)
+        if self.library is no_library or not self.config.has_rule("function-signatures"):
             return Region
         return CallTrees(self.library, lambda op: lists.list_of(op) == "allow", main, others).build
 
@@ -278,30 +274,12 @@ class _TreeRewrite:
 
     def convert(self) -> tuple[ConvertedTree, Fusion]:
         """Plans the tree and carries the plan out; with it the units of all bodies."""
-        joint = self._config.has_rule("function-signatures")
-        if not joint and self._tree.calls:
-            return self._convert_one_by_one()
         fused, fusions = prepare_tree(self._tree, self._config, self._preserve, self._prepare)
         regions = zip(self._tree.walk(), fused.walk(), strict=True)
         self._fused = {old: fusions[new].view for old, new in regions}
         shapes = {r: extend_shapes(self._details(r)[1], f.shapes) for r, f in fusions.items()}
         converted = convert_tree(fused, self._preserve, self._plan, fusions, shapes)
         return converted, _found_in_all(fused, fusions)
-
-    def _convert_one_by_one(self) -> tuple[ConvertedTree, Fusion]:
-        """The same where every body is planned for itself: the outcome of the main graph's."""
-        bodies: dict[Region, Graph] = {}
-        outcomes: list[tuple[ConvertedTree, Fusion]] = []
-        for region in self._tree.walk():
-            alone, fusion = Region(region.proto), self._prepare(region, region.proto, {})
-            kept = self._details(region)[0]
-            converted = convert_tree(alone, kept, self._plan, {alone: fusion}, {})
-            changed = converted.root is not None
-            self._fused[region] = fusion.view if changed else self._view_original(region)
-            bodies[region] = copy.deepcopy((converted.root or alone).proto)
-            outcomes.append((converted, fusion))
-        root = self._tree.with_bodies(bodies.__getitem__)
-        return dataclasses.replace(outcomes[0][0], root=root), outcomes[0][1]
 
     def finish(self, converted: ConvertedTree) -> tuple[function_pb2.FunctionDef, ...]:
         """Hoists casts, names the functions of a converted tree and verifies it.

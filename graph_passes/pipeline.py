@@ -11,7 +11,6 @@ from typing import TypeAlias
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring import painting, tensor_lists
-from graph_passes.coloring.bounded_rsqrt import release_bounded_rsqrts
 from graph_passes.coloring.comparisons import paint_comparisons
 from graph_passes.coloring.constant_folding import paint_constants
 from graph_passes.coloring.constant_range import deny_out_of_range
@@ -86,7 +85,6 @@ STAGES = (
     Stage("variable-update", protect_variable_updates, ("edges",)),
     Stage("loss", keep_losses, ("edges",)),
     Stage("rules", Coloring.move_by_rules),
-    Stage("bounded-rsqrt", release_bounded_rsqrts),
     Stage(
         "constant-range",
         deny_out_of_range,

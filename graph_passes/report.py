@@ -110,15 +110,9 @@ class Report:
     def eligible_nodes(self) -> int:
         """How many nodes have a float32 type attribute that might be converted."""
         plan = self._plan
-        return 0 if plan is None else _nodes(plan, _candidates(plan))
-
-    @functools.cached_property
-    def listed_nodes(self) -> int:
-        """How many eligible nodes have an op that is on one of the lists."""
-        plan = self._plan
-        return (
-            0 if plan is None else _nodes(plan, _candidates(plan) & (plan.coloring.list_codes > 0))
-        )
+        if plan is None:
+            return 0
+        return _nodes(plan, plan.coloring.eligible & plan.coloring.view.is_float)
 
     def _count_nodes(self, plan: Plan) -> None:
         coloring, codes, low = plan.coloring, plan.coloring.list_codes, plan.coloring.is_low
@@ -259,11 +253,6 @@ class Report:
             f"list, {self.denied_nodes} on the deny list, {self.blocked_nodes} blocked by denied "
             "nodes"
         )
-
-
-def _candidates(plan: Plan) -> np.ndarray:
-    """For each vertex whether it is float32 and its node might be converted."""
-    return plan.coloring.eligible & plan.coloring.view.is_float
 
 
 def _nodes(plan: Plan, mask: np.ndarray) -> int:

@@ -14,13 +14,14 @@ the way its operands were rounded.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring import tensor_lists
 from graph_passes.coloring.state import CLEAR, Coloring
-from graph_passes.ir.adjacency import Adjacency
+from graph_passes.ir.adjacency import Adjacency, walk
 from graph_passes.ops.reasons import Reason
 
 MOST_OPS = 1000
@@ -55,20 +56,15 @@ class _Origins:
 
     def of(self, vertex: int) -> set[int]:
         """The vertices that a tensor's values come through, up to those that compute them."""
-        codes, op_of = self._coloring.list_codes, self._coloring.view.op_of
-        found, pending = {vertex}, [vertex]
-        while pending and len(found) < MOST_OPS:
-            vertex = pending.pop()
-            makers: Sequence[int]
-            if op_of(vertex) in _READERS:
-                makers = self._put_in(vertex)
-            elif codes[vertex] == CLEAR or op_of(vertex) in _HAND_ON:
-                makers = self._coloring.edges.producers(vertex)
-            else:
-                continue
-            pending += set(makers) - found
-            found.update(makers)
-        return found
+        return set(itertools.islice(walk([vertex], self._before), MOST_OPS))
+
+    def _before(self, vertex: int) -> Sequence[int]:
+        op = self._coloring.view.op_of(vertex)
+        if op in _READERS:
+            return self._put_in(vertex)
+        if self._coloring.list_codes[vertex] == CLEAR or op in _HAND_ON:
+            return self._coloring.edges.producers(vertex)
+        return ()
 
     def _put_in(self, vertex: int) -> list[int]:
         """What is put into the lists or optionals that a vertex may take its value out of.

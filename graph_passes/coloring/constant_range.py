@@ -7,13 +7,21 @@ has float32's range and needs no such rule.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from tensorflow.core.framework import tensor_pb2
 
 from graph_passes.coloring.state import Coloring
 from graph_passes.ir.view import FLOAT
-from graph_passes.ops.float_range import is_out_of_range
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
+
+LARGEST = float(np.finfo(np.float16).max)
+SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
+SMALL_TENSOR = 16
+"""Tensors of up to this many elements are looked at for values that would become 0. In a larger
+one (a weight matrix) a few values so near to 0 carry no meaning of their own."""
 
 
 def _is_float_constant(node_type: NodeType) -> bool:
@@ -36,3 +44,21 @@ def deny_out_of_range(coloring: Coloring) -> None:
             roots.extend(reader for reader in view.readers(made) if could_go_low[reader])
     coloring.deny(roots, Reason.CONSTANT_RANGE)
     coloring.out_of_range = roots
+
+
+def is_out_of_range(tensor: tensor_pb2.TensorProto) -> bool:
+    """Whether float16 would turn a finite value into infinity, or a small constant into 0."""
+    content = tensor.tensor_content
+    if not content and len(tensor.float_val) == 1:  # nearly all constants: spare them an array
+        size = abs(tensor.float_val[0])
+        return LARGEST < size < math.inf or 0 < size < SMALLEST
+    stored = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
+    largest = max(abs(stored.max(initial=0.0)), abs(stored.min(initial=0.0)))
+    if not math.isfinite(largest):
+        largest = np.abs(stored[np.isfinite(stored)]).max(initial=0.0)
+    if largest > LARGEST:
+        return True
+    if stored.size > SMALL_TENSOR:
+        return False
+    sizes = np.abs(stored)
+    return bool(((sizes > 0) & (sizes < SMALLEST)).any())

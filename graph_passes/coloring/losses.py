@@ -15,7 +15,10 @@ loss: the norm of a gradient scales the gradient.
 
 from __future__ import annotations
 
+import itertools
+
 from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER, Coloring
+from graph_passes.ir.adjacency import walk
 from graph_passes.ops.reasons import Reason
 
 MOST_OPS = 64
@@ -27,11 +30,7 @@ _PART_OF_THE_MODEL = ("BiasAdd", "BiasAddV1")
 
 
 def keep_losses(coloring: Coloring) -> None:
-    """Keeps losses and metrics in float32.
-
-    Args:
-        coloring: the painting; nothing is painted yet.
-    """
+    """Keeps losses and metrics in float32; nothing is painted yet."""
     inside: set[int] = set()
     around: set[int] = set()
     for number in coloring.view.of_op(*_REDUCTIONS):
@@ -44,17 +43,10 @@ def keep_losses(coloring: Coloring) -> None:
 
 def _is_loss(coloring: Coloring, root: int) -> bool:
     """Whether a reduction makes a scalar of which only scalars are made."""
-    pending, seen = [root], {root}
-    while pending:
-        vertex = pending.pop()
-        if coloring.list_codes[vertex] == ALLOW or not _is_scalar(coloring, vertex):
+    for count, vertex in enumerate(walk([root], coloring.edges.readers)):
+        is_allowed = coloring.list_codes[vertex] == ALLOW
+        if count == MOST_OPS or is_allowed or not _is_scalar(coloring, vertex):
             return False
-        for reader in coloring.edges.readers(vertex):
-            if reader not in seen:
-                seen.add(reader)
-                pending.append(reader)
-            if len(seen) > MOST_OPS:
-                return False
     return True
 
 
@@ -72,11 +64,8 @@ def _is_scalar(coloring: Coloring, vertex: int) -> bool:
 def _follow_back(coloring: Coloring, root: int, inside: set[int], around: set[int]) -> None:
     """Finds the infer and clear vertices between a loss and the model, and what they read.
 
-    Args:
-        coloring: the painting.
-        root: the reduction to a scalar.
-        inside: receives the vertices; none where the way is too long.
-        around: receives the vertices of predictions, labels and weights.
+    `inside` receives these, none where the way is too long; `around` those of predictions, labels
+    and weights.
     """
     codes, producers = coloring.list_codes, coloring.edges.producers
     pending, seen, ends = [root], {root}, set()
@@ -118,12 +107,6 @@ def _belongs(coloring: Coloring, vertex: int) -> bool:
 def _is_read_by_product(coloring: Coloring, vertex: int) -> bool:
     """Whether an op of the allow list reads a tensor, as it is or behind clear ops."""
     codes, readers = coloring.list_codes, coloring.edges.readers
-    pending, seen = [vertex], {vertex}
-    while pending:
-        for reader in readers(pending.pop()):
-            if codes[reader] == ALLOW:
-                return True
-            if codes[reader] == CLEAR and reader not in seen and len(seen) < MOST_OPS:
-                seen.add(reader)
-                pending.append(reader)
-    return False
+    behind = walk([vertex], lambda v: [reader for reader in readers(v) if codes[reader] == CLEAR])
+    near = itertools.islice(behind, MOST_OPS)
+    return any(codes[reader] == ALLOW for v in near for reader in readers(v))

@@ -92,10 +92,7 @@ class Coloring:
     def obey(self, rules: Mapping[str, Rule]) -> None:
         """Takes rules of the user, and lets those that keep nodes in float32 do so.
 
-        A node that is kept float32 still denies what its op denies.
-
-        Args:
-            rules: name of a node -> its rule.
+        A node that is kept float32 still denies what its op denies. Rules go by names of nodes.
         """
         found = {self.view.index.get(name): rule for name, rule in rules.items()}
         # A unit may have taken the place of a node.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.state import Coloring
-from graph_passes.ir.adjacency import Adjacency
+from graph_passes.ir.adjacency import Adjacency, walk
 from graph_passes.ir.view import GraphView
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.op_types import SINGLE
@@ -152,14 +152,8 @@ def nested(view: GraphView) -> list[tuple[int, int]]:
 
 def connected(handles: Adjacency, roots: list[int]) -> list[int]:
     """The handles that edges join to some, either way."""
-    found, pending = set(roots), list(roots)
-    while pending:
-        handle = pending.pop()
-        for other in (*handles.successors[handle], *handles.predecessors[handle]):
-            if other not in found:
-                found.add(other)
-                pending.append(other)
-    return sorted(found)
+    ways = handles.successors, handles.predecessors
+    return sorted(walk(roots, lambda handle: (*ways[0][handle], *ways[1][handle])))
 
 
 def _is_boundary(coloring: Coloring, number: int) -> bool:

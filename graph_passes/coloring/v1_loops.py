@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graph_passes.coloring.state import Coloring
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import GraphView
 from graph_passes.ops.reasons import Reason
 
@@ -15,15 +16,12 @@ def ref_variable_readers(view: GraphView) -> list[int]:
     Converting such a node would put the low-precision value where savers, summaries and, for an
     Enter, assignments inside the loop expect the variable itself.
     """
-    found: set[int] = set()
-    pending = [(number, "Identity") for number in view.of_op(*_REF_VARIABLES)]
-    while pending:
-        number, wanted = pending.pop()
-        for reader in view.reading_nodes(number):
-            if view.node_type(reader).op == wanted and reader not in found:
-                found.add(reader)
-                pending.append((reader, "Enter"))
-    return sorted(found)
+
+    def readers(number: int, op: str) -> list[int]:
+        return [n for n in view.reading_nodes(number) if view.op_names[n] == op]
+
+    copies = [n for number in view.of_op(*_REF_VARIABLES) for n in readers(number, "Identity")]
+    return sorted(walk(copies, lambda number: readers(number, "Enter")))
 
 
 def match_loop_edges(coloring: Coloring) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 from tensorflow.core.framework import function_pb2, graph_pb2
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.eligibility import numbers_of
 from graph_passes.ir.node_order import order_edges, without_order
 from graph_passes.ir.view import COLOCATION, GraphView
@@ -35,15 +37,7 @@ def verify_units(original: GraphView, fused: GraphView, preserve: Collection[str
 
     Preserved nodes, everything that has an effect, control inputs and devices are still there;
     what a fetched node made happen still happens, no location names a node that is gone, and no
-    circle was made. Dtypes are left to `verify`.
-
-    Args:
-        original: the view of the body as the caller gave it.
-        fused: that of the body after its units were replaced, with the same table of node types.
-        preserve: names of the nodes or tensors that are fed or fetched.
-
-    Raises:
-        VerificationError: a post-condition does not hold. The message names the node.
+    circle was made. Dtypes are left to `verify`, which takes and raises the same.
     """
     if original is not fused:
         _Comparison(original, fused).check(preserve)
@@ -137,10 +131,10 @@ class _Comparison:
         read[numbers_of(original, original.awaited)] = True
         ends = np.flatnonzero(~read[:-1] & (self._numbers >= 0)).tolist()
         ends.extend(numbers_of(original, preserve))
-        before = _reached(original, ends)
-        after = _reached(fused, self._numbers[ends].tolist())
+        before = set(walk(ends, functools.partial(_makers, original)))
+        after = set(walk(self._numbers[ends].tolist(), functools.partial(_makers, fused)))
         for number in np.flatnonzero(_has_effect(original)).tolist():
-            if before[number] and not after[self._numbers[number]]:
+            if number in before and self._numbers[number] not in after:
                 raise VerificationError(
                     f"what is fetched no longer needs {original.names[number]!r}"
                 )
@@ -174,14 +168,3 @@ def _makers(view: GraphView, number: int) -> Iterator[int]:
     """The nodes that a node reads or waits for, but by the back edge of a loop of TensorFlow 1."""
     yield from (m for m in view.makers(number) if m >= 0 and view.op_names[m] != _BACK)
     yield from numbers_of(view, view.waits.get(number, ()))
-
-
-def _reached(view: GraphView, ends: list[int]) -> bytearray:
-    """For each node whether one of some nodes needs it."""
-    found, pending = bytearray(len(view.nodes)), list(ends)
-    while pending:
-        number = pending.pop()
-        if not found[number]:
-            found[number] = 1
-            pending.extend(_makers(view, number))
-    return found

@@ -18,6 +18,7 @@ from tensorflow.core.framework import (
     types_pb2,
 )
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ops.node_types import NodeTypeTable
 
@@ -231,17 +232,12 @@ class CallTrees:
         for caller, called in callees.items():
             for name in called:
                 callers.setdefault(name, []).append(caller)
-        pending = [
+        working = (
             name
             for name in callees
             if any(self._counts_as_work(n.op) for n in self._library(name).node_def)  # type: ignore[union-attr]
-        ]
-        found = set(pending)
-        while pending:
-            new = [name for name in callers.get(pending.pop(), ()) if name not in found]
-            found.update(new)
-            pending.extend(new)
-        return found
+        )
+        return set(walk(working, lambda name: callers.get(name, ())))
 
     def _expand(self, region: Region, above: Collection[str]) -> Iterator[Region]:
         """Adds the calls of a region to it; yields each callee, to be expanded before the next."""

@@ -219,6 +219,7 @@ class _Divider:
     def _body(self, region: Region) -> Graph:
         """A copy of a body with the signature and the nodes that it has now."""
         body = copy.deepcopy(region.proto)
+        prefix, start = self._inlined.prefixes[region], self._inlined.starts[region]
         if isinstance(body, function_pb2.FunctionDef):
             taken, made, results = self._signatures[region]
             for arg, dtype in zip(body.signature.input_arg, taken, strict=True):
@@ -228,14 +229,7 @@ class _Divider:
                 for arg, dtype, tensor in ends:
                     arg.type = dtype
                     if self._is_cast(tensor):
-                        prefix = self._inlined.prefixes[region]
                         (body.ret[arg.name],) = self._local([tensor], prefix)
-        self._fill(body, region)
-        return body
-
-    def _fill(self, body: Graph, region: Region) -> None:
-        """Gives a copy of a body the nodes that were rewritten."""
-        prefix, start = self._inlined.prefixes[region], self._inlined.starts[region]
         nodes = nodes_of(body)
         calls = iter(region.calls)
         first, end = (bisect.bisect_left(self._changed, n) for n in (start, start + len(nodes)))
@@ -251,6 +245,7 @@ class _Divider:
             if isinstance(body, function_pb2.FunctionDef):
                 kept.name = node.name[len(prefix) :]
                 kept.input[:] = self._local(kept.input[:], prefix)
+        return body
 
     def _local(self, tensors: Sequence[str], prefix: str) -> list[str]:
         """The names that tensors have within a function; a Cast has a GraphDef's name yet."""

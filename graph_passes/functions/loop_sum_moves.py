@@ -6,28 +6,36 @@ import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tensorflow.core.framework import function_pb2
+from tensorflow.core.framework import function_pb2, types_pb2
+from tensorflow.python.framework import tensor_util
 
 from graph_passes.functions.call_tree import Call, Region
 from graph_passes.functions.loop_editor import LoopEditor
-from graph_passes.functions.loop_sum_edits import SumMover
-from graph_passes.functions.loop_sums import LoopSearch
+from graph_passes.functions.loop_sums import BIAS_SUM, LoopSearch, LoopSum
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible, node_name, numbers_of
-from graph_passes.ir.view import Shape, view_body
+from graph_passes.ir.view import FLOAT, Shape, view_body
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.rewriter.body_editor import BodyEditor
 from graph_passes.rewriter.editor import NearMiss
+from graph_passes.rewriter.emitter import Emitter
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.units.fusion import Fusion
 from graph_passes.units.reduction.converted_products import ConvertedProducts
 
 RULE = "loop-gradient-sums"
+_ROWS = "TensorListConcatV2"
+_MARK = "gradient_sums"
 
 Prepare = Callable[[Region, Graph, Mapping[str, Sequence[Shape | None]]], Fusion]
 """Finds the units of a region's body, given the body and shapes of nodes that were added to it."""
+
+
+def has_moved_sums(function: function_pb2.FunctionDef) -> bool:
+    """Whether a sum was moved out of a loop of a function: XLA cannot compile it then."""
+    return any(node.op == _ROWS and f"/{_MARK}/" in node.name for node in function.node_def)
 
 
 def prepare_tree(
@@ -125,7 +133,7 @@ class _Mover:
             self.caller = copy.deepcopy(self.caller)
             self._editor = BodyEditor(self.caller)
         new = {region: copy.deepcopy(self._bodies[region]) for region in (body, cond)}
-        mover = SumMover(LoopEditor(self._editor, call.node, new[body], new[cond]))  # type: ignore[arg-type]
+        mover = _SumEditor(LoopEditor(self._editor, call.node, new[body], new[cond]))  # type: ignore[arg-type]
         self._moved.update(mover.move(sums))
         self._bodies.update(new)
         for region, edited in new.items():
@@ -140,3 +148,70 @@ class _Mover:
         """Lets the caller read the sums that were moved, once they all are."""
         if self._editor is not None:
             self._editor.redirect(self._moved)
+
+
+class _SumEditor:
+    """Moves sums out of one loop to what stands behind it.
+
+    Attributes:
+        emit: adds nodes to the caller.
+    """
+
+    def __init__(self, loop: LoopEditor) -> None:
+        self._loop = loop
+        self.emit: Emitter = loop.caller.emitter(f"{loop.node.name}/{_MARK}")
+        self._rows: dict[str, str] = {}  # tensor of the body -> that with the rows of all rounds
+
+    def move(self, sums: Sequence[LoopSum]) -> dict[str, str]:
+        """Moves sums to the caller; returns what is to be read instead of what the loop gave."""
+        caller, node, op = self._loop.caller, self._loop.node, self.emit.op
+        moved: dict[str, str] = {}
+        for each in sums:
+            terms = []
+            for term in each.terms:
+                self.emit.device = term.device
+                pairs = zip(term.operands, each.shape, strict=True)
+                rows = [self._rows_of(tensor, width) for tensor, width in pairs]
+                attrs = {} if term.op == BIAS_SUM else {"transpose_a": True}
+                terms.append(self.emit.add(term.op, *rows, name="sum", shape=each.shape, **attrs))
+            ended = caller.output(node.name, each.position)
+            if not _is_zero(caller, node.input[each.position]):
+                terms.insert(0, ended)
+            self.emit.device = each.terms[0].device
+            moved[ended] = (
+                terms[0] if len(terms) == 1 else op.AddN(*terms, name="total", shape=each.shape)
+            )
+        body = self._loop.body
+        body.redirect({body.output(each.addition): each.before for each in sums})
+        gone = {each.addition for each in sums}
+        body.remove(gone.union(term.node for each in sums for term in each.terms))
+        return moved
+
+    def _rows_of(self, tensor: str, width: int) -> str:
+        """The rows that a tensor of the body has in all rounds; [rows, width], behind the loop."""
+        if tensor in self._rows:
+            return self._rows[tensor]
+        emit, loop = self.emit, self._loop
+        shape = emit.constant((-1, width), name="row_shape", beside="")
+        limit = emit.constant(-1, name="limit", beside="")
+        empty = emit.op.EmptyTensorList(shape, limit, name="list", element_dtype=FLOAT)
+        rows, position = loop.add_variable("gradient_rows", empty, types_pb2.DT_VARIANT)
+        inside = loop.body.emitter(rows, emit.device)
+        loop.set_next(rows, inside.op.TensorListPushBack(rows, tensor, name="push"))
+        ended = loop.caller.output(loop.node.name, position)
+        lengths = emit.constant((), name="lengths", beside="", dtype="int64")
+        made, _ = emit.op.TensorListConcatV2(
+            ended, shape, lengths, name="rows", shape=(None, width), element_dtype=FLOAT
+        )
+        self._rows[tensor] = made
+        return made
+
+
+def _is_zero(caller: BodyEditor, tensor: str) -> bool:
+    """Whether a tensor is certain to be all zeros."""
+    node = caller.find(node_name(tensor))
+    while node is not None and node.op in ("Fill", "Identity"):
+        node = caller.find(node_name(node.input[1 if node.op == "Fill" else 0]))
+    if node is None or node.op != "Const":
+        return node is not None and node.op == "ZerosLike"
+    return not tensor_util.MakeNdarray(node.attr["value"].tensor).any()

@@ -186,13 +186,10 @@ class LoopSearch:
         self._require_removable(number)
         if self.m.readers(number) != [addition]:
             raise NoMatchError(f"more than the sum reads {node.name!r}")
-        attrs = self.m.view.op_type(number)
-        if attrs is None:
-            raise NoMatchError(f"{node.op!r} is not known")
         if node.op == BIAS_SUM:
-            fits = attrs.attr(node, "data_format").s == b"NHWC" and len(shape) == 1
+            fits = self.m.attr(number, "data_format").s == b"NHWC" and len(shape) == 1
         else:
-            flags = [attrs.attr(node, f"transpose_{side}").b for side in "ab"]
+            flags = [self.m.attr(number, f"transpose_{side}").b for side in "ab"]
             fits = flags == [True, False] and len(shape) == 2
         if not fits:
             raise NoMatchError(f"{node.name!r} does not sum over the rows of its inputs")

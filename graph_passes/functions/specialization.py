@@ -8,6 +8,7 @@ out different is a new function. The main graph's own signature stays as it is.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Mapping
@@ -86,13 +87,8 @@ def convert_tree(
     if applied is not None:
         return ConvertedTree(outline(root, inlined, applied), plan, applied)
     alone = any(found.alone for found in fusions.values())
-    return ConvertedTree(root.with_bodies(_copied) if alone else None, plan, None)
-
-
-def _copied(region: Region) -> Graph:
-    copy = type(region.proto)()
-    copy.CopyFrom(region.proto)  # type: ignore[arg-type]
-    return copy
+    new = root.with_bodies(lambda region: copy.deepcopy(region.proto)) if alone else None
+    return ConvertedTree(new, plan, None)
 
 
 def name_functions(root: Region, library: Library) -> tuple[function_pb2.FunctionDef, ...]:

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
+
+_Place = TypeVar("_Place", bound=Hashable)
+
+
+def walk(starts: Iterable[_Place], steps: Callable[[_Place], Iterable[_Place]]) -> Iterator[_Place]:
+    """Gives some places and all that steps lead to from them, each once.
+
+    Args:
+        starts: the places to begin with.
+        steps: gives the places that are one step from a place; asked once for each.
+    """
+    pending = list(dict.fromkeys(starts))
+    seen = set(pending)
+    while pending:
+        place = pending.pop()
+        yield place
+        for step in steps(place):
+            if step not in seen:
+                seen.add(step)
+                pending.append(step)
 
 
 class Neighbours:

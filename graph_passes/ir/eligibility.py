@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from graph_passes.ir.view import GraphView
+from graph_passes.ir.view import ARGUMENT, RESULT, GraphView
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import PrecisionConfig
-
-_BOUNDARY_OPS = frozenset(("_Arg", "_Retval"))
 
 
 def node_name(reference: str) -> str:
@@ -48,7 +46,6 @@ def find_ineligible(
         if wanted not in device.rpartition("/")[2].lower():
             ineligible.update(dict.fromkeys(numbers, Reason.OTHER_DEVICE))
     if view.is_function:
-        boundary = view.of_node_type(lambda node_type: node_type.op in _BOUNDARY_OPS)
-        ineligible.update(dict.fromkeys(boundary, Reason.PRESERVED))
+        ineligible.update(dict.fromkeys(view.of_op(ARGUMENT, RESULT), Reason.PRESERVED))
     ineligible.update(dict.fromkeys(numbers_of(view, preserve), Reason.PRESERVED))
     return ineligible

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ops.op_types import registered_op_type
 
 PIPELINE_MARK = "_tf_data_function"
@@ -67,14 +68,11 @@ class FunctionReferences:
 
     def reachable(self, names: Iterable[str] = ("",)) -> set[str]:
         """Some functions of the library with all that a run of them may call; "" is the graph."""
-        found: set[str] = set()
-        pending = list(names)
-        while pending:
-            name = pending.pop()
-            if name not in found:
-                found.add(name)
-                pending.extend(self._functions(called for _, called in self._named[name]))
-        return found - {""}
+
+        def callees(name: str) -> set[str]:
+            return self._functions(called for _, called in self._named[name])
+
+        return set(walk(names, callees)) - {""}
 
     def of_pipelines(self) -> set[str]:
         """The functions that run in a tf.data pipeline, with all that those call.

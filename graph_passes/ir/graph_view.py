@@ -210,11 +210,7 @@ class GraphView:
         return {device: np.flatnonzero(codes == code).tolist() for device, code in named.items()}
 
     def split(self, tensor: str) -> tuple[str, int]:
-        """The node and the output port that a tensor's name stands for.
-
-        `name` and `name:2` in a GraphDef; `node:output_arg:1` in a function, where an argument
-        goes by its name alone. A inlined graph has both.
-        """
+        """The node and the output port that a tensor's name stands for."""
         return self.node_index.split(tensor)
 
     def shape(self, tensor: str) -> Shape | None:

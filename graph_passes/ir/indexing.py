@@ -45,12 +45,7 @@ class NodeIndex:
     """
 
     def __init__(self, node_types: NodeTypeTable, *, named_outputs: bool = False) -> None:
-        """Makes an empty index.
-
-        Args:
-            node_types: where node_types of nodes are looked up and added.
-            named_outputs: whether tensors are named by output arguments, as within functions.
-        """
+        """Makes an empty index; node_types that are not in the table are added to it."""
         self.numbers: dict[str, int] = {}
         self.named_outputs = named_outputs
         # Where outputs are named: name of a tensor -> the node whose output 0 it is.

@@ -58,65 +58,46 @@ def join_ports(
     Raises:
         InvalidGraphError: an input names no tensor, or a node has the wrong number of inputs.
     """
-    return _Joiner(index, vertices, aliases).sources(), _targets(index, vertices)
+    return _sources(index, vertices, aliases), _targets(index, vertices)
 
 
-class _Joiner:
-    """Finds the vertices of the tensors that nodes read."""
+def _sources(
+    index: NodeIndex, vertices: Vertices, aliases: Mapping[int, tuple[int, int]]
+) -> np.ndarray:
+    base, tables = vertices.base, index.node_types.slot_tables
+    node_type_of = np.asarray(index.node_type_of)
+    first = np.asarray(tables.first_outputs)[node_type_of]
+    first = np.where(first == _NO_OUTPUT, _NO_OUTPUT, base + first)  # the vertices of outputs 0
+    first[np.asarray(tables.is_unknown, bool)[node_type_of]] = OPAQUE
+    for alias, (call, port) in aliases.items():
+        first[alias] = int(base[call]) + index.layout(call).in_slots[port]
 
-    def __init__(
-        self, index: NodeIndex, vertices: Vertices, aliases: Mapping[int, tuple[int, int]]
-    ) -> None:
-        self._index = index
-        self._base = vertices.base
-        self._aliases = aliases
-
-    def sources(self) -> np.ndarray:
-        makers = np.asarray(self._index.makers)
-        by_reference = makers < 0
-        sources = self._first_outputs()[np.maximum(makers, 0)]
-        sources[by_reference] = OPAQUE
-        if np.any(sources == _NO_OUTPUT):
-            name = self._index.name(int(makers[np.argmin(sources)]))
-            raise InvalidGraphError(f"node {name!r} has no output 0")
-        names, read = list(self._index.references), ~makers[by_reference]
-        found = np.zeros(len(names), np.int32)
-        for number in sorted(set(read.tolist())):  # of an edited graph not all are read any more
-            found[number] = self._find(names[number])
-        sources[by_reference] = found[read]
-        return sources
-
-    def _first_outputs(self) -> np.ndarray:
-        """For each node the vertex of its output 0, or `_NO_OUTPUT`."""
-        tables = self._index.node_types.slot_tables
-        node_type_of = np.asarray(self._index.node_type_of)
-        first = tables.first_outputs[node_type_of]
-        first = np.where(first == _NO_OUTPUT, _NO_OUTPUT, self._base + first)
-        first[tables.is_unknown[node_type_of]] = OPAQUE
-        for alias in self._aliases:
-            first[alias] = self._taken(alias)
-        return first
-
-    def _taken(self, alias: int) -> int:
-        """The vertex of the port that an alias is another name for."""
-        call, port = self._aliases[alias]
-        return int(self._base[call]) + self._index.layout(call).in_slots[port]
-
-    def _find(self, tensor: str) -> int:
-        index = self._index
+    def find(tensor: str) -> int:
         producer, _, name = tensor.partition(":")
         number = index.numbers.get(producer)
         if number is None:
             raise InvalidGraphError(f"no node makes the tensor {tensor!r}")
-        if number in self._aliases:
-            return self._taken(number)
         node_type = index.node_type(number)
-        if node_type.op_type is None:
-            return OPAQUE
+        if number in aliases or node_type.op_type is None:
+            return int(first[number])
         port, out_slots = node_type.layout.port(name), node_type.layout.out_slots
         if not 0 <= port < len(out_slots):
             raise InvalidGraphError(f"node {producer!r} has no output {name!r}")
-        return int(self._base[number]) + out_slots[port]
+        return int(base[number]) + out_slots[port]
+
+    makers = np.asarray(index.makers)
+    by_reference = makers < 0
+    sources = first[np.maximum(makers, 0)]
+    sources[by_reference] = OPAQUE
+    if np.any(sources == _NO_OUTPUT):
+        name = index.name(int(makers[np.argmin(sources)]))
+        raise InvalidGraphError(f"node {name!r} has no output 0")
+    names, read = list(index.references), ~makers[by_reference]
+    found = np.zeros(len(names), np.int32)
+    for number in sorted(set(read.tolist())):  # of an edited graph not all are read any more
+        found[number] = find(names[number])
+    sources[by_reference] = found[read]
+    return sources
 
 
 def _targets(index: NodeIndex, vertices: Vertices) -> np.ndarray:

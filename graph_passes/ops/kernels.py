@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from tensorflow.core.framework import kernel_def_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import kernels
 
 from graph_passes.ops.node_types import NodeType
@@ -21,12 +21,16 @@ _DEFAULT = "DEFAULT"
 _NOTHING = frozenset((types_pb2.DT_INVALID,))
 
 
-def _by_device(
-    kernel_defs: Iterable[kernel_def_pb2.KernelDef],
-) -> dict[str, tuple[tuple[tuple[str, frozenset[int]], ...], ...]]:
-    """Device type -> the dtype constraints of each kernel: (attr, legal dtypes) pairs."""
-    found: dict[str, list[tuple[tuple[str, frozenset[int]], ...]]] = {}
-    for kernel in kernel_defs:
+_Constraints = tuple[tuple[str, frozenset[int]], ...]
+"""What a kernel asks of a node: attributes, each with its legal dtypes."""
+
+
+@functools.cache
+def _devices_of(op: str) -> dict[str, list[_Constraints]]:
+    """Device type -> the constraints of each kernel of an op."""
+    found: dict[str, list[_Constraints]] = {}
+    # All kernels of all ops, read at once, would take longer than those of the ops that are met.
+    for kernel in kernels.get_registered_kernels_for_op(op).kernel:
         if kernel.label:
             continue  # chosen by a `_kernel` attr only
         constraints = tuple(
@@ -35,18 +39,12 @@ def _by_device(
             if constraint.allowed_values.list.type
         )
         found.setdefault(kernel.device_type, []).append(constraints)
-    return {device: tuple(constraints) for device, constraints in found.items()}
+    return found
 
 
-@functools.cache
-def _devices_of(op: str) -> dict[str, tuple[tuple[tuple[str, frozenset[int]], ...], ...]]:
-    # All kernels of all ops, read at once, would take longer than those of the ops that are met.
-    return _by_device(kernels.get_registered_kernels_for_op(op).kernel)
-
-
-def _kernels_of(op: str, device: str) -> tuple[tuple[tuple[str, frozenset[int]], ...], ...]:
+def _kernels_of(op: str, device: str) -> Sequence[_Constraints]:
     devices = _devices_of(op)
-    return devices.get(device) or devices.get(_DEFAULT, ())
+    return devices.get(device) or devices.get(_DEFAULT) or ()
 
 
 def registered_gpu_kernels() -> int:

@@ -63,9 +63,6 @@ def place_casts(coloring: Coloring) -> None:
 
     A compiler that fuses element-wise ops makes Casts part of the kernels around them: they move
     nothing of their own, and no vertex loses its colour.
-
-    Args:
-        coloring: the painting.
     """
     if not coloring.config.fused:
         keep_cheap_ones(coloring, _Bytes(coloring), Reason.MOVES_MORE)

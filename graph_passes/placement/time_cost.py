@@ -28,11 +28,7 @@ _PER_SECOND = 1e9
 
 
 def keep_fast_ones(coloring: Coloring) -> None:
-    """Takes the colour from vertices that are faster in float32.
-
-    Args:
-        coloring: the painting.
-    """
+    """Takes the colour from vertices that are faster in float32."""
     table = coloring.config.cost_table
     if table is not None:
         keep_cheap_ones(coloring, _Times(coloring, table), Reason.SLOWER_HERE)

@@ -182,7 +182,8 @@ RULES: dict[str, str] = {
     "constant-range": "a constant that float16 cannot hold keeps its consumers in float32",
     "function-signatures": "functions are planned with their callers and may take and give the "
     "target dtype",
-    "loop-hoisting": "casts of what a loop does not change move out of the loop",
+    "loop-hoisting": "casts of what a loop does not change move out of the loop, where functions "
+    "are planned with their callers",
     "loop-gradient-sums": "sums of weight gradients over the rounds of a loop become one product",
     "batch-norm": "a batch normalization written in primitives becomes one fused op, or part "
     "of the convolution before it",
@@ -200,7 +201,6 @@ RULES: dict[str, str] = {
     "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",
     "fused-update": "an optimizer's update of a variable and its slots becomes one op",
     "loss": "what a scalar loss or metric is reduced from is computed in float32",
-    "bounded-rsqrt": "a Rsqrt whose argument has an epsilon added does not deny what follows",
     "comparison": "a tensor and what was picked from it are compared as rounded as either was",
     "cost": "what is slower in the target dtype on this device stays float32",
     "cast-cut": "without a cost table, casts are placed where they move the fewest bytes",

@@ -77,12 +77,7 @@ class BodyEditor:
         return TensorFact(node_type.dtypes[slots[layout.port(port)]] if slots else 0, None)
 
     def output(self, name: str, port: int = 0) -> str:
-        """The name of a tensor that a node makes.
-
-        Args:
-            name: the node's.
-            port: the number of the output.
-        """
+        """The name of a tensor that a node makes."""
         layout = self._node_types.node_types_of([self.node(name)])[0].layout
         return name + layout.suffix(port, named=self.is_function)
 

@@ -36,11 +36,7 @@ _FUNCTIONS: dict[str, Callable[[node_def_pb2.NodeDef, _Values], np.ndarray]] = {
 
 
 class ConstantEvaluator:
-    """Evaluates subgraphs of constants, each node once.
-
-    Args:
-        matcher: reads the graph.
-    """
+    """Evaluates subgraphs of constants, each node once."""
 
     def __init__(self, matcher: Matcher) -> None:
         self._m = matcher

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tensorflow.core.framework import graph_pb2
 
@@ -119,14 +119,15 @@ class GraphEdits(Edits):
         self.misses.append(NearMiss(self.view.nodes[number].name, why))
 
     def propose(
-        self, rule: str, number: int, write: Callable[[Replacement], None], *, stem: str = ""
+        self, rule: str, number: int, write: Callable[..., None], *more: Any, stem: str = ""
     ) -> bool:
         """Makes one replacement if it passes the gate; a near miss tells why it does not.
 
         Args:
             rule: the rule that it falls under.
             number: the node that it is named after, whose device and colocation new nodes have.
-            write: writes it; raises NoMatchError if it cannot be.
+            write: writes it into a `Replacement`; raises NoMatchError if it cannot be.
+            more: what `write` is given besides.
             stem: what names of new nodes begin with; the name of that node by default.
 
         Returns:
@@ -135,7 +136,7 @@ class GraphEdits(Edits):
 
         def admitted(number: int) -> Replacement:
             new = Replacement(self, number, stem)
-            write(new)
+            write(new, *more)
             if new.edits_graph:
                 self.gate.admit(new)
             return new

@@ -28,7 +28,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
-from graph_passes.ir.adjacency import in_order
+from graph_passes.ir.adjacency import in_order, walk
 from graph_passes.ir.node_order import order_edges, without_order
 from graph_passes.ir.view import COLOCATION, GraphView
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
@@ -78,7 +78,7 @@ def admit_contraction(
 
     Args:
         m: reads the graph.
-        unit: the nodes.
+        unit: the nodes that are to become one.
         preserved: the nodes that the caller feeds or fetches, by number.
         taken: nodes that are part of another contraction.
 
@@ -132,15 +132,8 @@ def _require_variables(m: Matcher, unit: Contraction) -> None:
 
 def _leads_to(m: Matcher, start: int, end: int, inside: Collection[int]) -> bool:
     """Whether what a node makes is used, inside, for what another reads."""
-    pending, seen = [start], {start}
-    while pending:
-        for reader in m.readers(pending.pop()):
-            if reader == end:
-                return True
-            if reader in inside and reader not in seen:
-                seen.add(reader)
-                pending.append(reader)
-    return False
+    used = walk([start], lambda number: [r for r in m.readers(number) if r in inside])
+    return any(end in m.readers(number) for number in used)
 
 
 def write_contraction(

@@ -247,13 +247,7 @@ class Emitter:
         return made
 
     def reshape_like(self, tensor: str, like: str, *, name: str) -> str:
-        """Adds a Reshape to the shape of another tensor and returns its tensor.
-
-        Args:
-            tensor: what is reshaped.
-            like: a tensor of the shape.
-            name: of the Reshape; what makes the sizes has the same with "_shape" behind it.
-        """
+        """Adds a Reshape to the shape of the tensor `like`, as `reshape`."""
         shape = self.fact(like).shape
         if shape is not None and shape.count(None) <= 1:
             return self.reshape(tensor, shape, name=name)

@@ -13,14 +13,13 @@ from collections.abc import Collection, Sequence
 
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
-from graph_passes.ir.adjacency import Neighbours, in_order
+from graph_passes.ir.adjacency import Neighbours, in_order, walk
 from graph_passes.ir.node_order import order_edges
 from graph_passes.ir.view import ARGUMENT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
 from graph_passes.rewriter.effects import admit_contraction
 from graph_passes.rewriter.matcher import SHAPERS, SIZES, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.stored_shapes import known_shape
 
 CONTROL_FLOW = ("Enter", "Exit", "Switch", "Merge", "NextIteration", "LoopCond")
 _ANY = 1 << 30
@@ -92,7 +91,7 @@ class Gate:
     ) -> None:
         tensor = node.input[port]
         if shape is None and self._m.view.split(tensor)[0] in self._m.view.index:
-            shape = known_shape(self._m, tensor)
+            shape = self._m.stored_shape(tensor)
         if shape is None:
             raise NoMatchError(f"nothing shows the rank of {tensor!r}, which {node.op} would read")
         if not least <= len(shape) <= most:
@@ -266,20 +265,15 @@ class _Interior:
 
     def controls_of(self, root: int) -> set[str]:
         """The nodes outside that those waited for with which a node is made."""
-        m, view = self._m, self._m.view
-        found: set[str] = set()
-        pending, seen = [root], {root}
-        while pending:
-            number = pending.pop()
-            if number not in self.nodes:
-                continue
-            waits = view.waits.get(number, ())
-            found.update(w for w in waits if view.index[w] not in self.nodes)
-            for other in (*m.makers(number), *(view.index[w] for w in waits)):
-                if other not in seen:
-                    seen.add(other)
-                    pending.append(other)
-        return found
+        m, index, waits = self._m, self._m.view.index, self._m.view.waits
+
+        def before(number: int) -> list[int]:
+            awaited = map(index.__getitem__, waits.get(number, ()))
+            return [n for n in (*m.makers(number), *awaited) if n in self.nodes]
+
+        waiting = walk(self.nodes.intersection((root,)), before)
+        names = {name for number in waiting for name in waits.get(number, ())}
+        return {name for name in names if index[name] not in self.nodes}
 
 
 def _is_boundary(node_type: NodeType) -> bool:

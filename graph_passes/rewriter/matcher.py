@@ -10,9 +10,10 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, tensor_pb2
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2, tensor_pb2, tensor_shape_pb2
 from tensorflow.python.framework import tensor_util
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import GraphView, Shape
 
 SHAPERS = ("Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient")
@@ -30,6 +31,9 @@ ADDS = ("AddV2", "Add")
 SUMS = ("AddN", *ADDS)
 """Sums of any number of tensors."""
 
+_KEEP_SHAPE = ("Identity", "ReadVariableOp", "StopGradient", "Cast", "Enter")
+_MOST_STEPS = 16
+"""Ops between a tensor and the constant or variable whose shape it has."""
 _FEW_BYTES = 64
 """Constants of no more are mostly shapes and axes, which come again all over a graph."""
 
@@ -78,6 +82,12 @@ class Matcher:
         """A node by its number."""
         return self.view.nodes[number]
 
+    def attr(self, number: int, name: str) -> attr_value_pb2.AttrValue:
+        """An attribute of a node, or the op's default; an empty one of an op that is not known."""
+        op_type = self.view.op_type(number)
+        value = None if op_type is None else op_type.attr(self.node(number), name)
+        return attr_value_pb2.AttrValue() if value is None else value
+
     def tensor(self, number: int, port: int) -> str:
         """The tensor that a node reads at a port."""
         return self.inputs(number)[port]
@@ -120,17 +130,38 @@ class Matcher:
             number = self.source(number, 0)
         return tensor
 
+    def scalar(self, tensor: str) -> float | None:
+        """The value of a constant with one element; None of any other tensor."""
+        if self.op(self.maker(tensor)) != "Const":
+            return None
+        value = self.constant(tensor)
+        return float(value.item()) if value.size == 1 and value.dtype.kind in "fiu" else None
+
+    def stored_shape(self, tensor: str) -> Shape | None:
+        """The static shape of a tensor, or that of the constant or variable that it comes from.
+
+        So that graphs without static shapes have some.
+        """
+        shape = self.shape_of(tensor)
+        for _ in range(_MOST_STEPS):
+            if shape is not None:
+                return shape
+            number = self.maker(tensor)
+            op, node = self.op(number), self.node(number)
+            if op == "Const":
+                return _sizes(node.attr["value"].tensor.tensor_shape)
+            if op == "Reshape" and self.op(self.source(number, 1)) == "Const":
+                sizes = self.constant(self.tensor(number, 1)).ravel().tolist()
+                return tuple(None if size < 0 else size for size in sizes)
+            if op not in _KEEP_SHAPE:
+                return _sizes(node.attr["shape"].shape) if "shape" in node.attr else None
+            tensor = self.tensor(number, 0)
+            shape = self.shape_of(tensor) if op != "ReadVariableOp" else None
+        return None
+
     def is_made_by(self, tensor: str, ops: Collection[str]) -> bool:
         """Whether an op of some types is among those that a tensor is made with."""
-        pending, seen = [self.maker(tensor)], {self.maker(tensor)}
-        while pending:
-            number = pending.pop()
-            if self.op(number) in ops:
-                return True
-            new = set(self.makers(number)) - seen
-            seen |= new
-            pending.extend(new)
-        return False
+        return any(self.op(number) in ops for number in walk([self.maker(tensor)], self.makers))
 
     def constant(self, tensor: str) -> np.ndarray:
         """The value of a constant tensor.
@@ -153,6 +184,12 @@ class Matcher:
         if found is None:
             found = self._values[content] = tensor_util.MakeNdarray(value)
         return found
+
+
+def _sizes(proto: tensor_shape_pb2.TensorShapeProto) -> Shape | None:
+    if proto.unknown_rank:
+        return None
+    return tuple(None if dim.size < 0 else dim.size for dim in proto.dim)
 
 
 def _output(view: GraphView, number: int) -> str:

@@ -33,13 +33,7 @@ class Replacement(Emitter):
     """
 
     def __init__(self, edits: GraphEdits, like: int, stem: str = "") -> None:
-        """Starts a replacement.
-
-        Args:
-            edits: those of the graph.
-            like: the node that is replaced, whose device and colocation new nodes have.
-            stem: what names of new nodes begin with; the name of that node by default.
-        """
+        """Starts a replacement of the node `like`; names of new nodes begin with the stem."""
         self.accepted, self.view, self.matcher = edits, edits.view, edits.matcher
         self.redirect = collections.ChainMap[str, str]({}, edits.redirect)
         self.inputs = collections.ChainMap[str, Sequence[str]]({}, edits.inputs)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping
 from tensorflow.core.framework import function_pb2
 
 from graph_passes.ir.copying import Proto, copy_graph
-from graph_passes.ir.eligibility import find_ineligible
 from graph_passes.ir.view import GraphView, Shape
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
@@ -18,19 +17,12 @@ from graph_passes.policy.rules import Rule
 from graph_passes.rewriter.editor import GraphEdits, NearMiss
 from graph_passes.units.activation import gelu
 from graph_passes.units.attention import mask, softmax_gradient
-from graph_passes.units.float32_units import Float32Unit, keep_inside
-from graph_passes.units.normalization.fused_batch_norm import (
-    MIN_EPSILON,
-    fuse_batch_norms,
-    has_fused_kernels,
-)
+from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
 from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
 from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
 from graph_passes.units.reduction import bias_sums, broadcast_sums, dead_sums, gradient_sums
-from graph_passes.units.reduction.converted_products import ConvertedProducts
-from graph_passes.units.reduction.ones_product import ones_products_pay
-from graph_passes.units.unit_pass import UnitPass, UnitSearch
+from graph_passes.units.unit_pass import Float32Unit, UnitPass, UnitSearch
 from graph_passes.units.update import fused_updates
 
 
@@ -101,7 +93,7 @@ def find_units(
         if observe is not None:
             observe(each.rule, copy_graph(proto, search.edits.preview()))
     edits = search.edits
-    keep_inside(edits, search.in_float32)
+    search.keep_inside()
     if not edits.units:
         return Fusion(proto, view, misses=tuple(edits.misses))
     new = edits.apply()
@@ -134,34 +126,6 @@ def ops_at_work(config: PrecisionConfig) -> frozenset[str]:
     return frozenset((*lists.ops("allow"), *lists.ops("deny"), *alone))
 
 
-def _fuse_updates(search: UnitSearch) -> None:
-    # A compiler that fuses element-wise ops makes one loop of an update.
-    if not search.config.fused:
-        fused_updates.fuse_updates(search.edits, search.config.device)
-        if search.edits.in_place:
-            search.edits = search.edits.applied()  # other units are found in the graph without
-
-
-def _fuse_batch_norms(search: UnitSearch) -> None:
-    left = fuse_batch_norms(
-        search.edits,
-        search.norms,
-        least_epsilon=MIN_EPSILON[search.config.device],
-        has_kernels=has_fused_kernels(search.support),
-        fold=search.is_bfloat16_cpu,
-        products=search.lists.ops("allow"),
-    )
-    search.in_float32 += left
-    search.exact.update(number for unit in left for number in unit.inside)
-
-
-def _fuse_layer_norms(search: UnitSearch) -> None:
-    config = search.config
-    # A compiler that fuses element-wise ops has no use for fused kernels.
-    if config.device == "GPU" and not config.fused and has_fused_kernels(search.support):
-        search.norms[:] = fuse_layer_norms(search.edits, search.norms)
-
-
 def _keep_norms(rule: str, search: UnitSearch) -> None:
     search.in_float32 += [
         Float32Unit(rule, norm.forward.output, norm.inside)
@@ -170,50 +134,10 @@ def _keep_norms(rule: str, search: UnitSearch) -> None:
     ]
 
 
-def _use_bias_gradients(search: UnitSearch) -> None:
-    if search.infers("BiasAddGrad"):
-        bias_sums.use_bias_gradients(search.edits, search.exact)
-
-
-def _multiply_by_ones(search: UnitSearch) -> None:
-    edits, lists, config = search.edits, search.lists, search.config
-    if ones_products_pay(config, lists):
-        ineligible = {*find_ineligible(edits.view, (), config), *edits.kept}
-        products = ConvertedProducts(edits.matcher, lists, search.support, ineligible)
-        bias_sums.multiply_by_ones(edits, search.exact, products)
-
-
-def _bound_masks(search: UnitSearch) -> None:
-    if search.is_float16 and search.infers("Softmax"):
-        mask.bound_masks(search.edits)
-
-
-def _lower_softmax_gradients(search: UnitSearch) -> None:
-    if search.infers("Softmax"):
-        softmax_gradient.lower_softmax_gradients(
-            search.edits, search.lists, adds_up_in_float32=search.is_bfloat16_cpu
-        )
-
-
-def _lower_gelus(search: UnitSearch) -> None:
-    if search.infers("Tanh"):
-        gelu.lower_tanh_gelus(search.edits, clamp=search.is_float16)
-    erfs = [op for op in ("Erf", "Erfc") if search.infers(op)]
-    gelu.lower_erf_gelus(search.edits, search.edits.view.of_op(*erfs))
-
-
-def _pass_unread_sums(search: UnitSearch) -> None:
-    dead_sums.pass_unread_sums(search.edits, search.lists.ops("deny"))
-
-
-def _run(write: Callable[[GraphEdits], None]) -> Callable[[UnitSearch], None]:
-    return lambda search: write(search.edits)
-
-
 UNIT_PASSES = (
-    UnitPass(fused_updates.RULE, _fuse_updates, ops=fused_updates.OPS, alone=True),
-    UnitPass(OF_BATCH, _fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
-    UnitPass(FUSED_LAYER_NORM, _fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
+    UnitPass(fused_updates.RULE, fused_updates.fuse_updates, ops=fused_updates.OPS, alone=True),
+    UnitPass(OF_BATCH, fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
+    UnitPass(FUSED_LAYER_NORM, fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
     UnitPass(
         CENTRED,
         functools.partial(_keep_norms, CENTRED),
@@ -223,34 +147,37 @@ UNIT_PASSES = (
     UnitPass(UNCENTRED, functools.partial(_keep_norms, UNCENTRED), ops=("Rsqrt",)),
     UnitPass(
         broadcast_sums.RULE,
-        _run(broadcast_sums.leave_out_idle_sums),
+        broadcast_sums.leave_out_idle_sums,
         ops=("BroadcastGradientArgs",),
         requires=("fused norms",),
         ensures=("idle sums",),
     ),
     UnitPass(
         gradient_sums.RULE,
-        _run(gradient_sums.merge_weight_gradients),
+        gradient_sums.merge_weight_gradients,
         ops=("Sum",),
         requires=("idle sums",),
     ),
     UnitPass(
         bias_sums.BIAS_GRADIENT,
-        _use_bias_gradients,
+        bias_sums.use_bias_gradients,
         ops=("Sum",),
         requires=("exact sums", "fused norms", "idle sums"),
     ),
     UnitPass(
         bias_sums.ONES_PRODUCT,
-        _multiply_by_ones,
+        bias_sums.multiply_by_ones,
         ops=("Sum", "BiasAddGrad"),
         requires=("exact sums", "fused norms", "idle sums"),
     ),
-    UnitPass(mask.RULE, _bound_masks, ops=("Softmax",)),
+    UnitPass(mask.RULE, mask.bound_masks, ops=("Softmax",)),
     UnitPass(
-        softmax_gradient.RULE, _lower_softmax_gradients, ops=("Softmax",), requires=("idle sums",)
+        softmax_gradient.RULE,
+        softmax_gradient.lower_softmax_gradients,
+        ops=("Softmax",),
+        requires=("idle sums",),
     ),
-    UnitPass(gelu.RULE, _lower_gelus, ops=("Tanh", "Erf", "Erfc"), ensures=("lists",)),
-    UnitPass(dead_sums.RULE, _pass_unread_sums, ops=("Sum", "Mean"), requires=("lists",)),
+    UnitPass(gelu.RULE, gelu.lower_gelus, ops=("Tanh", "Erf", "Erfc"), ensures=("lists",)),
+    UnitPass(dead_sums.RULE, dead_sums.pass_unread_sums, ops=("Sum", "Mean"), requires=("lists",)),
 )
 """The passes in the order in which they run; what a pass requires, passes before it ensure."""

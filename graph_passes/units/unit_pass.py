@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.policy.config import PrecisionConfig
-from graph_passes.policy.op_lists import OpLists
+from graph_passes.policy.op_lists import FLOAT32, OpLists
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.units.float32_units import Float32Unit
 from graph_passes.units.normalization.norms import FoundNorm, find_norms
+
+
+@dataclasses.dataclass(frozen=True)
+class Float32Unit:
+    """A subgraph that computes in float32 inside, while it takes and gives the target dtype.
+
+    Statistics are denied, and with them the pass leaves all that follows up to the next op of the
+    infer or allow list in float32: residual sums and dropouts among it. As a unit, a normalization
+    denies nothing outside: x is cast up once, y is cast down once, and so are dy and dx. Large
+    terms that cancel in dx are still added in float32.
+
+    Attributes:
+        kind: the pattern that it is an instance of.
+        output: the node that makes its result.
+        inside: its nodes.
+    """
+
+    kind: str
+    output: int
+    inside: frozenset[int]
 
 
 @dataclasses.dataclass
@@ -52,6 +71,18 @@ class UnitSearch:
     def infers(self, op: str) -> bool:
         """Whether an op is on the infer list: a pattern around one that is not stays float32."""
         return self.lists.list_of(op) == "infer"
+
+    def keep_inside(self) -> None:
+        """Lists the nodes of float32 units as such, whatever other units have listed them as."""
+        names = self.edits.view.names
+        for unit in self.in_float32:
+            inside = [names[number] for number in sorted(unit.inside)]
+            self.list_nodes(unit.kind, unit.output, inside, FLOAT32)
+
+    def list_nodes(self, rule: str, number: int, nodes: Iterable[str], list_name: str) -> None:
+        """Proposes a unit that puts nodes on a list and changes nothing else."""
+        listed = dict.fromkeys(nodes, list_name)
+        self.edits.propose(rule, number, lambda new: new.node_lists.update(listed))
 
 
 @dataclasses.dataclass(frozen=True)

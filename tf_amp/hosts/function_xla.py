@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
 
-from graph_passes.functions.loop_sum_edits import has_moved_sums
+from graph_passes.functions.loop_sum_moves import has_moved_sums
 from tf_amp.hosts.function_redirects import call_anew
 
 if TYPE_CHECKING:

@@ -19,13 +19,11 @@ included. Here they do no harm:
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 
-from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "gelu"
 CLAMP = 10.0
@@ -35,29 +33,17 @@ _INNER = 0.044715
 _OUTER = float(np.sqrt(2 / np.pi))
 
 
-def lower_tanh_gelus(edits: GraphEdits, *, clamp: bool) -> None:
-    """Lets the powers of GELUs go low.
-
-    Args:
-        edits: receives the replacements and the near misses.
-        clamp: whether powers could leave the range of the target dtype.
-    """
-    for number in edits.view.of_op("Tanh"):
-        edits.propose(RULE, number, lambda new, n=number: _lower_powers(new, n, clamp=clamp))  # type: ignore[misc]
-
-
-def lower_erf_gelus(edits: GraphEdits, erfs: Collection[int]) -> None:
-    """Lets the exponentials in gradients of GELUs go low.
-
-    Args:
-        edits: receives the lists and the near misses.
-        erfs: the Erf and Erfc nodes, by number.
-    """
-    for number in erfs:
-        edits.propose(RULE, number, lambda new, n=number: _lower_exponential(new, n))  # type: ignore[misc]
+def lower_gelus(search: UnitSearch) -> None:
+    """Lets the powers of GELUs, and the exponentials in their gradients, go low."""
+    edits = search.edits
+    for number in edits.view.of_op("Tanh") if search.infers("Tanh") else ():
+        edits.propose(RULE, number, _lower_powers, number, search.is_float16)
+    erfs = [op for op in ("Erf", "Erfc") if search.infers(op)]
+    for number in edits.view.of_op(*erfs):
+        edits.propose(RULE, number, _lower_exponential, number)
 
 
-def _lower_powers(new: Replacement, tanh: int, *, clamp: bool) -> None:
+def _lower_powers(new: Replacement, tanh: int, clamp: bool) -> None:
     m = new.matcher
     cube = _cube_in(m, tanh)
     if cube is None:
@@ -121,13 +107,10 @@ def _scaled(m: Matcher, tensor: str, factor: float) -> str | None:
 def _number(m: Matcher, tensor: str) -> float | None:
     """The value of a constant with one element, or of the difference of two; None otherwise."""
     number = m.maker(tensor)
-    if m.op(number) == "Const":
-        value = m.constant(tensor)
-        return float(value.ravel()[0]) if value.size == 1 else None
-    if m.op(number) == "Sub":
-        whole, part = (_number(m, operand) for operand in m.inputs(number))
-        return None if whole is None or part is None else whole - part
-    return None
+    if m.op(number) != "Sub":
+        return m.scalar(tensor)
+    whole, part = (_number(m, operand) for operand in m.inputs(number))
+    return None if whole is None or part is None else whole - part
 
 
 def _is_slope_of(m: Matcher, number: int, x: str, exponent: str) -> bool:

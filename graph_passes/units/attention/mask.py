@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 from tensorflow.python.framework import dtypes
 
-from graph_passes.ops.float_range import LARGEST
+from graph_passes.ir.adjacency import walk
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import (
     ADDS,
@@ -31,15 +31,16 @@ from graph_passes.rewriter.matcher import (
     SIZES,
     SPREADS,
     Matcher,
-    NoMatchError,
 )
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "attention-mask"
 REPLACED = 30000.0
 """How far below 0 what replaces a masked score is, as Keras chooses for float16."""
 ADDED = 20000.0
 """How far below 0 what is added to a masked score is: three of them are within float16."""
+_LARGEST = float(np.finfo(np.float16).max)
 LONGEST_WAY = 16
 """Ops between a mask's constant and its softmax that are looked through."""
 MOST_OPS = 64
@@ -64,17 +65,16 @@ class _Mask:
     bound: float
 
 
-def bound_masks(edits: GraphEdits) -> None:
-    """Puts numbers that float16 holds in the place of those in masks of softmaxes.
-
-    Args:
-        edits: receives the replacements and the near misses.
-    """
-    search = _MaskSearch(edits)
+def bound_masks(search: UnitSearch) -> None:
+    """Puts numbers that float16 holds in the place of those in masks of softmaxes."""
+    if not (search.is_float16 and search.infers("Softmax")):
+        return
+    edits = search.edits
+    masks = _MaskSearch(edits)
     for number in edits.view.of_op("Softmax"):
-        search.follow(number)
-    for mask in search.closed():
-        edits.propose(RULE, mask.reader, lambda new, mask=mask: _bound(new, mask))  # type: ignore[misc]
+        masks.follow(number)
+    for mask in masks.closed():
+        edits.propose(RULE, mask.reader, _bound, mask)
 
 
 def _bound(new: Replacement, mask: _Mask) -> None:
@@ -134,7 +134,7 @@ class _MaskSearch:
             operand = m.tensor(number, port)
             if m.op(m.maker(operand)) != "Const":
                 yield from self._search(operand, towards, way, added=added)
-            elif self._is_beyond(operand, towards * (REPLACED if added else LARGEST)):
+            elif self._is_beyond(operand, towards * (REPLACED if added else _LARGEST)):
                 yield _Mask(number, port, towards * (ADDED if added else REPLACED)), way
 
     def _is_beyond(self, tensor: str, limit: float) -> bool:
@@ -152,8 +152,7 @@ class _MaskSearch:
             if m.op(m.source(number, port)) == "Const":
                 if _is_indicator(m, m.tensor(number, 1 - port)):
                     return (port,)
-                value = m.constant(m.tensor(number, port))
-                if value.size == 1 and abs(float(value)) > REPLACED:
+                if abs(m.scalar(m.tensor(number, port)) or 0) > REPLACED:
                     self._edits.miss(
                         number, "nothing shows that the mask holds zeros and ones only"
                     )
@@ -166,13 +165,8 @@ class _MaskSearch:
             for reader in readers:
                 feeders.setdefault(reader, []).append(node)
         leaking = [node for node in self._feeds if node in self._conflicts or self._leak(node)]
-        pending = list(leaking)
-        while pending:
-            for node in feeders.get(pending.pop(), ()):
-                if node not in leaking:
-                    leaking.append(node)
-                    pending.append(node)
-        return [mask for mask in self._masks.values() if mask.reader not in leaking]
+        reached = set(walk(leaking, lambda node: feeders.get(node, ())))
+        return [mask for mask in self._masks.values() if mask.reader not in reached]
 
     def _leak(self, number: int) -> bool:
         m = self.m
@@ -210,10 +204,7 @@ def _is_indicator(matcher: Matcher, tensor: str) -> bool:
             pending.append(matcher.tensor(number, 1))
         elif op == "Sub":
             whole, part = matcher.inputs(number)
-            try:
-                if float(matcher.constant(whole)) != 1.0:
-                    return False
-            except (NoMatchError, TypeError, ValueError):
+            if matcher.scalar(whole) != 1:
                 return False
             pending.append(part)
         elif op not in ("OnesLike", "ZerosLike"):

@@ -23,6 +23,7 @@ from graph_passes.policy.op_lists import OpLists
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import MOVES, SELECTS, SUMS, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "softmax-gradient"
 LONGEST_WAY = 16
@@ -32,23 +33,19 @@ _PRODUCTS = ("Mul", "RealDiv")
 _PASSES = (*MOVES, *_PRODUCTS, *SELECTS, *SUMS)
 
 
-def lower_softmax_gradients(edits: GraphEdits, lists: OpLists, *, adds_up_in_float32: bool) -> None:
-    """Lets the sums inside gradients of softmaxes go low.
-
-    Args:
-        edits: receives the replacements, the lists and the near misses.
-        lists: the op lists in force.
-        adds_up_in_float32: whether the kernel of Sum for the target dtype does.
-    """
-    search = _GradientSearch(edits, lists)
+def lower_softmax_gradients(search: UnitSearch) -> None:
+    """Lets the sums inside gradients of softmaxes go low."""
+    if not search.infers("Softmax"):
+        return
+    edits, gradients = search.edits, _GradientSearch(search.edits, search.lists)
     for number in edits.view.of_op("Softmax"):
-        for total in search.sums_of(number):
-            if search.m.output(total) in edits.redirect:
+        for total in gradients.sums_of(number):
+            if gradients.m.output(total) in edits.redirect:
                 continue
 
             def lower(new: Replacement, number: int = number, total: int = total) -> None:
-                search.require_gradient(number, total)
-                if adds_up_in_float32:
+                gradients.require_gradient(number, total)
+                if search.is_bfloat16_cpu:
                     new.node_lists[new.view.names[total]] = "infer"
                 else:
                     _multiply_by_ones(new, total)
@@ -103,8 +100,7 @@ class _GradientSearch:
         axes = m.constant(m.tensor(total, 1)).ravel().tolist()
         if axes != [-1] and (shape is None or axes != [len(shape) - 1]):
             raise NoMatchError("the sum is not over the last axis")
-        op_type = m.view.op_type(total)
-        if op_type is None or not op_type.attr(m.node(total), "keep_dims").b:
+        if not m.attr(total, "keep_dims").b:
             raise NoMatchError("the sum does not keep its axis")
         if not self._is_from_product(flowing):
             raise NoMatchError("what flows into the softmax is from no matrix product")

@@ -91,10 +91,6 @@ class Norm:
 def find_forward(m: Matcher, rsqrt: int) -> list[Norm]:
     """The forward halves around a Rsqrt: more than one where several share stored statistics.
 
-    Args:
-        m: reads the graph.
-        rsqrt: number of the Rsqrt.
-
     Raises:
         NoMatchError: it is taken of the statistics of a tensor, but what follows is no
             normalization.

@@ -13,27 +13,26 @@ trained has no sums over x * dy, and stays as it is.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.ops.op_types import Slot
-from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.emitter import prototype_of
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.float32_units import Float32Unit
 from graph_passes.units.normalization.folded_batch_norm import fold_batch_norm
 from graph_passes.units.normalization.forward import Norm, misaligned
 from graph_passes.units.normalization.gradient import NormGradient
 from graph_passes.units.normalization.images import Images
 from graph_passes.units.normalization.norms import OF_BATCH as RULE
 from graph_passes.units.normalization.norms import FoundNorm
+from graph_passes.units.unit_pass import Float32Unit, UnitSearch
 
 FORWARD = "FusedBatchNormV3"
 BACKWARD = "FusedBatchNormGradV3"
@@ -49,47 +48,32 @@ def has_fused_kernels(support: KernelSupport) -> bool:
     return all(support.supports(t, t.layout.slots.index(Slot("T"))) for t in types)
 
 
-def fuse_batch_norms(
-    edits: GraphEdits,
-    norms: Iterable[FoundNorm],
-    *,
-    least_epsilon: float,
-    has_kernels: bool,
-    fold: bool,
-    products: Collection[str],
-) -> list[Float32Unit]:
+def fuse_batch_norms(search: UnitSearch) -> None:
     """Replaces every batch normalization, with its gradient, by the fused ops.
 
-    Args:
-        edits: receives the changes, the units and the near misses.
-        norms: the normalizations in the graph.
-        least_epsilon: the smallest that the kernels of the device take.
-        has_kernels: whether there are kernels of the fused ops for the target dtype.
-        fold: whether one with stored statistics may be folded into the convolution before it.
-        products: the ops of the allow list.
-
-    Returns:
-        The batch normalizations, and the gradients of such, that no fused op can stand for.
+    One that no fused op can stand for, or the gradient of such, becomes a unit in float32.
     """
-    left, m = [], edits.matcher
-    for found in norms:
+    edits, m, products = search.edits, search.edits.matcher, search.lists.ops("allow")
+    has_kernels = has_fused_kernels(search.support)
+    left: list[Float32Unit] = []
+    for found in search.norms:
         if found.rule != RULE:
             continue
         norm, gradient = found.forward, found.gradient
         output, is_stored = norm.output, norm.is_stored
         stray = misaligned(m, norm)
-        folds = is_stored and fold and stray is None
+        folds = is_stored and search.is_bfloat16_cpu and stray is None
         if has_kernels and not (folds and fold_batch_norm(edits, norm)):
             if is_stored and gradient is not None and not _fits(m, norm, gradient, products):
                 left.append(Float32Unit(f"{RULE} in float32", output, gradient.nodes))
                 gradient = None
-            unit = _Unit(norm, gradient, least_epsilon, products, stray)
-            stem = f"{edits.view.names[output]}/{FORWARD}"
-            if edits.propose(RULE, output, unit.write, stem=stem):
+            unit, stem = FoundNorm(norm, gradient), f"{edits.view.names[output]}/{FORWARD}"
+            if edits.propose(RULE, output, _write, unit, search, stray, stem=stem):
                 continue
         if not is_stored:
             left.append(Float32Unit(f"{RULE} in float32", output, found.inside))
-    return left
+    search.in_float32 += left
+    search.exact.update(number for unit in left for number in unit.inside)
 
 
 def _fits(m: Matcher, norm: Norm, gradient: NormGradient, products: Collection[str]) -> bool:
@@ -128,114 +112,100 @@ def _images(m: Matcher, norm: Norm) -> Images:
     return Images((*shape[:axis], width, *shape[axis + 1 :]), axis)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Unit:
-    """One batch normalization to be written with the fused ops."""
+def _write(new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | None) -> None:
+    """Adds the fused ops and redirects what they make."""
+    m, norm, gradient = new.matcher, found.forward, found.gradient
+    images, epsilon = _images(m, norm), norm.statistics.epsilon
+    if stray is not None:
+        raise NoMatchError(f"{stray!r} varies along an axis of the statistics")
+    if epsilon < (least := MIN_EPSILON[search.config.device]):
+        raise NoMatchError(f"epsilon {epsilon:g} is below {least:g}")
+    images.require_known(filled=norm.is_stored or norm.gamma is None or norm.beta is None)
+    if gradient is not None and not gradient.is_proved:
+        raise NoMatchError("the shapes inside the gradient are not known")
+    if not _may_round(m, norm.x, gradient, search.lists.ops("allow")):
+        raise NoMatchError(
+            "the input is data, which must not be rounded before its mean is subtracted"
+        )
+    redirect = functools.partial(_redirect, new, found.inside)
+    gamma = _vector(new, images, norm.x, "gamma", norm.gamma, 1.0)
+    beta = _vector(new, images, norm.x, "beta", norm.beta, 0.0)
+    x = images.enter(new, "x", norm.x)
+    common = {
+        "epsilon": epsilon,
+        "data_format": images.data_format,
+        "is_training": not norm.is_stored,
+        "shape": images.sizes,
+    }
+    if norm.is_stored:
+        mean = _vector(new, images, norm.x, "mean", norm.stored_mean, 0.0)
+        variance = _vector(new, images, norm.x, "variance", norm.statistics.stored_variance, 1.0)
+        saved: tuple[str, ...] = (mean, variance, mean)
+        y = new.op.FusedBatchNormV3(x, gamma, beta, mean, variance, name="", **common)[0]
+        # A gradient that stays reads what is made of the statistics, all of it [channels].
+        new.open |= {n for n in norm.nodes if not norm.depends_on_x(n)}
+        read = {t for n in norm.nodes for t in m.inputs(n)} - {norm.x}
+        shaped = {m.maker(t) for t in read if m.op(m.maker(t)) in _RESHAPES}
+        new.open |= {n for n in shaped if not norm.depends_on_x(n)}
+    else:
+        empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
+        made = new.op.FusedBatchNormV3(
+            x, gamma, beta, empty, empty, name="", exponential_avg_factor=1.0, **common
+        )
+        y, saved = made[0], made[3:]
+        redirect(_shaped(m, norm.statistics.mean), lambda: made[1])
+        redirect(
+            _shaped(m, norm.statistics.variance),
+            lambda: _population_variance(new, norm.x, made[2], gamma),
+        )
+    new.replace(norm.output, images.leave(new, "y", y, norm.x))
+    if gradient is not None:
+        dy = images.enter(new, "dy", gradient.dy)
+        dx, d_gamma, d_beta, *_ = new.op.FusedBatchNormGradV3(
+            dy, x, gamma, *saved, name="Grad", **common
+        )
+        redirect(gradient.d_gamma, lambda: d_gamma)
+        redirect(gradient.d_beta, lambda: d_beta)
+        if gradient.dx is not None:
+            gradient.redirect_dx(new, images.leave(new, "dx", dx, norm.x))
+    new.take_shapes_of(norm.x, sorted(found.inside - {norm.output}))
 
-    norm: Norm
-    gradient: NormGradient | None
-    least_epsilon: float
-    products: Collection[str]
-    stray: str | None
 
-    def write(self, new: Replacement) -> None:
-        """Adds the fused ops and redirects what they make."""
-        m, norm, gradient = new.matcher, self.norm, self.gradient
-        images, epsilon = _images(m, norm), norm.statistics.epsilon
-        if self.stray is not None:
-            raise NoMatchError(f"{self.stray!r} varies along an axis of the statistics")
-        if epsilon < self.least_epsilon:
-            raise NoMatchError(f"epsilon {epsilon:g} is below {self.least_epsilon:g}")
-        images.require_known(filled=norm.is_stored or norm.gamma is None or norm.beta is None)
-        if gradient is not None and not gradient.is_proved:
-            raise NoMatchError("the shapes inside the gradient are not known")
-        if not _may_round(m, norm.x, gradient, self.products):
-            raise NoMatchError(
-                "the input is data, which must not be rounded before its mean is subtracted"
-            )
-        gamma = _vector(new, images, norm.x, "gamma", norm.gamma, 1.0)
-        beta = _vector(new, images, norm.x, "beta", norm.beta, 0.0)
-        x = images.enter(new, "x", norm.x)
-        common = {
-            "epsilon": epsilon,
-            "data_format": images.data_format,
-            "is_training": not norm.is_stored,
-            "shape": images.sizes,
-        }
-        if norm.is_stored:
-            mean = _vector(new, images, norm.x, "mean", norm.stored_mean, 0.0)
-            variance = _vector(
-                new, images, norm.x, "variance", norm.statistics.stored_variance, 1.0
-            )
-            saved: tuple[str, ...] = (mean, variance, mean)
-            y = new.op.FusedBatchNormV3(x, gamma, beta, mean, variance, name="", **common)[0]
-            # A gradient that stays reads what is made of the statistics, all of it [channels].
-            new.open |= {n for n in norm.nodes if not norm.depends_on_x(n)}
-            read = {t for n in norm.nodes for t in m.inputs(n)} - {norm.x}
-            shaped = {m.maker(t) for t in read if m.op(m.maker(t)) in _RESHAPES}
-            new.open |= {n for n in shaped if not norm.depends_on_x(n)}
-        else:
-            empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
-            made = new.op.FusedBatchNormV3(
-                x, gamma, beta, empty, empty, name="", exponential_avg_factor=1.0, **common
-            )
-            y, saved = made[0], made[3:]
-            self._redirect(new, _shaped(m, norm.statistics.mean), lambda: made[1])
-            self._redirect(
-                new,
-                _shaped(m, norm.statistics.variance),
-                lambda: self._population_variance(new, made[2], gamma),
-            )
-        new.replace(norm.output, images.leave(new, "y", y, norm.x))
-        if gradient is not None:
-            dy = images.enter(new, "dy", gradient.dy)
-            dx, d_gamma, d_beta, *_ = new.op.FusedBatchNormGradV3(
-                dy, x, gamma, *saved, name="Grad", **common
-            )
-            self._redirect(new, gradient.d_gamma, lambda: d_gamma)
-            self._redirect(new, gradient.d_beta, lambda: d_beta)
-            if gradient.dx is not None:
-                gradient.redirect_dx(new, images.leave(new, "dx", dx, norm.x))
-        new.take_shapes_of(norm.x, sorted(self._inside - {norm.output}))
+def _redirect(
+    new: Replacement, inside: frozenset[int], numbers: Iterable[int], vector: Callable[[], str]
+) -> None:
+    """Lets what reads some nodes of equal elements read a tensor [channels].
 
-    @property
-    def _inside(self) -> frozenset[int]:
-        return FoundNorm(self.norm, self.gradient).inside
+    One that is reshaped in any case gives way to it as it is; else what is read outside gives
+    way to it in the same shape.
+    """
+    m, numbers = new.matcher, set(numbers)
+    new.open |= numbers
+    ends = [n for n in numbers if m.op(n) not in _RESHAPES]
+    if not ends or any(m.op(reader) != "Reshape" for n in ends for reader in m.readers(n)):
+        known = inside | numbers
+        ends = [n for n in numbers if not known.issuperset(m.readers(n))]
+    for number in sorted(ends, key=new.view.names.__getitem__):
+        if m.output(number) in new.redirect:
+            continue  # two units share dy, and with it its sum
+        if m.shape(number) is None:
+            raise NoMatchError(f"the shape of {m.view.names[number]!r} is not known")
+        new.replace(number, new.shaped_as(m.output(number), vector()))
 
-    def _redirect(
-        self, new: Replacement, numbers: Iterable[int], vector: Callable[[], str]
-    ) -> None:
-        """Lets what reads some nodes of equal elements read a tensor [channels].
 
-        One that is reshaped in any case gives way to it as it is; else what is read outside gives
-        way to it in the same shape.
-        """
-        m, numbers = new.matcher, set(numbers)
-        new.open |= numbers
-        ends = [n for n in numbers if m.op(n) not in _RESHAPES]
-        if not ends or any(m.op(reader) != "Reshape" for n in ends for reader in m.readers(n)):
-            known = self._inside | numbers
-            ends = [n for n in numbers if not known.issuperset(m.readers(n))]
-        for number in sorted(ends, key=new.view.names.__getitem__):
-            if m.output(number) in new.redirect:
-                continue  # two units share dy, and with it its sum
-            if m.shape(number) is None:
-                raise NoMatchError(f"the shape of {m.view.names[number]!r} is not known")
-            new.replace(number, new.shaped_as(m.output(number), vector()))
+def _population_variance(new: Replacement, x: str, variance: str, gamma: str) -> str:
+    """Tensor [channels], the variance over n values; the fused op's is over n - 1.
 
-    def _population_variance(self, new: Replacement, variance: str, gamma: str) -> str:
-        """Tensor [channels], the variance over n values; the fused op's is over n - 1.
-
-        n is the number of elements of x a channel, found when the graph runs.
-        """
-        counts = {}
-        for name, tensor in (("elements", self.norm.x), ("channels", gamma)):
-            size = new.op.Size(tensor, name=name, out_type=types_pb2.DT_INT64)
-            counts[name] = new.op.Cast(size, name=f"{name}_float", DstT=FLOAT)
-        inverse = new.op.RealDiv(counts["channels"], counts["elements"], name="inverse_count")
-        one = new.constant(np.array(1, np.float32), name="one", beside=variance)
-        made: str = new.op.Mul(variance, new.op.Sub(one, inverse, name="factor"), name="variance")
-        return made
+    n is the number of elements of x a channel, found when the graph runs.
+    """
+    counts = {}
+    for name, tensor in (("elements", x), ("channels", gamma)):
+        size = new.op.Size(tensor, name=name, out_type=types_pb2.DT_INT64)
+        counts[name] = new.op.Cast(size, name=f"{name}_float", DstT=FLOAT)
+    inverse = new.op.RealDiv(counts["channels"], counts["elements"], name="inverse_count")
+    one = new.constant(np.array(1, np.float32), name="one", beside=variance)
+    made: str = new.op.Mul(variance, new.op.Sub(one, inverse, name="factor"), name="variance")
+    return made
 
 
 def _vector(
@@ -255,11 +225,5 @@ def _vector(
 
 def _shaped(m: Matcher, number: int | None) -> set[int]:
     """A node, and the nodes that give its elements in another shape."""
-    nodes = set() if number is None else {number}
-    pending = list(nodes)
-    while pending:
-        for reader in m.readers(pending.pop()):
-            if m.op(reader) in _RESHAPES and reader not in nodes:
-                nodes.add(reader)
-                pending.append(reader)
-    return nodes
+    starts = () if number is None else (number,)
+    return set(walk(starts, lambda n: [r for r in m.readers(n) if m.op(r) in _RESHAPES]))

@@ -11,56 +11,91 @@ a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
-from graph_passes.ir.view import Shape, elements
+from graph_passes.ir.view import elements
 from graph_passes.rewriter.algebra import symbol
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.forward import Norm
-from graph_passes.units.normalization.fused_batch_norm import FORWARD, MIN_EPSILON
-from graph_passes.units.normalization.gradient import NormGradient
+from graph_passes.units.normalization.fused_batch_norm import (
+    FORWARD,
+    MIN_EPSILON,
+    has_fused_kernels,
+)
+from graph_passes.units.normalization.images import Images
 from graph_passes.units.normalization.norms import CENTRED, FoundNorm
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "fused-layer-norm"
 
 
-def fuse_layer_norms(edits: GraphEdits, norms: Iterable[FoundNorm]) -> list[FoundNorm]:
-    """Replaces layer normalizations over the last axes, with their gradients, by fused ops.
-
-    Args:
-        edits: receives the changes, the units and the near misses.
-        norms: the normalizations in the graph.
-
-    Returns:
-        The normalizations that were not replaced: no fused op leaves the mean in.
-    """
-    return [norm for norm in norms if not (norm.rule == CENTRED and _fuse(edits, norm))]
+def fuse_layer_norms(search: UnitSearch) -> None:
+    """Replaces layer normalizations over the last axes, with their gradients, by fused ops."""
+    config = search.config
+    # A compiler that fuses element-wise ops has no use for fused kernels.
+    if config.device == "GPU" and not config.fused and has_fused_kernels(search.support):
+        # No fused op leaves the mean in.
+        search.norms[:] = [
+            n for n in search.norms if n.rule != CENTRED or not _fuse(search.edits, n)
+        ]
 
 
 def _fuse(edits: GraphEdits, found: FoundNorm) -> bool:
-    norm, gradient = found.forward, found.gradient
-
-    def write(new: Replacement) -> None:
-        epsilon = norm.statistics.epsilon
-        if norm.statistics.weights is not None:
-            raise NoMatchError("the statistics are weighted")
-        if epsilon < MIN_EPSILON["GPU"]:
-            raise NoMatchError(f"epsilon {epsilon:g} is below {MIN_EPSILON['GPU']:g}")
-        if gradient is not None and not gradient.is_proved:
-            raise NoMatchError("the shapes inside the gradient are not known")
-        _Emission(new, norm).emit(gradient)
-        new.take_shapes_of(norm.x, sorted(found.inside - {norm.output}))
-
-    stem = f"{edits.view.names[norm.output]}/{FORWARD}"
-    return edits.propose(RULE, norm.output, write, stem=stem)
+    output = found.forward.output
+    return edits.propose(RULE, output, _write, found, stem=f"{edits.view.names[output]}/{FORWARD}")
 
 
-def normalized_size(norm: Norm) -> int:
-    """The number of elements that a statistic is taken over, where they lie side by side.
+def _write(new: Replacement, found: FoundNorm) -> None:
+    norm, gradient, op = found.forward, found.gradient, new.op
+    epsilon = norm.statistics.epsilon
+    if norm.statistics.weights is not None:
+        raise NoMatchError("the statistics are weighted")
+    if epsilon < MIN_EPSILON["GPU"]:
+        raise NoMatchError(f"epsilon {epsilon:g} is below {MIN_EPSILON['GPU']:g}")
+    if gradient is not None and not gradient.is_proved:
+        raise NoMatchError("the shapes inside the gradient are not known")
+    rows, size = _rows_and_size(norm)
+    images = Images((rows, size), axis=0)
+    common = {
+        "epsilon": epsilon,
+        "data_format": images.data_format,
+        "is_training": True,
+        "shape": images.sizes,
+    }
+    x = images.enter(new, "x", norm.x)
+    ones, zeros = _filled(new, "ones", x, 1.0, rows), _filled(new, "zeros", x, 0.0, rows)
+    empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
+    made, _, _, *saved = op.FusedBatchNormV3(
+        x, ones, zeros, empty, empty, name="", exponential_avg_factor=1.0, **common
+    )
+    normalized = output = images.leave(new, "normalized", made, norm.x)
+    if norm.gamma is not None:
+        output = op.Mul(output, norm.gamma, name="scaled", shape=norm.shape)
+    if norm.beta is not None:
+        output = op.AddV2(output, norm.beta, name="shifted", shape=norm.shape)
+    new.replace(norm.output, output)
+    if gradient is not None:
+        dy = gradient.dy
+        if gradient.dx is not None:
+            scaled = dy
+            if norm.gamma is not None:
+                scaled = op.Mul(dy, norm.gamma, name="dy_scaled", shape=norm.shape)
+            inputs = (images.enter(new, "dy", scaled), x, ones, *saved)
+            made = op.FusedBatchNormGradV3(*inputs, name="Grad", **common)[0]
+            gradient.redirect_dx(new, images.leave(new, "dx", made, norm.x))
+        d_gamma, d_beta = _parameter_sums(norm)
+        for number in d_gamma:
+            weighted = op.Mul(dy, normalized, name="weighted", shape=norm.shape)
+            _write_sum(new, norm, number, weighted)
+        for number in d_beta:
+            _write_sum(new, norm, number, dy)
+    new.take_shapes_of(norm.x, sorted(found.inside - {norm.output}))
+
+
+def _rows_and_size(norm: Norm) -> tuple[int | None, int]:
+    """How many statistics there are, and over how many elements, side by side, each is taken.
 
     Raises:
         NoMatchError: the axes are not the last ones, or their sizes are not known.
@@ -73,7 +108,7 @@ def normalized_size(norm: Norm) -> int:
     size = elements(norm.shape[first:])
     if size is None:
         raise NoMatchError("the size of a statistic's axes is not known")
-    return size
+    return elements(norm.shape[:first]), size
 
 
 def _parameter_sums(norm: Norm) -> tuple[list[int], list[int]]:
@@ -86,86 +121,34 @@ def _parameter_sums(norm: Norm) -> tuple[list[int], list[int]]:
     return sorted(gamma), sorted(beta)
 
 
-class _Emission:
-    """Writes the fused nodes of one unit."""
+def _write_sum(new: Replacement, norm: Norm, number: int, tensor: str) -> None:
+    """Replaces a sum over all rows."""
+    if new.matcher.output(number) in new.redirect:
+        return  # two units share dy, and with it its sum
+    rows, size = _rows_and_size(norm)
+    stem, new.stem = new.stem, f"{new.view.names[number]}/BiasAddGrad"
+    if len(norm.axes) > 1:
+        tensor = new.reshape(tensor, (rows, size), name="rows")
+        # Else its reader would not follow what is low.
+        new.node_lists[f"{new.stem}/rows"] = "infer"
+    made = new.op.BiasAddGrad(tensor, name="", shape=(size,), data_format="NHWC")
+    shape = new.matcher.shape(number)
+    if shape is None:
+        raise NoMatchError(f"the shape of {new.view.names[number]!r} is not known")
+    new.replace(number, new.reshape(made, tuple(shape), name="shaped"))
+    new.stem = stem
 
-    def __init__(self, new: Replacement, norm: Norm) -> None:
-        self._new, self._norm = new, norm
-        self._size = normalized_size(norm)
-        shape = norm.shape or ()
-        self._rows = elements(shape[: len(shape) - len(norm.axes)])
-        self._images: Shape = (1, self._rows, self._size, 1)
 
-    def emit(self, gradient: NormGradient | None) -> None:
-        """Adds the nodes and the redirections of tensors."""
-        new, norm, op = self._new, self._norm, self._new.op
-        common = {
-            "epsilon": norm.statistics.epsilon,
-            "data_format": "NCHW",
-            "is_training": True,
-            "shape": self._images,
-        }
-        x = self._as_images("x", norm.x)
-        ones, zeros = self._filled("ones", x, 1.0), self._filled("zeros", x, 0.0)
-        empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
-        rows, _, _, *saved = op.FusedBatchNormV3(
-            x, ones, zeros, empty, empty, name="", exponential_avg_factor=1.0, **common
-        )
-        normalized = output = new.reshape_like(rows, norm.x, name="normalized")
-        if norm.gamma is not None:
-            output = op.Mul(output, norm.gamma, name="scaled", shape=norm.shape)
-        if norm.beta is not None:
-            output = op.AddV2(output, norm.beta, name="shifted", shape=norm.shape)
-        new.replace(norm.output, output)
-        if gradient is None:
-            return
-        dy = gradient.dy
-        if gradient.dx is not None:
-            scaled = dy
-            if norm.gamma is not None:
-                scaled = op.Mul(dy, norm.gamma, name="dy_scaled", shape=norm.shape)
-            inputs = (self._as_images("dy", scaled), x, ones, *saved)
-            rows = op.FusedBatchNormGradV3(*inputs, name="Grad", **common)[0]
-            gradient.redirect_dx(new, new.reshape_like(rows, norm.x, name="dx"))
-        d_gamma, d_beta = _parameter_sums(norm)
-        for number in d_gamma:
-            weighted = op.Mul(dy, normalized, name="weighted", shape=norm.shape)
-            self._emit_sum(number, weighted)
-        for number in d_beta:
-            self._emit_sum(number, dy)
-
-    def _emit_sum(self, number: int, tensor: str) -> None:
-        """Replaces a sum over all rows."""
-        new = self._new
-        if new.matcher.output(number) in new.redirect:
-            return  # two units share dy, and with it its sum
-        stem, new.stem = new.stem, f"{new.view.names[number]}/BiasAddGrad"
-        if len(self._norm.axes) > 1:
-            tensor = new.reshape(tensor, (self._rows, self._size), name="rows")
-            # Else its reader would not follow what is low.
-            new.node_lists[f"{new.stem}/rows"] = "infer"
-        made = new.op.BiasAddGrad(tensor, name="", shape=(self._size,), data_format="NHWC")
-        shape = new.matcher.shape(number)
-        if shape is None:
-            raise NoMatchError(f"the shape of {new.view.names[number]!r} is not known")
-        new.replace(number, new.reshape(made, tuple(shape), name="shaped"))
-        new.stem = stem
-
-    def _as_images(self, name: str, tensor: str) -> str:
-        """A tensor of x's shape as [1, rows, size, 1]."""
-        return self._new.reshape(tensor, self._images, name=name)
-
-    def _filled(self, name: str, images: str, value: float) -> str:
-        """A tensor [rows] of one value."""
-        new = self._new
-        if self._rows is not None:
-            return new.constant(value, name=name, beside=images, shape=(self._rows,))
-        bounds = [
-            new.constant(np.array([at], np.int32), name=f"{name}/{bound}", beside=images)
-            for bound, at in (("begin", 1), ("end", 2), ("stride", 1))
-        ]
-        sizes = new.op.Shape(images, name=f"{name}/sizes")
-        rows = new.op.StridedSlice(sizes, *bounds, name=f"{name}/rows", shape=(1,))
-        one = new.constant(value, name=f"{name}/value", beside=images)
-        made: str = new.op.Fill(rows, one, name=name, shape=(None,))
-        return made
+def _filled(new: Replacement, name: str, images: str, value: float, rows: int | None) -> str:
+    """A tensor [rows] of one value."""
+    if rows is not None:
+        return new.constant(value, name=name, beside=images, shape=(rows,))
+    bounds = [
+        new.constant(np.array([at], np.int32), name=f"{name}/{bound}", beside=images)
+        for bound, at in (("begin", 1), ("end", 2), ("stride", 1))
+    ]
+    sizes = new.op.Shape(images, name=f"{name}/sizes")
+    length = new.op.StridedSlice(sizes, *bounds, name=f"{name}/rows", shape=(1,))
+    one = new.constant(value, name=f"{name}/value", beside=images)
+    made: str = new.op.Fill(length, one, name=name, shape=(None,))
+    return made

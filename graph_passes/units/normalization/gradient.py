@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.matcher import SHAPERS, SUMS, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.forward import Norm, Roles
-from graph_passes.units.normalization.parameters import is_parameter
+from graph_passes.units.normalization.statistics import is_parameter
 from graph_passes.units.normalization.unit_algebra import LINEAR
 
 _SAME = ("Identity", "StopGradient")
@@ -232,7 +233,7 @@ def _input_gradient(
     for number in () if norm.is_stored else algebra.sums - norm.nodes:
         terms = [(p, algebra.of(number, p)) for p in range(len(m.makers(number)))]
         own = [(port, value) for port, value in terms if value is not None and "r" in value.names]
-        if own and _sum(value for _, value in own) == wanted:
+        if own and sum((value for _, value in own), constant(0)) == wanted:
             found[number] = tuple(port for port, _ in own)
     first = list(found)
     if len(first) > 1:
@@ -248,15 +249,7 @@ def _input_gradient(
     return first[0], tuple(m.tensor(first[0], port) for port in found[first[0]])
 
 
-def _sum(values: Iterable[Polynomial]) -> Polynomial:
-    total = constant(0)
-    for value in values:
-        total += value
-    return total
-
-
-@dataclasses.dataclass(frozen=True)
-class _Formula:
+class _Formula(NamedTuple):
     """The gradients with regard to x, and to a scale and an offset that the sums leave alone."""
 
     dx: Polynomial

@@ -40,14 +40,7 @@ class FoundNorm:
 
 
 def find_norms(edits: GraphEdits) -> list[FoundNorm]:
-    """Finds every normalization.
-
-    Args:
-        edits: receives the near misses.
-
-    Returns:
-        The normalizations, in the order of the names of their Rsqrt nodes.
-    """
+    """Every normalization, in the order of the names of their Rsqrt nodes."""
     matcher, names = edits.matcher, edits.view.names
 
     def find(number: int) -> list[FoundNorm]:

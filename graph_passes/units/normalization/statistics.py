@@ -1,5 +1,7 @@
 """What a Rsqrt is taken of: the variance or mean square of a tensor, or a stored variance.
 
+A tensor is stored if it is a variable, a constant or an argument, or made of such alone in few ops.
+
 A variance is the mean of squared deviations, or with weights w, as `tf.nn.weighted_moments` writes
 it for the group normalization of tf_keras:
 
@@ -14,10 +16,15 @@ from __future__ import annotations
 import dataclasses
 
 from graph_passes.ir.view import FLOAT
-from graph_passes.rewriter.matcher import ADDS, SHAPERS, Matcher, NoMatchError
-from graph_passes.units.normalization.parameters import is_parameter
+from graph_passes.rewriter.matcher import ADDS, SHAPERS, SPREADS, Matcher, NoMatchError
 
 _SQUARES = ("Square", "Mul", "Pow")
+_STORED = ("ReadVariableOp", "VariableV2", "Const")
+_GIVEN = ("_Arg", "Placeholder")
+_ARITHMETIC = frozenset((*ADDS, "Mul", "Sub", "SquaredDifference", "Neg"))
+_KEEPS_PARAMETER = frozenset((*SHAPERS, "Cast", "Enter", *SPREADS))
+_MAKES_PARAMETER = _KEEPS_PARAMETER.union(_ARITHMETIC, _STORED, _GIVEN)
+_DEEPEST_PARAMETER = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,9 +84,9 @@ def find_statistics(m: Matcher, rsqrt: int) -> Statistics | None:
     if m.op(total) not in ADDS or m.node(rsqrt).attr["T"].type != FLOAT:
         return None
     spread, epsilon = sorted(m.inputs(total), key=lambda tensor: m.op(m.maker(tensor)) == "Const")
-    if m.op(m.maker(epsilon)) != "Const" or m.constant(epsilon).size != 1:
+    number, value = m.maker(m.through(spread, *SHAPERS)), m.scalar(epsilon)
+    if value is None:
         return None
-    number, value = m.maker(m.through(spread, *SHAPERS)), m.constant(epsilon).item()
     variance = _average(m, number)
     if variance is None:
         if not is_parameter(m, spread):
@@ -172,9 +179,7 @@ def _weighting(m: Matcher, weights: str, x: str) -> frozenset[int]:
     nodes.add(number)
     source = m.through(m.tensor(number, 0), *SHAPERS)
     if m.op(number) == "OnesLike" and m.through(x, *SHAPERS) == source:
-        while x != source:
-            nodes.add(m.maker(x))
-            x = m.tensor(m.maker(x), 0)
+        nodes |= _between(m, x, m.maker(source))
     return frozenset(nodes)
 
 
@@ -209,7 +214,39 @@ def _squares_its_input(m: Matcher, number: int) -> bool:
     inputs = m.inputs(number)
     if m.op(number) == "Mul":
         return inputs[0] == inputs[1]
-    if m.op(number) == "Pow":
-        power = m.maker(inputs[1])
-        return m.op(power) == "Const" and m.constant(inputs[1]).ravel().tolist() == [2.0]
-    return True
+    return m.op(number) != "Pow" or m.scalar(inputs[1]) == 2
+
+
+def may_be_parameter(op: str) -> bool:
+    """Whether nodes of an op type may make a stored tensor."""
+    return op in _MAKES_PARAMETER
+
+
+def is_parameter(m: Matcher, tensor: str) -> bool:
+    """Whether a tensor is stored, or made of stored tensors alone in a few steps."""
+    pending = [(m.maker(tensor), 0)]
+    stored = False
+    while pending:
+        number, depth = pending.pop()
+        op = m.ops[number]
+        if op not in _MAKES_PARAMETER:
+            return False
+        if op in _STORED:
+            stored = stored or op != "Const" or m.constant(m.output(number)).size > 1
+            continue
+        makers = m.makers(number)
+        if op in _GIVEN and _is_vector(m, number):
+            stored = True
+        elif depth == _DEEPEST_PARAMETER or not makers or op in _GIVEN:
+            return False
+        elif op in _KEEPS_PARAMETER:
+            pending.append((makers[0], depth + 1))
+        else:
+            pending.extend((maker, depth + 1) for maker in makers)
+    return stored
+
+
+def _is_vector(m: Matcher, number: int) -> bool:
+    """Whether what a node makes is known to have at most one axis that is longer than 1."""
+    shape = m.shape(number)
+    return shape is not None and sum(size != 1 for size in shape) <= 1

@@ -15,8 +15,7 @@ from graph_passes.ir.view import Shape
 from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
 from graph_passes.rewriter.matcher import SHAPERS, SPREADS, SUMS, Matcher, NoMatchError
-from graph_passes.units.normalization.parameters import is_parameter, may_be_parameter
-from graph_passes.units.normalization.statistics import Statistics
+from graph_passes.units.normalization.statistics import Statistics, is_parameter, may_be_parameter
 from graph_passes.units.normalization.unit_axes import UnitAxes
 
 SPREADERS = (*SHAPERS, *SPREADS)

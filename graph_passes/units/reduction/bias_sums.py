@@ -16,21 +16,23 @@ gradient of a broadcast, and is reshaped to the constant shape of a bias afterwa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable
 
+from graph_passes.ir.eligibility import find_ineligible
 from graph_passes.ir.view import ARGUMENT, Shape, elements
-from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.converted_products import ConvertedProducts
 from graph_passes.units.reduction.gradient_sums import PRODUCTS
-from graph_passes.units.reduction.ones_product import sum_rows, sum_rows_pays
+from graph_passes.units.reduction.ones_product import ones_products_pay, sum_rows, sum_rows_pays
 from graph_passes.units.reduction.sums import (
     BroadcastGradients,
     float_sums,
     reshaped_to,
     summed_axes,
 )
+from graph_passes.units.unit_pass import UnitSearch
 
 BIAS_GRADIENT = "bias-gradient"
 ONES_PRODUCT = "ones-product"
@@ -39,53 +41,37 @@ _Write = Callable[[Replacement, str, Shape], str]
 """Writes the sum of a tensor of some shape, [..., channels], over all axes but the last."""
 
 
-def use_bias_gradients(edits: GraphEdits, exact: Collection[int]) -> None:
-    """Replaces sums of a gradient over its leading axes by BiasAddGrad.
-
-    Args:
-        edits: receives the replacements.
-        exact: numbers of the sums that must not be rounded.
-    """
+def use_bias_gradients(search: UnitSearch) -> None:
+    """Replaces sums of a gradient over its leading axes by BiasAddGrad."""
 
     def write(new: Replacement, tensor: str, _: Shape) -> str:
         made: str = new.op.BiasAddGrad(tensor)
         return made
 
-    _replace_sums(edits, exact, BIAS_GRADIENT, lambda *_: True, write)
+    if search.infers("BiasAddGrad"):
+        _replace_sums(search, BIAS_GRADIENT, lambda *_: True, write)
 
 
-def multiply_by_ones(
-    edits: GraphEdits, exact: Collection[int], products: ConvertedProducts
-) -> None:
+def multiply_by_ones(search: UnitSearch) -> None:
     """Replaces BiasAddGrad, and sums like it, by a matrix product with ones.
 
     Only a gradient that another product reads too is summed so: it goes low in any case.
-
-    Args:
-        edits: receives the replacements.
-        exact: numbers of the sums that must not be rounded.
-        products: tells which gradients go low in any case.
     """
-    view, m = edits.view, edits.matcher
+    if not ones_products_pay(search):
+        return
+    edits, view, m = search.edits, search.edits.view, search.edits.matcher
+    ineligible = {*find_ineligible(view, (), search.config), *edits.kept}
+    products = ConvertedProducts(m, search.lists, search.support, ineligible)
     for number in view.of_op("BiasAddGrad"):
-        node, op_type = view.nodes[number], view.op_type(number)
-        is_last = op_type is not None and op_type.attr(node, "data_format").s == b"NHWC"
+        is_last = m.attr(number, "data_format").s == b"NHWC"
         if not is_last or not view.is_float[view.base[number]] or number in edits.kept:
             continue
         if _is_added_to_argument(m, number):
             continue  # behind a loop one product may take the place of this sum in all rounds
-        if sum_rows_pays(products, number, m.tensor(number, 0)):
-
-            def multiply(new: Replacement, number: int = number) -> None:
-                tensor = new.matcher.tensor(number, 0)
-                new.replace(number, sum_rows(new, tensor, new.matcher.shape_of(tensor) or ()))
-
-            edits.propose(ONES_PRODUCT, number, multiply)
-
-    def pays(number: int, tensor: str) -> bool:
-        return sum_rows_pays(products, number, tensor)
-
-    _replace_sums(edits, exact, ONES_PRODUCT, pays, sum_rows)
+        tensor = m.tensor(number, 0)
+        if sum_rows_pays(products, number, tensor):
+            edits.propose(ONES_PRODUCT, number, _replace, number, m.shape_of(tensor), sum_rows)
+    _replace_sums(search, ONES_PRODUCT, functools.partial(sum_rows_pays, products), sum_rows)
 
 
 def _is_added_to_argument(matcher: Matcher, number: int) -> bool:
@@ -99,15 +85,15 @@ def _is_added_to_argument(matcher: Matcher, number: int) -> bool:
 
 
 def _replace_sums(
-    edits: GraphEdits,
-    exact: Collection[int],
+    search: UnitSearch,
     rule: str,
     pays: Callable[[int, str], bool],
     write: _Write,
 ) -> None:
-    view, m, gradients = edits.view, edits.matcher, BroadcastGradients(edits.matcher)
+    edits, view, m = search.edits, search.edits.view, search.edits.matcher
+    gradients = BroadcastGradients(m)
     for number in float_sums(edits):
-        if number in exact or m.op(m.source(number, 0)) in PRODUCTS:
+        if number in search.exact or m.op(m.source(number, 0)) in PRODUCTS:
             continue
         tensor, kept = m.tensor(number, 0), reshaped_to(m, number)
         shape = view.shape(tensor)
@@ -119,11 +105,7 @@ def _replace_sums(
             continue  # most sums are no gradient of a bias: no near misses
         if gradients.has(number):
             rows = (elements(shape[:axes]), channels) if axes < len(shape) - 1 else shape
-
-            def replace(new: Replacement, number: int = number, rows: Shape = rows) -> None:
-                _replace(new, number, rows, write)
-
-            edits.propose(rule, number, replace)
+            edits.propose(rule, number, _replace, number, rows, write)
 
 
 def _replace(new: Replacement, number: int, rows: Shape, write: _Write) -> None:

@@ -16,18 +16,18 @@ but counts as an op that moves values.
 from __future__ import annotations
 
 from graph_passes.ir.view import Shape
-from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.gradient_sums import PRODUCTS
 from graph_passes.units.reduction.sums import float_sums
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "idle-sum"
 
 
-def leave_out_idle_sums(edits: GraphEdits) -> None:
+def leave_out_idle_sums(search: UnitSearch) -> None:
     """Takes sums over no axes out, and lets those that are very likely such go low."""
-    view, m = edits.view, edits.matcher
+    edits, view, m = search.edits, search.edits.view, search.edits.matcher
     for number in float_sums(edits):
         if m.op(m.source(number, 1)) != "BroadcastGradientArgs":
             continue
@@ -37,7 +37,7 @@ def leave_out_idle_sums(edits: GraphEdits) -> None:
         waits = number in view.waits or view.names[number] in view.awaited
         is_certain = None not in gradient or _meets_a_matrix(m, number)
         write = _leave_out if is_certain and not waits else _let_pass
-        edits.propose(RULE, number, lambda new, n=number, write=write: write(new, n))  # type: ignore[misc]
+        edits.propose(RULE, number, write, number)
 
 
 def _leave_out(new: Replacement, number: int) -> None:

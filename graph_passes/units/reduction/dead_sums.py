@@ -8,24 +8,18 @@ would what makes only the sum, such as the squares in the gradient of a swish fo
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "unread-sum"
 REDUCTIONS = ("Sum", "Mean")
 
 
-def pass_unread_sums(edits: GraphEdits, denied: Collection[str]) -> None:
+def pass_unread_sums(search: UnitSearch) -> None:
     """Lets sums of which nothing comes, and what makes them alone, take whatever dtype comes.
 
     In a graph of which nobody has said what is fetched, everything may be.
-
-    Args:
-        edits: receives the lists.
-        denied: the ops of the deny list.
     """
-    view = edits.view
+    edits, view, denied = search.edits, search.edits.view, search.lists.ops("deny")
     if not (edits.kept or view.is_function):
         return
     for number in sorted(edits.unread.now()):
@@ -33,10 +27,6 @@ def pass_unread_sums(edits: GraphEdits, denied: Collection[str]) -> None:
         # Others may have no output at all.
         is_free = op in REDUCTIONS and name not in edits.node_lists
         if is_free and edits.matcher.output(number) not in edits.redirect:
-            edits.propose(
-                RULE,
-                number,
-                lambda new, name=name: new.node_lists.update({name: "clear"}),  # type: ignore[misc]
-            )
+            search.list_nodes(RULE, number, (name,), "clear")
         elif op in denied:
             edits.node_lists.setdefault(name, "infer")

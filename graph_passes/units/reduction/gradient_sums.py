@@ -14,7 +14,6 @@ for that.
 from __future__ import annotations
 
 from graph_passes.ir.view import Shape, elements
-from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.sums import (
@@ -23,28 +22,26 @@ from graph_passes.units.reduction.sums import (
     reduces,
     reshaped_to,
 )
+from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "weight-gradient"
 PRODUCTS = ("BatchMatMulV2", "BatchMatMul")
 """Ops that make a batch of matrix products."""
 
 
-def merge_weight_gradients(edits: GraphEdits) -> None:
+def merge_weight_gradients(search: UnitSearch) -> None:
     """Replaces sums of matrix products over a batch by one product."""
-    view, m, gradients = edits.view, edits.matcher, BroadcastGradients(edits.matcher)
+    edits, m = search.edits, search.edits.matcher
+    gradients = BroadcastGradients(m)
     for number in float_sums(edits):
         product = m.source(number, 0)
-        op_type = view.op_type(product) if m.op(product) in PRODUCTS else None
-        if op_type is None:
+        if m.op(product) not in PRODUCTS:
             continue
-        sides = [op_type.attr(m.node(product), side).b for side in ("adj_x", "adj_y")]
+        sides = [m.attr(product, side).b for side in ("adj_x", "adj_y")]
         # A sum of other products is none of a weight's gradient.
         if sides == [True, False] and gradients.has(number):
-
-            def merge(new: Replacement, number: int = number, product: int = product) -> None:
-                _merge(new, number, product)
-
-            edits.propose(RULE, number, merge, stem=f"{m.node(product).name}/MatMul")
+            stem = f"{m.node(product).name}/MatMul"
+            edits.propose(RULE, number, _merge, number, product, stem=stem)
 
 
 def _merge(new: Replacement, number: int, product: int) -> None:

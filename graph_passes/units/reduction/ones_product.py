@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from graph_passes.ir.view import Shape, elements
-from graph_passes.policy.config import PrecisionConfig
-from graph_passes.policy.op_lists import OpLists
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.converted_products import ConvertedProducts
+from graph_passes.units.unit_pass import UnitSearch
 
 FEW_ELEMENTS = 1 << 15
 """Below this, starting the product with ones costs more than the Cast that it saves (measured on
@@ -16,15 +15,16 @@ UNKNOWN_DIMENSION = 128
 more, so this is on the large side."""
 
 
-def ones_products_pay(config: PrecisionConfig, lists: OpLists) -> bool:
+def ones_products_pay(search: UnitSearch) -> bool:
     """Whether a product with ones is the best way to sum in the target dtype.
 
     It is where only the kernel of BiasAddGrad is at fault: in bfloat16 on a CPU. A compiler that
     fuses ops makes a Cast before a sum for nothing.
     """
+    lists = search.lists
     return (
-        (config.device, config.target_dtype) == ("CPU", "bfloat16")
-        and not config.fused
+        search.is_bfloat16_cpu
+        and not search.config.fused
         and lists.list_of("BiasAddGrad") is None
         and lists.list_of("MatMul") == "allow"
         and {lists.list_of("Reshape"), lists.list_of("Fill")} == {"clear"}

@@ -48,9 +48,7 @@ class BroadcastGradients:
         m = self._m
         if m.op(m.source(total, 1)) == "BroadcastGradientArgs":
             return True
-        op_type = m.view.op_type(total)
-        keeps = op_type is not None and op_type.attr(m.node(total), "keep_dims").b
-        return keeps and self._is_gradient(m.source(total, 0))
+        return m.attr(total, "keep_dims").b and self._is_gradient(m.source(total, 0))
 
     def _is_gradient(self, start: int) -> bool:
         """Whether an op that only differentiation uses is among those that make a tensor."""

@@ -9,14 +9,15 @@ ways to write an update have one polynomial, but for the rounding of single oper
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Mapping
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import FLOAT, Shape
 from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
 from graph_passes.rewriter.effects import READ, WRITES, Contraction
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
-from graph_passes.rewriter.stored_shapes import known_shape
 
 _SUMS = {"AddV2": 1, "Add": 1, "Sub": -1}
 _ARITHMETIC = (*_SUMS, "AddN", "Mul", "Neg", "RealDiv", "Rsqrt", "Sqrt", "Square")
@@ -100,13 +101,8 @@ class Variables:
                     self.awaited[number] = write
         slots = {m.tensor(number, 0) for number in self.awaited}
         reads = [n for handle in slots for n in m.readers(m.maker(handle)) if m.ops[n] == READ]
-        self.behind = {number for number in reads if m.tensor(number, 0) in slots}
-        pending = list(self.behind)
-        for number in pending:  # which grows
-            for reader in m.readers(number):
-                if m.ops[reader] in _ARITHMETIC and reader not in self.behind:
-                    self.behind.add(reader)
-                    pending.append(reader)
+        starts = (number for number in reads if m.tensor(number, 0) in slots)
+        self.behind = set(walk(starts, self.computing))
         self._shapes: dict[str, Shape | None] = {}
         self._constant: dict[str, bool] = {}
 
@@ -117,6 +113,10 @@ class Variables:
             if write >= 0 and is_float32_write(m, write) and m.tensor(write, 0) == handle:
                 return write
         return None
+
+    def computing(self, number: int) -> list[int]:
+        """The nodes that compute with what a node makes."""
+        return [reader for reader in self.m.readers(number) if self.m.ops[reader] in _ARITHMETIC]
 
     def is_constant(self, handle: str) -> bool:
         """Whether nothing writes to a variable."""
@@ -130,7 +130,7 @@ class Variables:
         if tensor not in self._shapes:
             m = self.m
             is_constant = m.ops[m.maker(tensor)] == "Const"  # to ask a host takes longer
-            shape = m.constant(tensor).shape if is_constant else known_shape(m, tensor)
+            shape = m.constant(tensor).shape if is_constant else m.stored_shape(tensor)
             self._shapes[tensor] = None if shape is None or None in shape else shape
         return self._shapes[tensor]
 
@@ -224,15 +224,11 @@ class UpdateSearch:
 
     def _find_made(self) -> set[int]:
         """The nodes that compute with what the update reads."""
-        m, found, pending = self._m, set[int](), list(self._reads)
-        for number in pending:  # which grows
-            for reader in m.readers(number):
-                if m.ops[reader] in _ARITHMETIC and reader not in found:
-                    found.add(reader)
-                    pending.append(reader)
-            if len(found) > _MOST_NODES:
-                raise NoMatchError("too many nodes read its variables")
-        return found
+        most = len(self._reads) + _MOST_NODES
+        found = list(itertools.islice(walk(self._reads, self._variables.computing), most + 1))
+        if len(found) > most:
+            raise NoMatchError("too many nodes read its variables")
+        return set(found).difference(self._reads)
 
     def _written(self, place: int, number: int) -> Polynomial:
         value, op = self._expand(self._m.tensor(number, 1)), self._m.ops[number]

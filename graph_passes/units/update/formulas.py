@@ -227,49 +227,39 @@ def _minus(value: Polynomial) -> Polynomial:
     return constant(-1) * value
 
 
-class Scalars:
-    """Writes the scalars of one update.
+def write_scalar(
+    new: Replacement,
+    update: Update,
+    value: Polynomial,
+    name: str,
+    constants: dict[tuple[str, float], str],
+) -> str:
+    """Writes a scalar of an update: a constant, or the product of scalars of the graph.
 
     Args:
+        new: receives the nodes.
         update: the update.
-        constants: device and value -> a constant of the graph that earlier updates read.
+        value: the scalar.
+        name: what the node is called.
+        constants: device and value -> a constant of the graph; receives those that are written.
 
-    Attributes:
-        added: further constants, once they are written.
+    Raises:
+        NoMatchError: it is another polynomial.
     """
 
-    def __init__(self, update: Update, constants: Mapping[tuple[str, float], str]) -> None:
-        self.update, self._constants = update, constants
-        self.added: dict[tuple[str, float], str] = {}
+    def constant_of(number: float, name: str) -> str:
+        key = (new.device, number)
+        if key not in constants:
+            constants[key] = new.constant(number, name=name, beside=update.tensors["old 0"])
+        return constants[key]
 
-    def write(self, new: Replacement, value: Polynomial, name: str) -> str:
-        """Writes a constant, or the product of scalars of the graph.
-
-        Raises:
-            NoMatchError: it is another polynomial.
-        """
-        number = _number(value)
-        if number is not None:
-            return self._constant(new, float(number), name)
-        if len(value.terms) != 1:
-            raise NoMatchError(f"{name} is not a product of scalars")
-        ((monomial, coefficient),) = value.terms
-        factors: list[str] = []
-        for each, exponent in monomial:
-            if exponent < 1 or not is_scalar(each):
-                raise NoMatchError(f"{name} is not a product of scalars")
-            factors += [self.update.tensors[each]] * exponent
-        if coefficient != 1:
-            factors.append(self._constant(new, float(coefficient), f"{name}_factor"))
-        made = factors[0]
-        for factor in factors[1:]:
-            made = new.op.Mul(made, factor, name=name, shape=())
-        return made
-
-    def _constant(self, new: Replacement, value: float, name: str) -> str:
-        key = (new.device, value)
-        known = self._constants.get(key) or self.added.get(key)
-        if known is None:
-            beside = self.update.tensors["old 0"]
-            known = self.added[key] = new.constant(value, name=name, beside=beside)
-        return known
+    number = _number(value)
+    if number is not None:
+        return constant_of(float(number), name)
+    ((monomial, coefficient), *more) = value.terms
+    if more or any(exponent < 1 or not is_scalar(each) for each, exponent in monomial):
+        raise NoMatchError(f"{name} is not a product of scalars")
+    factors = [update.tensors[each] for each, exponent in monomial for _ in range(exponent)]
+    if coefficient != 1:
+        factors.append(constant_of(float(coefficient), f"{name}_factor"))
+    return functools.reduce(lambda a, b: new.op.Mul(a, b, name=name, shape=()), factors)

@@ -7,7 +7,6 @@ memory; in a training step of a transformer on a CPU they take as long as a thir
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 from graph_passes.ir.view import Shape
 from graph_passes.ops.kernels import has_float32_kernel
@@ -16,8 +15,9 @@ from graph_passes.rewriter.effects import in_circles
 from graph_passes.rewriter.gate import CONTROL_FLOW
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.unit_pass import UnitSearch
 from graph_passes.units.update.expression import Update, UpdateSearch, Variables, is_float32_write
-from graph_passes.units.update.formulas import Arguments, Scalars, op_of_update
+from graph_passes.units.update.formulas import Arguments, op_of_update, write_scalar
 
 RULE = "fused-update"
 OPS = ("AssignAddVariableOp", "AssignSubVariableOp")
@@ -26,14 +26,12 @@ OPS = ("AssignAddVariableOp", "AssignSubVariableOp")
 _Found = tuple[str, Arguments, Update]
 
 
-def fuse_updates(edits: GraphEdits, device: str) -> None:
-    """Replaces updates by one op each.
-
-    Args:
-        edits: receives the replacements.
-        device: the type of the device that must have the op's kernel.
-    """
+def fuse_updates(search: UnitSearch) -> None:
+    """Replaces updates by one op each; further units are found in the graph without them."""
+    edits, device = search.edits, search.config.device
     view, m = edits.view, edits.matcher
+    if search.config.fused:
+        return  # a compiler that fuses element-wise ops makes one loop of an update
     if not view.ops.isdisjoint(CONTROL_FLOW):
         return  # parts of an update may be dead where others run
     steps = [number for number in view.of_op(*OPS) if is_float32_write(m, number)]
@@ -58,9 +56,11 @@ def fuse_updates(edits: GraphEdits, device: str) -> None:
         if circles[number]:
             edits.miss(last, "something runs between the parts of the update")
             continue
-        scalars = Scalars(update, constants)
-        if edits.propose(RULE, last, _write(op, arguments, scalars)):
-            constants |= scalars.added
+        known = dict(constants)
+        if edits.propose(RULE, last, _write, op, arguments, update, known):
+            constants = known
+    if edits.in_place:
+        search.edits = edits.applied()
 
 
 def _find(
@@ -87,24 +87,25 @@ def _find(
     return op, arguments, update
 
 
-def _write(op: str, arguments: Arguments, scalars: Scalars) -> Callable[[Replacement], None]:
-    update = scalars.update
-
-    def write(new: Replacement) -> None:
-        inputs: list[str] = []
-        attrs: dict[str, bool] = {}
-        for name, value in arguments.items():
-            if isinstance(value, bool):
-                attrs[name] = value
-            elif isinstance(value, str):
-                inputs.append(update.tensors[value])
-                if value in update.broadcast and len(update.contraction.writes) > 1:
-                    inputs[-1] = _of_shape(new, inputs[-1], update.shape, name)
-            else:
-                inputs.append(scalars.write(new, value, name))
-        new.contract(update.contraction, op, *inputs, use_locking=True, **attrs)
-
-    return write
+def _write(
+    new: Replacement,
+    op: str,
+    arguments: Arguments,
+    update: Update,
+    constants: dict[tuple[str, float], str],
+) -> None:
+    inputs: list[str] = []
+    attrs: dict[str, bool] = {}
+    for name, value in arguments.items():
+        if isinstance(value, bool):
+            attrs[name] = value
+        elif isinstance(value, str):
+            inputs.append(update.tensors[value])
+            if value in update.broadcast and len(update.contraction.writes) > 1:
+                inputs[-1] = _of_shape(new, inputs[-1], update.shape, name)
+        else:
+            inputs.append(write_scalar(new, update, value, name, constants))
+    new.contract(update.contraction, op, *inputs, use_locking=True, **attrs)
 
 
 def _of_shape(new: Replacement, tensor: str, shape: Shape | None, name: str) -> str:

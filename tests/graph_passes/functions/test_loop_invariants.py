@@ -17,9 +17,6 @@ from graph_passes.functions.loop_invariants import hoist_casts
 HALF = types_pb2.DT_HALF
 
 CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
-ALONE = PrecisionConfig(
-    target_dtype="bfloat16", device="CPU", disabled_rules=frozenset(("function-signatures",))
-)
 OFF = PrecisionConfig(
     target_dtype="bfloat16", device="CPU", disabled_rules=frozenset(("loop-hoisting",))
 )
@@ -33,10 +30,9 @@ def rewrite(graph_def: graph_pb2.GraphDef, config: PrecisionConfig) -> graph_pb2
     return result.graph_def
 
 
-@pytest.mark.parametrize("config", [CONFIG, ALONE], ids=["with signatures", "bodies alone"])
-def test_weight_is_cast_once_outside(config: PrecisionConfig) -> None:
+def test_weight_is_cast_once_outside() -> None:
     graph = build(call_graphs.loop, gradient=False)
-    new = rewrite(graph.graph_def, config)
+    new = rewrite(graph.graph_def, CONFIG)
     ((loop, body),) = loops(new)
     assert casts_of_weights(body) == []
     reads = {node.name for node in nodes_named(new.node, "ReadVariableOp")}
@@ -74,7 +70,7 @@ def test_weight_that_the_loop_writes_is_read_in_every_round(shape: object) -> No
 
 
 def test_float32_argument_enters_twice_where_both_dtypes_are_read() -> None:
-    new = rewrite(build(call_graphs.mixed_loop, gradient=False).graph_def, ALONE)
+    new = rewrite(build(call_graphs.mixed_loop, gradient=False).graph_def, CONFIG)
     ((loop, body),) = loops(new)
     arguments = {a.name: a.type for a in body.signature.input_arg}
     cast = [n for n in nodes_named(body.node_def, "Cast") if n.input[0] in arguments]

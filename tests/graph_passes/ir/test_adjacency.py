@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_passes.ir.adjacency import Adjacency
+from graph_passes.ir.adjacency import Adjacency, walk
 
 VERTICES, RELAYS = 6, 5
 Pairs = list[tuple[int, int]]
@@ -53,3 +53,15 @@ def test_what_lies_behind_passed_relays_is_found_once(extra: Pairs) -> None:
     passed: set[int] = set()
     once = [set(found.readers(vertex, passed)) for vertex in range(VERTICES)]
     assert set().union(*once) == {target for _, target in joined([], extra)}
+
+
+def test_a_walk_gives_each_place_once_and_asks_for_no_steps_too_many() -> None:
+    asked: list[int] = []
+
+    def steps(place: int) -> list[int]:
+        asked.append(place)
+        return {0: [1, 2], 1: [3], 2: [3], 3: [0]}[place]
+
+    assert sorted(walk([0, 0], steps)) == [0, 1, 2, 3]
+    assert sorted(asked) == [0, 1, 2, 3]
+    assert next(walk([4], steps)) == 4

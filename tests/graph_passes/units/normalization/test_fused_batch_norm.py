@@ -28,9 +28,11 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes import PrecisionConfig
 from graph_passes.ir.view import view_graph
+from graph_passes.ops.kernels import kernel_support
+from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
-from graph_passes.units.normalization.norms import find_norms
+from graph_passes.units.unit_pass import UnitSearch
 
 LOW = {"GPU": types_pb2.DT_HALF, "CPU": types_pb2.DT_BFLOAT16}
 ROUNDING = {"GPU": 2**-11, "CPU": 2**-8}
@@ -207,11 +209,11 @@ def find(
     """The units in a graph, and what came close."""
     known = {"x": (8, 8), "y": (8, 8), "gamma": (8,), "beta": (8,), "mean": (8,), **shapes}
     edits = GraphEdits(view_graph(graph(text), lambda name: (known.get(name),)), preserve)
-    norms = find_norms(edits)
-    left = fuse_batch_norms(
-        edits, norms, least_epsilon=0.0, has_kernels=True, fold=False, products=("MatMul",)
-    )
-    names = [edits.view.names[unit.output] for unit in left]
+    config = PrecisionConfig(target_dtype="float16", device="CPU")
+    support = kernel_support("CPU", config.target)
+    search = UnitSearch(edits, config, load_op_lists(config), support)
+    fuse_batch_norms(search)
+    names = [edits.view.names[unit.output] for unit in search.in_float32]
     return edits.units + [f"float32: {name}" for name in names], [m.why for m in edits.misses]
 
 
