@@ -154,10 +154,10 @@ class GraphView:
         )
 
     def of_op(self, *ops: str) -> list[int]:
-        """The nodes whose op type has one of the names, in order."""
-        return self._with_node_type(
-            [number for op in ops for number in self._node_types_of_op.get(op, ())]
-        )
+        """The nodes that have one of some ops, in order."""
+        families = self.node_index.node_types.families
+        found = [families[op] for op in ops if op in families]
+        return self._with_node_type([n for family in found for n in family.numbers.values()])
 
     def _with_node_type(self, numbers: list[int]) -> list[int]:
         """The nodes that have one of some node_types, in order."""
@@ -165,16 +165,7 @@ class GraphView:
             return []
         table = np.zeros(len(self.node_types), bool)
         table[numbers] = True
-        return np.flatnonzero(table[np.asarray(self.node_type_of)]).tolist()  # type: ignore[no-any-return]
-
-    @functools.cached_property
-    def _node_types_of_op(self) -> dict[str, list[int]]:
-        """Name of an op type -> the numbers of its node_types."""
-        found: dict[str, list[int]] = {}
-        for number, node_type in enumerate(self.node_types):
-            if node_type.op_type is not None:
-                found.setdefault(node_type.op_type.name, []).append(number)
-        return found
+        return table[np.asarray(self.node_type_of)].nonzero()[0].tolist()  # type: ignore[no-any-return]
 
     def per_slot(self, values: Callable[[NodeType], Sequence[Any]], dtype: type) -> np.ndarray:
         """A value for each vertex that depends on its node's type alone.
@@ -183,8 +174,8 @@ class GraphView:
             values: gives for a node type the values of its slots.
             dtype: what NumPy is to keep them as; `OPAQUE` has its zero.
         """
-        flat = [dtype(0), *(value for node_type in self.node_types for value in values(node_type))]
-        return np.array(flat, dtype)[self.slot_numbers]
+        flat = itertools.chain((dtype(0),), *map(values, self.node_types))
+        return np.array([*flat], dtype)[self.slot_numbers]
 
     @functools.cached_property
     def awaited(self) -> frozenset[str]:
@@ -227,7 +218,7 @@ class GraphView:
 
     def output_shapes(self, number: int) -> Sequence[Shape | None]:
         """The static shapes of a node's outputs, () where none is known."""
-        return () if self._shapes is None else self._shapes(self.nodes[number].name)
+        return () if self._shapes is None else self._shapes(self.names[number])
 
     def node_of(self, vertex: int) -> node_def_pb2.NodeDef:
         """The node that a vertex belongs to."""
