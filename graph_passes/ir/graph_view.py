@@ -57,6 +57,7 @@ class GraphView:
             that `per_slot` makes; 0 for `OPAQUE`. int32 [vertices].
         sources: for each edge the vertex of the port that makes the tensor; int32 [edges].
         targets: for each edge the vertex of the port that reads it; int32 [edges].
+        edge_readers: for each edge the node that reads it; int32 [edges].
         edge_starts: for each node the number of its first edge, and the number of edges; edges
             are numbered by reading node, then by port.
         waits: node that has control inputs -> the names of the nodes that it waits for.
@@ -90,7 +91,7 @@ class GraphView:
         vertices = Vertices(index)
         self.base, self.vertex_nodes = packed(vertices.base), packed(vertices.owners)
         self.dtypes, self.slot_numbers = packed(vertices.dtypes), vertices.slot_numbers
-        self.sources, self.targets = join_ports(index, vertices, self.aliases)
+        self.sources, self.targets, self.edge_readers = join_ports(index, vertices, self.aliases)
         self.edge_starts = packed(index.starts)
 
     def edited(
@@ -269,11 +270,6 @@ class GraphView:
         counts = [*map(len, self.waits.values())]
         waiting = np.repeat(np.array([*self.waits], np.int32), counts)
         return awaited[awaited >= 0], waiting[awaited >= 0]
-
-    @functools.cached_property
-    def edge_readers(self) -> np.ndarray:
-        """For each edge the node that reads it."""
-        return np.repeat(np.arange(len(self.nodes), dtype=np.int32), np.diff(self.edge_starts))
 
     @functools.cached_property
     def _readers(self) -> Neighbours:

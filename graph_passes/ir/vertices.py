@@ -43,7 +43,7 @@ class Vertices:
 
 def join_ports(
     index: NodeIndex, vertices: Vertices, aliases: Mapping[int, tuple[int, int]]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Makes the edges of a graph, by reading node, then by port.
 
     Args:
@@ -53,13 +53,13 @@ def join_ports(
             input port of that node.
 
     Returns:
-        For each edge the vertex of the port that makes the tensor, and that of the port that reads
-        it; int32 [edges].
+        For each edge the vertex of the port that makes the tensor, that of the port that reads it,
+        and the node that reads it; int32 [edges].
 
     Raises:
         InvalidGraphError: an input names no tensor, or a node has the wrong number of inputs.
     """
-    return _Joiner(index, vertices, aliases).sources(), _targets(index, vertices)
+    return _Joiner(index, vertices, aliases).sources(), *_targets(index, vertices)
 
 
 class _Joiner:
@@ -120,7 +120,7 @@ class _Joiner:
         return int(self._base[number]) + out_slots[port]
 
 
-def _targets(index: NodeIndex, vertices: Vertices) -> np.ndarray:
+def _targets(index: NodeIndex, vertices: Vertices) -> tuple[np.ndarray, np.ndarray]:
     tables, node_type_of = index.node_types.slot_tables, np.asarray(index.node_type_of)
     arity, expected = np.asarray(index.arity), np.asarray(tables.arities)[node_type_of]
     unknown = np.asarray(tables.is_unknown, bool)[node_type_of]
@@ -134,6 +134,5 @@ def _targets(index: NodeIndex, vertices: Vertices) -> np.ndarray:
     readers = np.repeat(np.arange(len(arity), dtype=np.int32), arity)
     # Of an unknown op nothing is known of its ports.
     positions = np.where(unknown[readers], 0, first[readers] + np.arange(len(readers)))
-    return np.where(
-        positions, vertices.base[readers] + np.asarray(tables.in_slots)[positions], OPAQUE
-    )
+    read = vertices.base[readers] + np.asarray(tables.in_slots)[positions]
+    return np.where(positions, read, OPAQUE), readers
