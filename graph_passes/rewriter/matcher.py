@@ -7,6 +7,7 @@ nodes' inputs hold, so that two outputs of one node stay apart.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -30,8 +31,8 @@ ADDS = ("AddV2", "Add")
 SUMS = ("AddN", *ADDS)
 """Sums of any number of tensors."""
 
-_FEW_BYTES = 64
-"""Constants of no more are mostly shapes and axes, which come again all over a graph."""
+_FEW = 8
+"""Constants of no more elements are mostly shapes and axes, which come again all over a graph."""
 
 
 class NoMatchError(Exception):
@@ -141,7 +142,7 @@ class Matcher:
         found = self._constants.get(number)
         if found is None:
             value = self.node(self.expect(number, "Const")).attr["value"].tensor
-            if value.ByteSize() <= _FEW_BYTES:
+            if math.prod(dim.size for dim in value.tensor_shape.dim) <= _FEW:
                 found = _small(value.SerializeToString())
             else:
                 found = tensor_util.MakeNdarray(value)
