@@ -232,7 +232,7 @@ class _TreeRewrite:
         self._decisions: dict[int, Decisions] = {}  # by the id of the proto
 
     def decisions(self, region: Region, view: GraphView | None = None) -> Decisions:
-        """What rules say of the nodes of a body as the caller gave it; `view` may have more."""
+        """What rules say of the nodes of a body as the caller gave it; a view spares a search."""
         known = self._decisions.get(id(region.proto))
         if known is None:
             name, *names = (_name_of(region), self._common.name, _name_of(self._tree))
