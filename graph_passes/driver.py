@@ -111,7 +111,8 @@ def rewrite_graph_def(
         if result is not main and result.changed:
             function.CopyFrom(result.proto)
             extra.update({added.signature.name: added for added in result.extra_functions})
-    new.library.function.extend(extra.values())
+    for added in extra.values():
+        new.library.function.add().CopyFrom(added)
     return dataclasses.replace(
         main, proto=new, changed=True, extra_functions=(), function_reports=reports
     )
@@ -226,14 +227,17 @@ class _TreeRewrite:
         self._fused: dict[Region, GraphView] = {}
         self._decisions: dict[int, Decisions] = {}  # by the id of the proto
 
-    def decisions(self, region: Region) -> Decisions:
-        """What rules say of the nodes of a body as the caller gave it."""
+    def decisions(self, region: Region, view: GraphView | None = None) -> Decisions:
+        """What rules say of the nodes of a body as the caller gave it; a view spares a search."""
         known = self._decisions.get(id(region.proto))
         if known is None:
             name, *names = (_name_of(region), self._common.name, _name_of(self._tree))
             inner = "" if name == self._common.main else name
             lines = functools.partial(self._common.lines, inner)
-            known = decide(region.nodes, self._config, [name, *names], lines)
+            nodes = region.nodes
+            if view is not None and not self._config.rules:  # marks alone decide
+                nodes = [view.nodes[number] for number in view.node_index.marked]
+            known = decide(nodes, self._config, [name, *names], lines)
             self._decisions[id(region.proto)] = known
         return known
 
@@ -262,7 +266,7 @@ class _TreeRewrite:
             self._node_types,
             sizes,
             self._common.observe,
-            self.decisions(region),
+            functools.partial(self.decisions, region),
         )
         self._originals[id(body)] = original
         return fusion

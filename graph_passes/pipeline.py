@@ -191,7 +191,7 @@ def prepare(
     node_types: NodeTypeTable,
     shapes: Shapes | None,
     observe: Observer | None = None,
-    decisions: Decisions = NO_DECISIONS,
+    decide: Callable[[GraphView], Decisions] = lambda _: NO_DECISIONS,
 ) -> tuple[GraphView, Fusion]:
     """The view of a graph, and the graph with its units in place.
 
@@ -202,10 +202,10 @@ def prepare(
         node_types: those of all graphs with it.
         shapes: static shapes, where they are known.
         observe: is told of the stage "units" and of its passes.
-        decisions: what rules of the user say of its nodes.
+        decide: tells what rules of the user say of its nodes.
     """
     graph, original = proto, view_body(proto, shapes, node_types)
-    view = original
+    view, decisions = original, decide(original)
     if not view.ops.isdisjoint(upgrade_batch_norm.SUCCESSOR):
         graph = copy.deepcopy(proto)
         upgrade_batch_norm.upgrade_batch_norms(nodes_of(graph))

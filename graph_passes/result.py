@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -58,8 +59,7 @@ class RewriteResult:
 
     def nodes(self) -> Iterator[node_def_pb2.NodeDef]:
         """The nodes of `proto`, but not of its library, and of `extra_functions`."""
-        for body in (self.proto, *self.extra_functions):
-            yield from nodes_of(body)
+        return itertools.chain.from_iterable(map(nodes_of, (self.proto, *self.extra_functions)))
 
     def remarks(
         self, name: str = "", *, lines: Lines = no_lines, products_only: bool = False

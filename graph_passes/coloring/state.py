@@ -144,7 +144,7 @@ class Coloring:
 
     def where(self, mask: np.ndarray) -> list[int]:
         """The vertices of a mask, in order."""
-        return np.flatnonzero(mask).tolist()  # type: ignore[no-any-return]
+        return mask.nonzero()[0].tolist()  # type: ignore[no-any-return]
 
     def paint(self, vertices: Iterable[int], reason: Reason) -> None:
         """Gives vertices the colour ALLOW; the first reason stays."""

@@ -74,23 +74,22 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
         ((old, nodes[number - first].attr["value"].tensor) for number, old in stored.items()),
         target,
     )
-    cast_of: dict[tuple[str, int], str] = {}  # by node and port
+    cast_of: dict[int, str] = {}  # by tensor
     casts: dict[str, int] = {}
     cut = np.array(plan.cut, np.int32)
-    readers = np.searchsorted(np.asarray(view.edge_starts), cut, side="right") - 1
+    readers, tensors = view.edge_readers[cut], np.asarray(view.tensors)[cut]
     ports = cut - np.asarray(view.edge_starts)[readers]
-    sources = view.sources[cut]
-    for reader, port, source in np.stack((readers, ports, sources), axis=1).tolist():
-        tensor = view.nodes[reader].input[port]
-        key = view.split(tensor)
-        if key not in cast_of:
+    rows = np.stack((readers, ports, view.sources[cut], tensors), axis=1)
+    for reader, port, source, tensor in rows.tolist():
+        if tensor not in cast_of:
+            made, maker = divmod(tensor, len(view.nodes))
             src, dst = (target, FLOAT) if is_low[source] else (FLOAT, target)
-            name = _free_name(view, *key, _SHORT[dst])
-            device = view.nodes[view.index[key[0]]].device
+            name = _free_name(view, view.names[maker], made, _SHORT[dst])
             prototype = prototype_of("Cast", (src,), (("DstT", dst),))
-            cast_of[key] = editor.add(prototype, name, tensor, device)
+            read, device = view.nodes[reader].input[port], view.nodes[maker].device
+            cast_of[tensor] = editor.add(prototype, name, read, device)
             casts[name] = source
-        editor.rewire(reader, port, cast_of[key])
+        editor.rewire(reader, port, cast_of[tensor])
         touched.add(reader)
     return Applied(new, frozenset(touched), casts)
 

@@ -65,11 +65,10 @@ def hoist_casts(root: Region, target: int) -> int:
     """
     count = 0
     for region in reversed(list(root.walk())):
-        caller = BodyEditor(region.proto)
-        for call in region.calls:
-            found = _find(call, target) if call.kind.is_loop else []
-            if found:
-                count += _hoist_from(call, found, caller, target)
+        found = [(call, _find(call, target)) for call in region.calls if call.kind.is_loop]
+        if any(sources for _, sources in found):
+            caller = BodyEditor(region.proto)
+            count += sum(_hoist_from(call, s, caller, target) for call, s in found if s)
     return count
 
 

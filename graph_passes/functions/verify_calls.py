@@ -43,8 +43,8 @@ def verify_tree(
         main, body = old.is_main, region.proto
         if isinstance(body, function_pb2.FunctionDef):
             _check_signature(old.proto, body, is_main=main)  # type: ignore[arg-type]
-            if body.signature.name in checked:
-                continue  # calls share the bodies of equal functions, and what those call
+            if body.signature.name in checked or body == old.proto:
+                continue  # nothing changed, or calls share the bodies of equal functions
             checked.add(body.signature.name)
         verify(originals(old), fused(old), body, support, preserve if main else (), touched)
         nodes = {node.name: node for node in region.nodes} if region.calls else {}

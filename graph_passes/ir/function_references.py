@@ -30,10 +30,8 @@ def called_functions(node: node_def_pb2.NodeDef) -> Iterator[str]:
 def named_functions(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[tuple[str, str]]:
     """The op of each node that may name functions, with each name: perhaps of no function."""
     names_functions = functools.cache(may_name_functions)  # asked of every node
-    for node in nodes:
-        op = node.op
-        if names_functions(op):
-            yield from ((op, name) for name in called_functions(node))
+    for node in [node for node in nodes if names_functions(node.op)]:
+        yield from ((node.op, name) for name in called_functions(node))
 
 
 class FunctionReferences:

@@ -57,6 +57,7 @@ class GraphView:
             that `per_slot` makes; 0 for `OPAQUE`. int32 [vertices].
         sources: for each edge the vertex of the port that makes the tensor; int32 [edges].
         targets: for each edge the vertex of the port that reads it; int32 [edges].
+        edge_readers: for each edge the node that reads it; int32 [edges].
         edge_starts: for each node the number of its first edge, and the number of edges; edges
             are numbered by reading node, then by port.
         waits: node that has control inputs -> the names of the nodes that it waits for.
@@ -90,7 +91,7 @@ class GraphView:
         vertices = Vertices(index)
         self.base, self.vertex_nodes = packed(vertices.base), packed(vertices.owners)
         self.dtypes, self.slot_numbers = packed(vertices.dtypes), vertices.slot_numbers
-        self.sources, self.targets = join_ports(index, vertices, self.aliases)
+        self.sources, self.targets, self.edge_readers = join_ports(index, vertices, self.aliases)
         self.edge_starts = packed(index.starts)
 
     def edited(
@@ -154,10 +155,10 @@ class GraphView:
         )
 
     def of_op(self, *ops: str) -> list[int]:
-        """The nodes whose op type has one of the names, in order."""
-        return self._with_node_type(
-            [number for op in ops for number in self._node_types_of_op.get(op, ())]
-        )
+        """The nodes that have one of some ops, in order."""
+        families = self.node_index.node_types.families
+        found = [families[op] for op in ops if op in families]
+        return self._with_node_type([n for family in found for n in family.numbers.values()])
 
     def _with_node_type(self, numbers: list[int]) -> list[int]:
         """The nodes that have one of some node_types, in order."""
@@ -165,16 +166,7 @@ class GraphView:
             return []
         table = np.zeros(len(self.node_types), bool)
         table[numbers] = True
-        return np.flatnonzero(table[np.asarray(self.node_type_of)]).tolist()  # type: ignore[no-any-return]
-
-    @functools.cached_property
-    def _node_types_of_op(self) -> dict[str, list[int]]:
-        """Name of an op type -> the numbers of its node_types."""
-        found: dict[str, list[int]] = {}
-        for number, node_type in enumerate(self.node_types):
-            if node_type.op_type is not None:
-                found.setdefault(node_type.op_type.name, []).append(number)
-        return found
+        return table[np.asarray(self.node_type_of)].nonzero()[0].tolist()  # type: ignore[no-any-return]
 
     def per_slot(self, values: Callable[[NodeType], Sequence[Any]], dtype: type) -> np.ndarray:
         """A value for each vertex that depends on its node's type alone.
@@ -183,8 +175,8 @@ class GraphView:
             values: gives for a node type the values of its slots.
             dtype: what NumPy is to keep them as; `OPAQUE` has its zero.
         """
-        flat = [dtype(0), *(value for node_type in self.node_types for value in values(node_type))]
-        return np.array(flat, dtype)[self.slot_numbers]
+        flat = itertools.chain((dtype(0),), *map(values, self.node_types))
+        return np.array([*flat], dtype)[self.slot_numbers]
 
     @functools.cached_property
     def awaited(self) -> frozenset[str]:
@@ -223,7 +215,7 @@ class GraphView:
 
     def output_shapes(self, number: int) -> Sequence[Shape | None]:
         """The static shapes of a node's outputs, () where none is known."""
-        return () if self._shapes is None else self._shapes(self.nodes[number].name)
+        return () if self._shapes is None else self._shapes(self.names[number])
 
     def node_of(self, vertex: int) -> node_def_pb2.NodeDef:
         """The node that a vertex belongs to."""
@@ -274,11 +266,6 @@ class GraphView:
         counts = [*map(len, self.waits.values())]
         waiting = np.repeat(np.array([*self.waits], np.int32), counts)
         return awaited[awaited >= 0], waiting[awaited >= 0]
-
-    @functools.cached_property
-    def edge_readers(self) -> np.ndarray:
-        """For each edge the node that reads it."""
-        return np.repeat(np.arange(len(self.nodes), dtype=np.int32), np.diff(self.edge_starts))
 
     @functools.cached_property
     def _readers(self) -> Neighbours:

@@ -41,6 +41,7 @@ class NodeIndex:
         named_outputs: whether tensors are named by output arguments, as within functions.
         waits: node that has control inputs -> the names of the nodes that it waits for.
         located: the nodes that name others to share a device with, in order.
+        marked: those of the nodes that were read here that say what they are to be, in order.
         device_of: for each node the number of its device.
     """
 
@@ -57,6 +58,7 @@ class NodeIndex:
         self.references: dict[str, int] = {}
         self.waits: dict[int, list[str]] = {}
         self.located = array.array("i")
+        self.marked = array.array("i")
         self.device_of = array.array("i")
 
     def extend(
@@ -83,8 +85,9 @@ class NodeIndex:
         self.numbers.update(zip(names, numbers, strict=True))
         devices = self.node_types.devices
         self.device_of.extend([devices.setdefault(node.device, len(devices)) for node in nodes])
-        families, node_type_of, located = self.node_types.read(nodes)
+        families, node_type_of, located, marked = self.node_types.read(nodes)
         self.located.extend(itertools.compress(numbers, located))
+        self.marked.extend(itertools.compress(numbers, marked))
         self.node_type_of.extend(node_type_of)
         if self.named_outputs:
             self._outputs.update(zip(names, numbers, strict=True))  # arguments
@@ -100,7 +103,7 @@ class NodeIndex:
         find = (self._outputs if self.named_outputs else self.numbers).get
         found = map(find, flat, itertools.repeat(_UNKNOWN))
         makers = np.fromiter(found, np.int32, len(flat))
-        unknown = np.flatnonzero(makers == _UNKNOWN)
+        (unknown,) = (makers == _UNKNOWN).nonzero()
         if len(unknown):
             readers = np.repeat(np.arange(len(arity)), arity)
             references, waits = self.references, self.waits

@@ -57,10 +57,10 @@ def without_order(makers: np.ndarray, readers: np.ndarray, place: np.ndarray) ->
         place: for each node where it stands; it is changed. float64 [nodes].
     """
     for _ in range(_MOST_ROUNDS):
-        wrong = np.flatnonzero(place[makers] >= place[readers])
+        (wrong,) = (place[makers] >= place[readers]).nonzero()
         if not len(wrong):
             return set()
-        if len(wrong) > len(place) // 16 + 64:
+        if len(wrong) > len(place) // 4 + 64:
             break
         np.maximum.at(place, readers[wrong], place[makers[wrong]] + _STEP)
     return set(range(len(place))).difference(in_order(len(place), makers, readers))

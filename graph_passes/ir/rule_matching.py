@@ -12,14 +12,11 @@ from typing import Any
 
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2, types_pb2
 
+from graph_passes.ops.node_types import MARK
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.rules import ACTIONS, LEVELS, Rule, RuleConflictError, Value
 
 _LOGGER = logging.getLogger(__name__)
-
-MARK = "_amp_rule"
-"""The attribute by which a node says what it is to be: "action;where;why". Attributes whose names
-begin with "_" are ignored by TensorFlow, and stay with a node when its graph is copied or saved."""
 
 _GRADIENT = re.compile(r"(?:^|/)gradient(?:_tape|s)(?:_\d+)?/")
 _GRADIENT_OF = "_grad"

@@ -31,18 +31,19 @@ class Vertices:
 
     def __init__(self, index: NodeIndex) -> None:
         tables, node_type_of = index.node_types.slot_tables, np.asarray(index.node_type_of)
-        counts = tables.counts[node_type_of]
+        counts = np.asarray(tables.counts)[node_type_of]
         self.base = np.cumsum(counts, dtype=np.int32) - counts + 1
         nodes = np.arange(len(counts), dtype=np.int32)
         self.owners = np.concatenate([np.full(1, -1, np.int32), np.repeat(nodes, counts)])
         self.slot_numbers = np.arange(len(self.owners), dtype=np.int32)
-        self.slot_numbers[1:] += (tables.first_slots[node_type_of] - self.base)[self.owners[1:]]
-        self.dtypes = tables.dtypes[self.slot_numbers]
+        first = np.asarray(tables.first_slots)[node_type_of] - self.base
+        self.slot_numbers[1:] += first[self.owners[1:]]
+        self.dtypes = np.asarray(tables.dtypes)[self.slot_numbers]
 
 
 def join_ports(
     index: NodeIndex, vertices: Vertices, aliases: Mapping[int, tuple[int, int]]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Makes the edges of a graph, by reading node, then by port.
 
     Args:
@@ -52,13 +53,13 @@ def join_ports(
             input port of that node.
 
     Returns:
-        For each edge the vertex of the port that makes the tensor, and that of the port that reads
-        it; int32 [edges].
+        For each edge the vertex of the port that makes the tensor, that of the port that reads it,
+        and the node that reads it; int32 [edges].
 
     Raises:
         InvalidGraphError: an input names no tensor, or a node has the wrong number of inputs.
     """
-    return _sources(index, vertices, aliases), _targets(index, vertices)
+    return _sources(index, vertices, aliases), *_targets(index, vertices)
 
 
 def _sources(
@@ -100,19 +101,19 @@ def _sources(
     return sources
 
 
-def _targets(index: NodeIndex, vertices: Vertices) -> np.ndarray:
+def _targets(index: NodeIndex, vertices: Vertices) -> tuple[np.ndarray, np.ndarray]:
     tables, node_type_of = index.node_types.slot_tables, np.asarray(index.node_type_of)
-    arity, expected = np.asarray(index.arity), tables.arities
-    unknown = tables.is_unknown[node_type_of]
-    wrong = np.flatnonzero((arity != expected[node_type_of]) & ~unknown).tolist()
+    arity, expected = np.asarray(index.arity), np.asarray(tables.arities)[node_type_of]
+    unknown = np.asarray(tables.is_unknown, bool)[node_type_of]
+    wrong = ((arity != expected) & ~unknown).nonzero()[0].tolist()
     if wrong:
         number, op = wrong[0], index.node_type(wrong[0]).op
         raise InvalidGraphError(
-            f"node {index.name(number)!r} ({op}) has {arity[number]} inputs, not "
-            f"{expected[node_type_of[number]]}"
+            f"node {index.name(number)!r} ({op}) has {arity[number]} inputs, not {expected[number]}"
         )
-    first = tables.first_ports[node_type_of] - index.starts[:-1]
+    first = np.asarray(tables.first_ports)[node_type_of] - index.starts[:-1]
     readers = np.repeat(np.arange(len(arity), dtype=np.int32), arity)
     # Of an unknown op nothing is known of its ports.
     positions = np.where(unknown[readers], 0, first[readers] + np.arange(len(readers)))
-    return np.where(positions, vertices.base[readers] + tables.in_slots[positions], OPAQUE)
+    read = vertices.base[readers] + np.asarray(tables.in_slots)[positions]
+    return np.where(positions, read, OPAQUE), readers

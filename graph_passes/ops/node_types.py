@@ -7,18 +7,20 @@ then spread over the nodes by number.
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
-import numpy as np
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
 
 from graph_passes.ops.op_types import NO_LAYOUT, Attrs, Layout, OpType, registered_op_type
 
 COLOCATION = "_class"
 """The attribute that names the nodes with which a node must share a device."""
+MARK = "_amp_rule"
+"""The attribute by which a node says what it is to be: "action;where;why". Attributes whose names
+begin with "_" are ignored by TensorFlow, and stay with a node when its graph is copied or saved."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -107,21 +109,24 @@ class SlotTables:
         in_slots: for each of these numbers the type's slot that the input belongs to.
     """
 
-    def __init__(self, node_types: Sequence[NodeType]) -> None:
-        layouts = [node_type.layout for node_type in node_types]
-        self.counts = np.array([len(node_type.dtypes) for node_type in node_types], np.int32)
-        self.first_slots = np.cumsum(self.counts, dtype=np.int32) - self.counts + 1
-        self.dtypes = _row([node_type.dtypes for node_type in node_types])
-        self.is_unknown = np.array([n.op_type is None for n in node_types], bool)
-        self.first_outputs = np.array([(one.out_slots or (-1,))[0] for one in layouts], np.int32)
-        self.arities = np.array([len(layout.in_slots) for layout in layouts], np.int32)
-        self.first_ports = np.cumsum(self.arities, dtype=np.int32) - self.arities + 1
-        self.in_slots = _row([layout.in_slots for layout in layouts])
+    def __init__(self) -> None:
+        self.counts, self.first_slots, self.dtypes = (array.array("i") for _ in range(3))
+        self.is_unknown, self.first_outputs = array.array("b"), array.array("i")
+        self.arities, self.first_ports, self.in_slots = (array.array("i") for _ in range(3))
+        self.dtypes.append(0)  # of none
+        self.in_slots.append(0)
 
-
-def _row(values: Iterable[Sequence[int]]) -> np.ndarray:
-    """Some numbers of all node types, one behind the other, behind a 0 of none."""
-    return np.array([0, *itertools.chain.from_iterable(values)], np.int32)
+    def add(self, node_type: NodeType) -> None:
+        """Adds the next node type."""
+        layout = node_type.layout
+        self.counts.append(len(layout.slots))
+        self.first_slots.append(len(self.dtypes))
+        self.dtypes.extend(node_type.dtypes)
+        self.is_unknown.append(node_type.op_type is None)
+        self.first_outputs.append(layout.out_slots[0] if layout.out_slots else -1)
+        self.arities.append(len(layout.in_slots))
+        self.first_ports.append(len(self.in_slots))
+        self.in_slots.extend(layout.in_slots)
 
 
 class NodeTypeTable:
@@ -131,6 +136,7 @@ class NodeTypeTable:
         node_types: the node_types by number.
         families: op -> its node_types.
         devices: device -> its number; the empty device has number 0.
+        slot_tables: tables of the node types met so far.
     """
 
     def __init__(self, signature_of: Callable[[str], op_def_pb2.OpDef | None]) -> None:
@@ -139,22 +145,15 @@ class NodeTypeTable:
         self.families: dict[str, Family] = {}
         self.devices: dict[str, int] = {"": 0}
         self._signature_of = signature_of
-        self._slot_tables = SlotTables(())
-
-    @property
-    def slot_tables(self) -> SlotTables:
-        """Tables of the node types met so far."""
-        if len(self._slot_tables.counts) < len(self.node_types):
-            self._slot_tables = SlotTables(self.node_types)
-        return self._slot_tables
+        self.slot_tables = SlotTables()
 
     def read(
         self, nodes: Sequence[node_def_pb2.NodeDef]
-    ) -> tuple[list[Family], list[int], list[bool]]:
-        """For each of some nodes the family, the number of its node type, and if it is located."""
+    ) -> tuple[list[Family], list[int], list[bool], list[bool]]:
+        """For each of some nodes the family, its node type's number, if it is located, marked."""
         known = self.families
         families = [known.get(op) or self._family(op) for op in [node.op for node in nodes]]
-        numbers, located = [], []
+        numbers, located, marked = [], [], []
         for family, node in zip(families, nodes, strict=True):
             attrs = node.attr  # made anew by each reading
             if family.type_attr:
@@ -165,7 +164,8 @@ class NodeTypeTable:
             number = family.numbers.get(key)
             numbers.append(self._add(family, key, node) if number is None else number)
             located.append(COLOCATION in attrs)
-        return families, numbers, located
+            marked.append(MARK in attrs)
+        return families, numbers, located, marked
 
     def node_types_of(self, nodes: Sequence[node_def_pb2.NodeDef]) -> list[NodeType]:
         """The node_types of some nodes."""
@@ -193,6 +193,7 @@ class NodeTypeTable:
             node_type = family.known[key] = _read_node_type(family, node)
         number = family.numbers[key] = len(self.node_types)
         self.node_types.append(node_type)
+        self.slot_tables.add(node_type)
         return number
 
 

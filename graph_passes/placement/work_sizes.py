@@ -85,7 +85,8 @@ class WorkSizes:
         Of what is reshaped, and of the factors of a product, more may be known than of the shape
         that comes out: the rows of a Tensordot's product count for those of all its axes.
         """
-        known, pending = self._elements, [(tensor, False)]
+        known = self._elements
+        pending = [] if tensor in known else [(tensor, False)]
         while pending:
             step, has_makers = pending.pop()
             if has_makers:

@@ -7,6 +7,7 @@ nodes' inputs hold, so that two outputs of one node stay apart.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -34,8 +35,8 @@ SUMS = ("AddN", *ADDS)
 _KEEP_SHAPE = ("Identity", "ReadVariableOp", "StopGradient", "Cast", "Enter")
 _MOST_STEPS = 16
 """Ops between a tensor and the constant or variable whose shape it has."""
-_FEW_BYTES = 64
-"""Constants of no more are mostly shapes and axes, which come again all over a graph."""
+_FEW = 8
+"""Constants of no more elements are mostly shapes and axes, which come again all over a graph."""
 
 
 class NoMatchError(Exception):
@@ -63,7 +64,6 @@ class Matcher:
         self.ops = view.op_names
         self._starts, self._sources = view.edge_starts, view.maker_nodes.tolist()
         self._constants: dict[int, np.ndarray] = {}
-        self._values: dict[bytes, np.ndarray] = {}
         self.op: Callable[[int], str] = self.ops.__getitem__
         # Bound methods of its own would keep the matcher, and the graph, from being freed at once.
         maker = functools.cache(functools.partial(_maker, view))
@@ -173,17 +173,19 @@ class Matcher:
         found = self._constants.get(number)
         if found is None:
             value = self.node(self.expect(number, "Const")).attr["value"].tensor
-            found = self._constants[number] = self._value(value)
+            if math.prod(dim.size for dim in value.tensor_shape.dim) <= _FEW:
+                found = _small(value.SerializeToString())
+            else:
+                found = tensor_util.MakeNdarray(value)
+            self._constants[number] = found
         return found
 
-    def _value(self, value: tensor_pb2.TensorProto) -> np.ndarray:
-        if value.ByteSize() > _FEW_BYTES:
-            return tensor_util.MakeNdarray(value)
-        content = value.SerializeToString()
-        found = self._values.get(content)
-        if found is None:
-            found = self._values[content] = tensor_util.MakeNdarray(value)
-        return found
+
+@functools.lru_cache(maxsize=4096)
+def _small(content: bytes) -> np.ndarray:
+    value: np.ndarray = tensor_util.MakeNdarray(tensor_pb2.TensorProto.FromString(content))
+    value.flags.writeable = False  # all graphs share it
+    return value
 
 
 def _sizes(proto: tensor_shape_pb2.TensorShapeProto) -> Shape | None:

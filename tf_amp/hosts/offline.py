@@ -7,6 +7,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
+from graph_passes.coloring.constant_folding import is_large
 from graph_passes.ir.indexing import NodeIndex
 from graph_passes.ops.node_types import COLOCATION, NodeTypeTable
 from tf_amp.hosts.c_api import CApiError
@@ -46,7 +47,7 @@ class InferredShapes:
     def graph(self) -> ImportedGraph | None:
         """The graph with its library, built by TensorFlow; None where it cannot be."""
         try:
-            return ImportedGraph(self.graph_def)
+            return ImportedGraph(_without_weights(self.graph_def))
         except (CApiError, ValueError) as error:  # shapes are a help, not a need
             _log.debug("No shapes are known, because the graph cannot be built: %s", error)
             return None
@@ -109,6 +110,28 @@ class InferredShapes:
             # It may name what was an argument's name while the function was traced: an embedding's.
             node.attr.pop(COLOCATION, None)
         return graph
+
+
+def _without_weights(graph_def: GraphDef) -> GraphDef:
+    """A graph of the same shapes, with placeholders for large constants; itself where it has none.
+
+    No shape is told from values of so many elements, and a frozen model mostly consists of them.
+    """
+    constants = [(number, node) for number, node in enumerate(graph_def.node) if node.op == "Const"]
+    # get: [] would write to a map that lacks the key.
+    values = [(number, node.attr.get("value")) for number, node in constants]
+    large = {number: v.tensor for number, v in values if v is not None and is_large(v.tensor)}
+    if not large:
+        return graph_def
+    rest = type(graph_def)(versions=graph_def.versions, library=graph_def.library)
+    for number, node in enumerate(graph_def.node):
+        if number not in large:
+            rest.node.add().CopyFrom(node)
+            continue
+        new = rest.node.add(name=node.name, op="Placeholder", input=node.input, device=node.device)
+        new.attr["dtype"].CopyFrom(node.attr["dtype"])
+        new.attr["shape"].shape.CopyFrom(large[number].tensor_shape)
+    return rest
 
 
 def _flat(tensor: str, index: NodeIndex) -> str:

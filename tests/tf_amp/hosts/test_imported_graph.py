@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework import function_def_to_graph
 
+from tf_amp.hosts import offline
 from tf_amp.hosts.c_api import CApiError
 from tf_amp.hosts.function_shapes import static_shapes, traced_shapes
 from tf_amp.hosts.imported_graph import ImportedGraph
@@ -33,6 +35,7 @@ STEPS: tuple[Callable[[tf.Tensor], tf.Tensor], ...] = (
     lambda x: tf.while_loop(lambda y: True, lambda y: [tf.tanh(y)], [x], maximum_iterations=2)[0],
     lambda x: tf.cond(tf.size(x) > 2, lambda: x, lambda: x + 1.0),
     lambda x: tf.Variable(tf.zeros([2, 3], tf.float32)).read_value() + x[:1, :1],
+    lambda x: x[:1, :1] + tf.constant(1.0, shape=[80, 90]),
 )
 
 
@@ -95,6 +98,23 @@ def test_attrs_that_were_asked_for_in_vain_do_no_harm():
     assert not graph_def.node[0].attr["container"].s
     assert ImportedGraph(graph_def).shapes("v") == ((),)
     assert "container" in graph_def.node[0].attr
+
+
+def test_weights_of_a_frozen_model_are_not_handed_over(monkeypatch: pytest.MonkeyPatch):
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 90])
+        tf.matmul(x, tf.constant(np.ones([90, 80], np.float32), name="w"), name="y")
+    given: list[int] = []
+
+    def build(graph_def: graph_pb2.GraphDef) -> ImportedGraph:
+        given.append(graph_def.ByteSize())
+        return ImportedGraph(graph_def)
+
+    monkeypatch.setattr(offline, "ImportedGraph", build)
+    inferred = InferredShapes(graph.as_graph_def())
+    assert (*inferred.of_graph("w"), *inferred.of_graph("y")) == ((90, 80), (None, 80))
+    assert given[0] < 90 * 80
 
 
 def test_a_node_that_is_not_there_has_no_shapes():
