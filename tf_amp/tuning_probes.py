@@ -92,7 +92,9 @@ def probes() -> tuple[Probe, ...]:
         *_moves_and_sums(),
         *_images(),
         *_products(),
+        *_einsums(),
         *_convolutions(_DEPTHWISE),
+        *_volumes(),
     )
 
 
@@ -101,9 +103,8 @@ def compiled_probes() -> tuple[Probe, ...]:
 
     XLA fuses everything else, so that it has no costs of its own.
     """
-    volumes = _convolution("Conv3D", 3, 1, "", ((4, 16), (8, 32), (8, 64)))
     # A compiled depthwise convolution of the largest size takes seconds.
-    return (*_products(), *_einsums(), *_convolutions(_DEPTHWISE[:3]), *volumes)
+    return (*_products(), *_einsums(), *_convolutions(_DEPTHWISE[:3]), *_volumes())
 
 
 def _matrix(size: int) -> tuple[int, int]:
@@ -272,6 +273,10 @@ def _convolutions(depthwise: tuple[tuple[int, int], ...]) -> Iterator[Probe]:
     yield from _convolution("Conv2D", 3, 2, STRIDED, dense)
     yield from _convolution("DepthwiseConv2dNative", 3, 1, "", depthwise)
     yield from _convolution("DepthwiseConv2dNative", 3, 2, STRIDED, depthwise)
+
+
+def _volumes() -> Iterator[Probe]:
+    yield from _convolution("Conv3D", 3, 1, "", ((4, 16), (8, 32), (8, 64)))
 
 
 def _convolution(

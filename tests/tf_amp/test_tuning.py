@@ -61,7 +61,9 @@ def test_probes_are_distinct_and_grow(compiled: bool) -> None:
     for probe in probes:
         sizes = [case.size for case in probe.cases]
         assert sizes == sorted(set(sizes)), probe.key
-    assert f"DepthwiseConv2dNativeBackpropInput/{STRIDED}" in {probe.key for probe in probes}
+    keys = {probe.key for probe in probes}
+    assert keys >= {"MatMul", "Einsum", "Conv3D", "Conv3DBackpropFilterV2"}
+    assert f"DepthwiseConv2dNativeBackpropInput/{STRIDED}" in keys
 
 
 def test_an_unknown_row_is_named_with_the_legal_ones() -> None:

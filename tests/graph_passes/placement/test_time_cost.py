@@ -20,7 +20,14 @@ from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement import min_cut
 from graph_passes.policy.config import ListEdit
-from graph_passes.policy.cost_table import BROADCAST, STRIDED, CostTable, Curve, OpCost
+from graph_passes.policy.cost_table import (
+    BROADCAST,
+    STRIDED,
+    CostTable,
+    Curve,
+    OpCost,
+    shipped_table,
+)
 from graph_passes.report import Report
 
 MICRO = 1e-6
@@ -120,6 +127,56 @@ def test_kernels_and_casts_decide(times: Mapping[str, tuple[float, float]], low:
     assert slower == {"a", "b", "c", "d"} - low
     for name in slower:
         assert report.reasons[name].startswith("slower in the target dtype on this device")
+
+
+def _product(op: str, small: bool) -> graph_pb2.GraphDef:
+    """A product of two float32 tensors, of hardly any work or of about 10^9 operations."""
+    side, deep = (4, 4) if small else (16, 32)
+    volumes = {"strides": [1] * 5, "padding": "SAME"}
+    x, weights = (4, side, side, side, deep), (3, 3, 3, deep, deep)
+    rows, depth = (2, 64) if small else (512, 1024)
+    shapes, arguments, attrs = {
+        "MatMul": ([(rows, depth), (depth, depth)], ("a", "b"), {}),
+        "BatchMatMulV2": ([(2, rows, depth), (2, depth, depth)], ("x", "y"), {}),
+        "Conv2D": (
+            [(4 * side, side, side, deep), (3, 3, deep, deep)],
+            ("input", "filter"),
+            {"strides": [1] * 4, "padding": "SAME"},
+        ),
+        "Conv3D": ([x, weights], ("input", "filter"), volumes),
+        "Conv3DBackpropInputV2": (
+            [weights, x],
+            ("filter", "out_backprop"),
+            {"input_sizes": x, **volumes},
+        ),
+        "Conv3DBackpropFilterV2": (
+            [x, x],
+            ("input", "out_backprop"),
+            {"filter_sizes": weights, **volumes},
+        ),
+        "Einsum": ([(2, rows, depth), (depth, 8, depth // 8)], (), {"equation": "bqh,hnd->bqnd"}),
+    }[op]
+    with tf.Graph().as_default() as made:
+        given = [tf.compat.v1.placeholder(tf.float32, shape) for shape in shapes]
+        factors = dict(zip(arguments, given, strict=True)) if arguments else {"inputs": given}
+        getattr(tf.raw_ops, op)(**factors, **attrs, name="product")
+    return made.as_graph_def()
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        *("MatMul", "BatchMatMulV2", "Conv2D", "Einsum"),
+        *("Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"),
+    ],
+)
+def test_the_shipped_table_prices_products_of_every_kind(op: str) -> None:
+    """A step that decodes one token has an Einsum of hardly any work, and Casts around it."""
+    settings = config(shipped_table("cpu-avx512_bf16", "bfloat16"))
+    low, report = converted(_product(op, small=True), settings)
+    assert low == set()
+    assert report.reasons["product"] == Reason.SLOWER_HERE.text
+    assert converted(_product(op, small=False), settings)[0] == {"product"}
 
 
 def test_without_a_table_in_parity_and_switched_off_nothing_is_judged() -> None:
