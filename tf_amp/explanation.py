@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tf_amp.env_variables import LOG_PATH
 from tf_amp.state import FunctionStatus, Status
-from tf_amp.terminal import table
+from tf_amp.terminal import plain_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,8 @@ class Explanation:
         if not self.status.functions:
             yield "No function with a matrix product or convolution was traced while it was on."
             return
-
         head = ("function", "products low", "casts", "stays float32")
-        yield table(head, map(_row, self.status.functions))
+        yield plain_table(head, map(_row, self.status.functions))
 
 
 def _row(function: FunctionStatus) -> tuple[str, ...]:

@@ -11,31 +11,33 @@ Tell: TypeAlias = Callable[[str, int], None]
 """Takes what is under way, and how many more parts are done."""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of left-aligned columns.
+def plain_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of left-aligned columns, two blanks between them; a row is a line."""
+    lines = [tuple(head), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ("  ".join(map(str.ljust, line, widths)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)
 
-    On a terminal it has the terminal's width, and cells that are too long are folded; elsewhere two
-    blanks stand between columns, and a row is a line.
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table to print: where that goes to a terminal, of its width and with folded cells.
 
     Args:
         head: the names of the columns.
         rows: the cells; markup in them is text.
     """
-    lines = [tuple(head), *map(tuple, rows)]
     if sys.stdout is None or not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        padded = ("  ".join(map(str.ljust, line, widths)) for line in lines)
-        return "\n".join(line.rstrip() for line in padded)
+        return plain_table(head, rows)
 
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
 
-    columns = (Column(Text(name), overflow="fold") for name in lines[0])
+    columns = (Column(Text(name), overflow="fold") for name in head)
     made = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
-    for line in lines[1:]:
-        made.add_row(*map(Text, line))
+    for row in rows:
+        made.add_row(*map(Text, row))
     console = Console(highlight=False)
     with console.capture() as shown:
         console.print(made)

@@ -60,7 +60,14 @@ def test_a_terminal_gets_its_width(columns: int) -> None:
 
 
 def test_colors_can_be_refused() -> None:
-    assert "\x1b[" not in re.sub(r"\x1b\[[01]m", "", on_terminal(SCRIPT, 60, NO_COLOR="1"))
+    colors = re.compile(r"\x1b\[(?:\d+;)*3\d")
+    assert colors.search(on_terminal(BAR, 80))
+    assert not colors.search(on_terminal(BAR, 80, NO_COLOR="1"))
+
+
+def test_what_is_kept_has_no_codes_of_terminals() -> None:
+    script = "from tf_amp.terminal import plain_table; print(plain_table(('a', 'b'), [('1', '2')]))"
+    assert "\x1b" not in on_terminal(script, 20)
 
 
 def test_a_bar_moves() -> None:

@@ -124,7 +124,6 @@ def _figures(o: OutputFigures) -> tuple[str, ...]:
 
 
 def _text(found: Comparison) -> str:
-
     head = ("max abs", "relative", "cosine", "overflowed", "flushed")
     rows = [
         (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_amp.cli.conditions import Condition, ConditionError
 from tf_amp.env_variables import LOG_PATH
+from tf_amp.terminal import table
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> in
                 }
             )
             continue
-        paragraphs = [*overview(job)]
+        paragraphs = [*overview(job, table)]
         if search is not None:
             paragraphs.append(blockers_text(search, variables))
         print("\n\n".join(paragraphs), end="\n\n")

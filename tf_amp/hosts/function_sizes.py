@@ -228,9 +228,11 @@ class FunctionSizes:
             return run(chosen, inputs, outputs)
         *found, shape = run(chosen, inputs, outputs + 1)
         try:
-            sized.see(shape.numpy().tolist())
-        except errors.OpError:
-            pass  # another process is gone: whoever waits for the results is told
+            seen = shape.numpy().tolist()
+        except errors.OpError:  # another process is gone: whoever waits for the results is told
+            return found or None
+        try:
+            sized.see(seen)
         except Exception as error:
             self._give_up(name, error)
         return found or None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from graph_passes import PrecisionConfig, Remark, load_op_lists
 from tf_amp.env_variables import COST_TABLE
-from tf_amp.terminal import table
+from tf_amp.terminal import plain_table
 from tf_amp.tracing.blockers import Blocker, Search
 from tf_amp.tracing.jobs import Job, JobFunction
 from tf_amp.tracing.trace import Trace
@@ -16,8 +16,13 @@ _BLOCKERS_SHOWN = 5
 _REASONS_SHOWN = 3
 
 
-def overview(job: Job) -> Iterator[str]:
-    """The paragraphs that say what one process did, or the ranks of one distributed training."""
+def overview(job: Job, table: Callable[..., str] = plain_table) -> Iterator[str]:
+    """The paragraphs that say what one process did, or the ranks of one distributed training.
+
+    Args:
+        job: the process, or the ranks.
+        table: makes the table of functions, as `tf_amp.terminal.table` does to print it.
+    """
     yield "\n".join((*_head(job), *_rules(job)))
     shown = [f for f in job.functions if f.figures.products or f.figures.casts or f.failure]
     if shown:

@@ -133,6 +133,7 @@ def test_seeded_random_numbers_are_those_of_the_program(run_python: RunPython, t
 def test_a_fault_costs_the_plan_alone(run_python: RunPython, table: str) -> None:
     seen = facts(run_python, "sizes_cases.faults()", table)
     assert seen["fault"] == {"error": 0.0, "failed": 1}
+    assert seen["later"] == {"error": 0.0, "failed": 2}
 
 
 def test_the_plan_that_runs_is_in_the_trace(
