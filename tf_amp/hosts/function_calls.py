@@ -19,14 +19,8 @@ from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_redirects import Find
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
-from tf_amp.hosts.function_sizes import (
-    FunctionSizes,
-    Source,
-    add_variant,
-    draws_by_seed,
-    find_source,
-    plan_anew,
-)
+from tf_amp.hosts.function_size_sources import Source, find_source
+from tf_amp.hosts.function_sizes import FunctionSizes, add_variant, draws_by_seed, plan_anew
 from tf_amp.hosts.function_tf_data import call_originals
 from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
 
