@@ -293,7 +293,7 @@ _LOOPS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         "image",
     ),
     ("TFMobileViTForImageClassification", "MobileViTConfig", _IMAGE, "image"),
-    ("TFCvtForImageClassification", "CvtConfig", _STAGES, "image"),
+    ("TFCvtForImageClassification", "CvtConfig", _STAGES | _IMAGE, "image"),
     ("TFSegformerForSemanticSegmentation", "SegformerConfig", _STAGES, "segmented"),
     ("TFCLIPModel", "CLIPConfig", _CLIP, "both"),
     (
