@@ -25,6 +25,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 BATCH = 100
+FLOAT32_RUNS = 5
+"""How often a program that ended its process is run in float32: damaged memory shows by chance."""
 SECONDS_A_CASE = 30
 """What a batch may take before it counts as hung."""
 ROUTES = ("offline", "function", "session", "v1 session", "xla", "saved", "tape outside")
@@ -51,9 +53,31 @@ def run_batch(options: argparse.Namespace, seed: int, cases: int) -> dict[str, A
         if why:
             now = Path(folder, "now")
             said = Path(folder, "output").read_text(errors="replace")[-2000:]
-            program = now.read_text() if now.exists() else "before the first program"
-            result["found"].append({"what": why, "why": said, "program": program})
+            program = now.read_text() if now.exists() else ""
+            if program and ends_in_float32(program):
+                result["counts"]["ends in float32 too"] = 1
+            else:
+                program = program or "before the first program"
+                result["found"].append({"what": why, "why": said, "program": program})
         return {**result, "seed": seed}
+
+
+def ends_in_float32(program: str) -> bool:
+    """Whether a signal ends one of some processes that run a program in float32 alone."""
+    command = [sys.executable, __file__, "--float32", program]
+    return any(
+        subprocess.run(command, capture_output=True, timeout=SECONDS_A_CASE * 10).returncode < 0
+        for _ in range(FLOAT32_RUNS)
+    )
+
+
+def run_in_float32(program: str) -> None:
+    """Runs a program, as its repr, by the routes that need no rewrite."""
+    from random_program_runs import run_exact
+    from random_programs import RandomProgram
+    from random_steps import Step
+
+    run_exact(eval(program, {"RandomProgram": RandomProgram, "Step": Step}))
 
 
 def run_here(options: argparse.Namespace) -> None:
@@ -123,8 +147,12 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=2, help="of bodies in bodies")
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--float32", metavar="PROGRAM", help="run this alone, and not rewritten")
     parser.add_argument("--in-process", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.float32:
+        run_in_float32(options.float32)
+        return 0
     if options.in_process:
         run_here(options)
         return 0

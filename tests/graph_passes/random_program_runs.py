@@ -197,6 +197,14 @@ def check(program: RandomProgram) -> str:
     return "changed" if status.graphs_rewritten else "unchanged"
 
 
+def run_exact(program: RandomProgram) -> None:
+    """Runs a program in float32: as a graph, and by its route."""
+    with contextlib.suppress(InvalidProgramError):
+        reference = Reference(program)
+        if program.route != "offline":
+            _runs(reference, functools.partial(ROUTES[program.route], program))
+
+
 def _runs(reference: Reference, run: Callable[[Scene], Outcome]) -> bool:
     """Whether the route works, and gives the same, without a rewrite."""
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
+import program_sweep
 import pytest
 from cpu_units import HAS_BFLOAT16_UNITS, NO_BFLOAT16_UNITS
 from random_program_runs import Reference, check
@@ -14,8 +14,6 @@ from random_programs import RandomProgram
 from random_steps import Step
 from rewrite_checks import BrokenPromiseError
 from rounded_graphs import rounded
-
-SWEEP = Path(__file__).with_name("program_sweep.py")
 
 # Each of these has once found a fault.
 FOUND = {
@@ -52,7 +50,7 @@ def test_programs_that_found_a_fault(program: RandomProgram) -> None:
 
 
 def sweep(run_python: Any, *args: str) -> CompletedProcess[str]:
-    code = f"import runpy\nrunpy.run_path({str(SWEEP)!r}, run_name='__main__')"
+    code = f"import runpy\nrunpy.run_path({program_sweep.__file__!r}, run_name='__main__')"
     return run_python(code, args=args, timeout=1500)
 
 
@@ -69,6 +67,17 @@ def test_small_programs(run_python: Any) -> None:
 def test_five_hundred_programs(run_python: Any) -> None:
     done = sweep(run_python, "--cases", "500", "--seed", "100", "--steps", "3", "--jobs", "2")
     assert "0 findings" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "ends"),
+    [("__import__('os').abort()", True), (repr(RandomProgram("rows", (Step("dense"),))), False)],
+)
+def test_a_process_that_ends_in_float32_too(
+    program: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_sweep, "FLOAT32_RUNS", 1)
+    assert program_sweep.ends_in_float32(program) is ends
 
 
 @pytest.fixture(scope="module")
