@@ -142,7 +142,8 @@ def _generate(name: str, config_name: str, config: dict[str, Any], kind: str) ->
     def step() -> float:
         return float(tf.reduce_mean(infer(prompt).logits))
 
-    infer = tf.function(lambda tokens: model(tokens, training=False))
+    answered = {"decoder_input_ids": prompt} if model.config.is_encoder_decoder else {}
+    infer = tf.function(lambda tokens: model(tokens, training=False, **answered))
 
     def outputs() -> dict[str, Any]:
         settings = {"max_length": 16, "pad_token_id": 0}
