@@ -190,6 +190,15 @@ class Installation:
         """
         return self._dumps.write(name, result, original, origin=origin) if self._dumps else None
 
+    def rename(self, counts: NodeCounts, name: str) -> None:
+        """Gives a graph another name in the status, if it is there.
+
+        Args:
+            counts: what `record` returned for it.
+            name: the new name, for people.
+        """
+        self._tally.rename(counts, name)
+
     def record_loss(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
         """Takes back what was counted for a graph whose float32 original was faster in a trial.
 

@@ -163,6 +163,12 @@ class Tally:
                     f"{name!r}: {result.failure or result.report.first_reason()}"
                 )
 
+    def rename(self, counts: NodeCounts, name: str) -> None:
+        """Gives a graph that was added another name, unless another one covers it."""
+        with self._lock:
+            if id(counts) in self._functions:
+                self._functions[id(counts)] = name, counts
+
     def take_back(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
         """Takes a graph back whose original runs, because it was faster in a trial.
 

@@ -157,6 +157,7 @@ class FunctionHost:
         title = f"{name} ({step})" if (step := keras_step()) else name
         numbers = self._installation.numbers
         traced = TracedFunction(definition, graph, context, library, title, numbers)
+        is_loaded = self._installation.graph_log.shares_a_line
         result = traced.rewrite(config)
         self._rewrite_called((result.proto, *result.extra_functions), graph, context)
         callees: list[RewriteResult] = []
@@ -179,13 +180,15 @@ class FunctionHost:
             result,
             callees,
             functools.partial(self._deferred.covers, context),
-            announce=top_level and not _EXPORTED.search(name),
+            announce=top_level and (is_loaded or not _EXPORTED.search(name)),
         )
         waits = False
         if counted.counts.products:
             tried = bool(counted.counts.converted)
             waits = self._calls.watch(function, traced, config, result, counted, tried=tried)
-        if not waits or self._installation.graph_log.shares_a_line:
+        if waits:
+            counted.wait()
+        else:
             counted.say()
 
     def _rewrite_called(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tf_amp.hosts.function_calls import TracedFunction
     from tf_amp.installation import Installation
 
+_NOT_CALLED = f" (not called yet: planned for {UNKNOWN_DIMENSION} rows)"
+
 
 class _PlanCounts(NamedTuple):
     """What is kept of a plan: its counts, and the functions that were planned with it."""
@@ -173,11 +175,17 @@ class CountedFunction:
         self._title = None if result.failure else traced.title
         self._announce, self._said = announce, False
 
+    def wait(self) -> None:
+        """Leaves it to the first call to say what counts."""
+        if self._title is not None:
+            self._of.installation.rename(self.counts, self._title + _NOT_CALLED)
+
     def say(self) -> None:
         """Logs what counts, once."""
         if self._said or self._title is None:
             return
         self._said = True
+        self._of.installation.rename(self.counts, self._title)
         self._of.installation.graph_log.say(self._title, self.counts, announce=self._announce)
 
     def record_again(self, planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:

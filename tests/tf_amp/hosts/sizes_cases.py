@@ -122,6 +122,17 @@ def arguments() -> None:
     report("gone", variants=variants())
 
 
+def loaded() -> None:
+    """The functions of a SavedModel: nothing shows their sizes before they are called."""
+    installed = switch_on(cost_table=sys.argv[1])
+    said = hear()
+    model = tf.saved_model.load(sys.argv[2])
+    report("loaded", lines=list(said), named=[f.name for f in installed.status().functions])
+    signature = model.signatures["serving_default"]
+    signature(tf.constant(weights(1, (3000, WIDTH))))
+    report("called", lines=list(said), named=[f.name for f in installed.status().functions])
+
+
 def iterators(which: str) -> None:
     """`fit` on a dataset whose last batch is smaller, so that no batch is known."""
     if which == "keras":

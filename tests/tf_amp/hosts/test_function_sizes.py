@@ -32,10 +32,12 @@ def facts(run_python: RunPython, call: str, *args: str) -> dict[str, dict[str, A
 
 
 @pytest.fixture(scope="module")
-def seen(
-    run_python: RunPython, table: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, Any]]:
-    exported = str(tmp_path_factory.mktemp("exported"))
+def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("exported"))
+
+
+@pytest.fixture(scope="module")
+def seen(run_python: RunPython, table: str, exported: str) -> dict[str, dict[str, Any]]:
     return facts(run_python, "sizes_cases.arguments()", table, exported)
 
 
@@ -69,6 +71,20 @@ def test_a_function_is_said_once_and_as_it_runs(seen: dict[str, dict[str, Any]])
 
 def test_variants_are_not_exported(seen: dict[str, dict[str, Any]]) -> None:
     assert (seen["exported"]["names"], seen["exported"]["types"]) == ([], [FLOAT])
+
+
+@pytest.mark.usefixtures("seen")
+def test_a_loaded_function_is_said_by_its_first_call(
+    run_python: RunPython, table: str, exported: str
+) -> None:
+    loaded = facts(run_python, "sizes_cases.loaded()", table, exported)
+    waiting = " (not called yet: planned for 32 rows)"
+    assert loaded["loaded"]["lines"] == []
+    assert all(name.endswith(waiting) for name in loaded["loaded"]["named"])
+    (line,) = loaded["called"]["lines"]
+    assert "signature_wrapper" in line
+    assert ", sizes near 3000: MatMul 1 of 1 in bfloat16" in line
+    assert line.partition(":")[0] in loaded["called"]["named"]
 
 
 def test_variants_go_with_amp_and_with_their_function(seen: dict[str, dict[str, Any]]) -> None:
