@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from process_memory import peak_resident_mb, reset_peak
+from process_memory import peak_resident_mb, reset_peak, resident_mb
 from variants import DTYPES, VARIANTS, amp_status, prepare
 from worker_channel import Message, serve
 
@@ -38,6 +38,7 @@ class StepWorker:
         import tensorflow as tf
         from workloads import WORKLOADS
 
+        before = resident_mb()
         started = time.perf_counter()
         model, (x, y) = WORKLOADS[arguments.workload].compiled(jit_compile=arguments.jit_compile)
         if arguments.rows:
@@ -55,6 +56,7 @@ class StepWorker:
         for _ in range(_WARM_UP_STEPS - 1):
             self._step()
         answer: Message = {"build_s": built - started, "first_step_s": first_step}
+        answer["mb_before_model"] = before
         answer["math_ops"] = _math_ops()
         if arguments.variant == "tf_amp":
             status = amp_status()
