@@ -10,7 +10,7 @@ import numpy as np
 
 from field_programs.program import Program, Running, fitted
 
-_VOCABULARY, _LENGTH = 500, 32
+_VOCABULARY, _LENGTH, _SAMPLES = 500, 32, 4096
 # Wide enough that products are worth converting at all.
 _ENCODER = {
     "vocabulary_size": _VOCABULARY,
@@ -220,7 +220,8 @@ def _inputs(network: Any, rng: np.random.Generator, batch: int) -> Any:
         shape = [size or 64 for size in given.shape[1:]]
         return rng.normal(size=(batch, *shape)).astype("float32")
     for name, tensor in given.items():
-        shape = [size or _LENGTH for size in tensor.shape[1:]]
+        is_sound = name.startswith("encoder") and "encoder_input_values" in given
+        shape = [size or (_SAMPLES if is_sound else _LENGTH) for size in tensor.shape[1:]]
         if "mask" in name:
             found[name] = np.ones((batch, *shape), "int32")
             found[name][0, -4:] = 0
@@ -340,7 +341,7 @@ _IMAGE_CLASSIFIERS = {
     "ResNet": {
         "input_conv_filters": [32],
         "input_conv_kernel_sizes": [7],
-        "stackwise_num_filters": [32, 64, 128],
+        "stackwise_num_filters": [64, 64, 128],
         "stackwise_num_blocks": [2, 2, 2],
         "stackwise_num_strides": [1, 2, 2],
         "block_type": "bottleneck_block_vd",
@@ -361,6 +362,9 @@ _IMAGE_CLASSIFIERS = {
         "stackwise_depth": [1, 2, 2],
         "stackwise_strides": [1, 2, 2],
         "stackwise_num_filters": [32, 64, 128],
+        "stage_type": "csp",
+        "expand_ratio": [2.0],
+        "bottle_ratio": [0.5],
         "block_type": "dark_block",
         "image_shape": _IMAGE,
     },

@@ -102,7 +102,8 @@ class KerasInPlace(InPlace):
 
         def drop_window() -> None:
             steps = self.gradient_accumulation_steps
-            self._iterations.assign(self._iterations // steps * steps)
+            calls = calls_of(self)
+            calls.assign(calls // steps * steps)
             self._backend_reset_gradient_accumulators()
 
         applied = apply_if_finite(
@@ -118,7 +119,16 @@ class KerasInPlace(InPlace):
             horovod=scaling.horovod,
             drop_window=drop_window if self.gradient_accumulation_steps else None,
         )
-        return applied if scaling.by_hand else self._iterations
+        return applied if scaling.by_hand else calls_of(self)
+
+
+def calls_of(optimizer: Any) -> Any:
+    """The variable of an optimizer that counts calls, not the steps that they accumulate to.
+
+    The oldest Keras has one for both.
+    """
+    found = getattr(optimizer, "_iterations", None)
+    return optimizer.iterations if found is None else found
 
 
 @keras.saving.register_keras_serializable(package="tf_amp")
@@ -172,7 +182,7 @@ class KerasByHand(ByHand, KerasInPlace):
         if tf.executing_eagerly():
             # Where fit ran compiled by XLA, this is when its skipped steps are told.
             # The variable of a strategy has no int(), but a value.
-            self.manager.check(step=int(self._iterations.value.numpy()))
+            self.manager.check(step=int(calls_of(self).value.numpy()))
 
     def _serialize(self, optimizer: Any) -> Any:
         return keras.saving.serialize_keras_object(optimizer)

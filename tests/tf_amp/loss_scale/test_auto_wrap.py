@@ -296,7 +296,7 @@ for optimizer in (
     keras.optimizers.LossScaleOptimizer(keras.optimizers.Adagrad(0.1)),
 ):
     optimizer.apply([optimizer.scale_loss(tf.constant(1.0))], [k])
-print("RESULT", round(float(v), 4), round(float(k), 1))
+print("RESULT", round(float(v), 4), round(float(k.numpy()), 1))
 """,
         LOSS_SCALING,
     )

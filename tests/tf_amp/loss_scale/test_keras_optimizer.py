@@ -14,7 +14,7 @@ from tf_amp.loss_scale import (
     NoLossScale,
     wrap_optimizer,
 )
-from tf_amp.loss_scale.keras_optimizer import KerasLossScaleOptimizer
+from tf_amp.loss_scale.keras_optimizer import KerasLossScaleOptimizer, calls_of
 
 NAN = float("nan")
 RULE = DynamicLossScale(initial=2.0**10, growth_interval=3)
@@ -35,6 +35,11 @@ def weights_after(optimizer: keras.optimizers.Optimizer, x: np.ndarray = X, **co
     model.compile(optimizer, "mse", **compile_options)
     history = model.fit(x, Y, batch_size=16, epochs=3, verbose=0, shuffle=False)
     return model.get_weights(), history.history["loss"], model
+
+
+def number(value: object) -> float:
+    """Of a variable too: those of the oldest Keras are no numbers to Python."""
+    return keras.ops.convert_to_numpy(value).item()
 
 
 def assert_close(ours, theirs) -> None:
@@ -118,9 +123,9 @@ def test_keras_iterations_update() -> None:
     optimizer = keras_case()
     variables = [keras.Variable([1.0])]
     optimizer.build(variables)
-    assert int(optimizer.iterations) == int(optimizer.inner_optimizer.iterations) == 0
+    assert number(optimizer.iterations) == number(optimizer.inner_optimizer.iterations) == 0
     optimizer.apply([tf.constant([1.0])], variables)
-    assert int(optimizer.iterations) == int(optimizer.inner_optimizer.iterations) == 1
+    assert number(optimizer.iterations) == number(optimizer.inner_optimizer.iterations) == 1
 
 
 def test_keras_serialization() -> None:
@@ -161,6 +166,9 @@ def test_attributes_are_those_of_the_wrapped_optimizer() -> None:
         _ = optimizer.nothing_of_this_name
 
 
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
+)
 @pytest.mark.parametrize("callback", ["LearningRateScheduler", "ReduceLROnPlateau"])
 def test_callbacks_find_the_optimizers_of_a_multi_optimizer(callback: str) -> None:
     inner = [keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)]
@@ -227,9 +235,9 @@ def test_clipping_happens_after_unscaling() -> None:
 def test_learning_rate_and_settings_pass_through() -> None:
     inner = keras.optimizers.Adam(0.5, clipnorm=2.0, weight_decay=0.1)
     optimizer = wrap_optimizer(inner)
-    assert float(optimizer.learning_rate) == 0.5
+    assert number(optimizer.learning_rate) == 0.5
     optimizer.learning_rate = 0.25
-    assert float(inner.learning_rate) == 0.25
+    assert number(inner.learning_rate) == 0.25
     assert (optimizer.clipnorm, optimizer.weight_decay, optimizer.use_ema) == (2.0, 0.1, False)
     optimizer.clipnorm = 1.0
     assert inner.clipnorm == 1.0
@@ -243,7 +251,7 @@ def test_learning_rate_scheduler_callback() -> None:
     model.compile(wrap_optimizer(inner), "mse")
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
     model.fit(X, Y, epochs=4, verbose=0, callbacks=[scheduler])
-    assert float(inner.learning_rate) == pytest.approx(0.025)
+    assert number(inner.learning_rate) == pytest.approx(0.025)
 
 
 def test_a_skipped_step_keeps_the_moving_average_and_weight_decay_still() -> None:
@@ -283,7 +291,7 @@ def accumulate(gradients: list[float], steps: int = 4):
 def test_a_window_without_overflow_equals_one_large_batch() -> None:
     trace, inner, _ = accumulate([1.0, 2.0, 3.0, 6.0])
     assert trace[-1] == (True, 1.0 - 3.0, 8.0)
-    assert int(inner._iterations) == 4
+    assert number(calls_of(inner)) == 4
 
 
 def test_an_overflow_in_micro_step_2_of_4_drops_the_window() -> None:
@@ -293,7 +301,7 @@ def test_an_overflow_in_micro_step_2_of_4_drops_the_window() -> None:
     assert [applied for applied, _, _ in trace[:4]] == [True, False, False, False]
     assert trace[3][1] == 1.0
     assert trace[-1] == (True, 1.0 - 3.0, 4.0)
-    assert int(inner._iterations) == 4
+    assert number(calls_of(inner)) == 4
     assert optimizer.manager.state().skipped_steps == 1
 
 
@@ -373,7 +381,7 @@ def test_fit_skips_a_batch_that_is_not_finite(jit_compile: bool) -> None:
     )
     assert all(np.isfinite(w).all() for w in ours)
     assert model.optimizer.manager.state().skipped_steps == 3
-    assert int(model.optimizer.iterations) == 9
+    assert number(model.optimizer.iterations) == 9
 
 
 def test_at_floor_raise_stops_fit_under_xla() -> None:
