@@ -68,6 +68,11 @@ FUNCTION_HOST = (
     Member(f"{_EAGER}.context", "Context.remove_function", ("self", "name")),
     Member(f"{_EAGER}.context", "Context.set_optimizer_experimental_options", ("self", "options")),
     Member("tensorflow.python.data.ops.structured_function", "StructuredFunctionWrapper.__init__"),
+    Member(
+        "tensorflow.python.data.ops.iterator_ops",
+        "OwnedIterator._create_iterator",
+        ("self", "dataset"),
+    ),
     Member("tensorflow.python.saved_model.function_deserialization", "load_function_def_library"),
     # Read.
     Member(_ATOMIC, "RUNTIME_FUNCTION_REFS"),

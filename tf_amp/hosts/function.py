@@ -69,6 +69,7 @@ class FunctionHost:
         )
         self._pipelines.install(self._patches)
         self._deferred.install(self._patches)
+        self._calls.install(self._patches)
         self._patches.replace(context_lib.Context, "call_function", self._make_call_function)
         hold_off(self._patches)
 

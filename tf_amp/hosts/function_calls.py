@@ -23,6 +23,7 @@ from tf_amp.hosts.function_size_sources import Source, find_source
 from tf_amp.hosts.function_sizes import FunctionSizes, add_variant, draws_by_seed, plan_anew
 from tf_amp.hosts.function_tf_data import call_originals
 from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
+from tf_amp.hosts.iterator_batches import IteratorBatches
 
 if TYPE_CHECKING:
     from graph_passes import PrecisionConfig, RewriteResult
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tf_amp.hosts.function_counts import CountedFunction
     from tf_amp.hosts.function_originals import Originals
     from tf_amp.installation import Installation
+    from tf_amp.patches import Patches
 
 _log = logging.getLogger("tf_amp")
 
@@ -99,8 +101,13 @@ class FunctionCalls:
         self._originals = originals
         say_fault = functools.partial(installation.record_fault, "function")
         self._sizes = FunctionSizes(say_fault)
+        self._batches = IteratorBatches()
         steps = installation.settings.trial_steps
         self._trials = FunctionTrials(steps, trials_directory(), say_fault)
+
+    def install(self, patches: Patches) -> None:
+        """Starts to remember what iterators go through."""
+        self._batches.install(patches)
 
     def call(
         self,
@@ -176,6 +183,7 @@ class FunctionCalls:
                 attach,
                 try_size,
                 counted.say,
+                self._batches.size,
                 once=elsewhere,
             )
         elif tried and not elsewhere:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+import types
 
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import atomic_function, attributes
@@ -47,10 +47,16 @@ def traced_function_names() -> list[str]:
 
 def keras_step() -> str:
     """Returns the method of a Keras model that is tracing, or "": its functions share one name."""
-    frame: Any = sys._getframe()
+    frame = keras_frame()
+    return frame.f_code.co_name if frame else ""
+
+
+def keras_frame() -> types.FrameType | None:
+    """Returns the frame of the method of a Keras model, such as `fit`, that is being called."""
+    frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
         if code.co_name in _KERAS_STEPS and "keras" in code.co_filename:
-            return code.co_name
+            return frame
         frame = frame.f_back
-    return ""
+    return None

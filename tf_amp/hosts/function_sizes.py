@@ -34,6 +34,8 @@ Plan: TypeAlias = "Callable[[int], RewriteResult]"
 """Plans a function for a size of what is not known."""
 Add: TypeAlias = Callable[[tuple[function_pb2.FunctionDef, ...]], None]
 """Makes functions known to the runtime."""
+Expect: TypeAlias = Callable[[Sequence[Any]], "int | None"]
+"""Tells the size that a call will show, from its inputs, where that is known beforehand."""
 Try: TypeAlias = Callable[[bytes, int], None]
 """Is told the name of a variant, and its size."""
 
@@ -112,6 +114,7 @@ class FunctionSizes:
         add: Add,
         try_out: Try | None,
         say: Callable[[], None],
+        expect: Expect,
         *,
         once: bool,
     ) -> None:
@@ -125,9 +128,10 @@ class FunctionSizes:
             add: adds a variant, which lives as long as the function.
             try_out: is told of each variant and its size; None lets sizes with one plan share it.
             say: is called at each call by which the size is known.
+            expect: is asked at the first call, where an iterator shows the size.
             once: whether what the first call shows is for good.
         """
-        sized = _SizedFunction(source, planned, plan, add, try_out, say, once=once)
+        sized = _SizedFunction(source, planned, plan, add, try_out, say, expect, once=once)
         self._by_name[function.name] = sized
         weakref.finalize(function, self._by_name.pop, function.name, None)
 
@@ -186,11 +190,12 @@ class _SizedFunction:
         add: Add,
         try_out: Try | None,
         say: Callable[[], None],
+        expect: Expect,
         *,
         once: bool,
     ) -> None:
         self._source, self._planned, self._plan, self._add = source, planned, plan, add
-        self._try_out, self._say, self._once = try_out, say, once
+        self._try_out, self._say, self._expect, self._once = try_out, say, expect, once
         self._shows = source.argument is None
         self._lock = threading.Lock()
         self._names: dict[int, bytes] = {}  # class of sizes -> variant
@@ -207,7 +212,11 @@ class _SizedFunction:
         """
         with self._lock:
             if self._source.argument is not None and not self._is_settled:
-                self._note(inputs[self._source.argument].shape)
+                self._note(self._source.size_of(inputs[self._source.argument].shape))
+            elif not self._names and not self._once and self._source.unknown == (0,):
+                size = self._expect(inputs)
+                if size is not None:
+                    self._note(size)
             return self._serve(), self._shows
 
     def see(self, shape: Sequence[int]) -> None:
@@ -215,7 +224,7 @@ class _SizedFunction:
         with self._lock:
             if self._is_settled:
                 return
-            self._note(shape)
+            self._note(self._source.size_of(shape))
             if self._once:
                 self._shows = False
                 self._names[0] = self._planned.signature.name.encode()
@@ -225,9 +234,8 @@ class _SizedFunction:
     def _is_settled(self) -> bool:
         return self._once and self._served is not None
 
-    def _note(self, shape: Sequence[int]) -> None:
+    def _note(self, size: int) -> None:
         least, most = _CLASSES
-        size = self._source.size_of(shape)
         seen = min(max(round(math.log(size / UNKNOWN_DIMENSION, _RATIO)), least), most)
         self._sizes[seen] = size
         self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1

@@ -133,8 +133,8 @@ def loaded() -> None:
     report("called", lines=list(said), named=[f.name for f in installed.status().functions])
 
 
-def iterators(which: str) -> None:
-    """`fit` on a dataset whose last batch is smaller, so that no batch is known."""
+def iterators(which: str, given: str) -> None:
+    """`fit` on data whose last batch is smaller, so that no batch is known."""
     if which == "keras":
         import keras
     else:
@@ -145,12 +145,20 @@ def iterators(which: str) -> None:
     model.compile("sgd", "mse", jit_compile=False)
     rows = 5 * 2048 + 7
     x, y = (np.ones((rows, WIDTH), np.float32) for _ in range(2))
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(2048)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(2048).prefetch(1)
+    if given == "generator":
+        spec = data.element_spec
+        data = tf.data.Dataset.from_generator(lambda b=data: iter(b), output_signature=spec)
     weights_before = model.get_weights()
     said = hear()
-    first = ran(lambda: model.fit(data.take(1), verbose=0))
-    rest = ran(lambda: model.fit(data, verbose=0))
-    after = ran(lambda: model.fit(data.take(5), verbose=0))
+
+    def fit(batches: int) -> Any:
+        if given == "arrays":
+            kept = slice((batches - 1) * 2048 + 7)
+            return lambda: model.fit(x[kept], y[kept], batch_size=2048, verbose=0)
+        return lambda: model.fit(data.take(batches), verbose=0)
+
+    first, rest, after = ran(fit(2)), ran(fit(6)), ran(fit(5))
     report(
         "fit",
         first=first,

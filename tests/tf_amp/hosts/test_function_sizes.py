@@ -93,11 +93,16 @@ def test_variants_go_with_amp_and_with_their_function(seen: dict[str, dict[str, 
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_fit_on_a_data_set_runs_as_for_its_batch(
-    run_python: RunPython, table: str, library: str
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [("data set", [BFLOAT16]), ("arrays", [BFLOAT16]), ("generator", [FLOAT, BFLOAT16])],
+)
+def test_fit_runs_as_for_its_batch(
+    run_python: RunPython, table: str, library: str, given: str, first: list[int]
 ) -> None:
-    seen = facts(run_python, f"sizes_cases.iterators({library!r})", table)["fit"]
-    assert seen["first"] == [FLOAT]
+    """At once where the batch can be told beforehand, else as soon as it was seen."""
+    seen = facts(run_python, f"sizes_cases.iterators({library!r}, {given!r})", table)["fit"]
+    assert seen["first"] == first
     assert seen["rest"] == [BFLOAT16]
     assert seen["after"] == [BFLOAT16]
     assert seen["sizes"] == ["2048", "32"]

@@ -1,0 +1,75 @@
+"""The batch that an iterator is about to give, where its data set or Keras says it.
+
+What a function finds out at its first call comes too late for that call, and TensorFlow optimizes
+every variant of a function that runs. So a variant for assumed sizes should not run at all where
+the size can be told beforehand. Nothing is taken from the iterator for that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tensorflow.python.data.ops import iterator_ops
+from tensorflow.python.framework import tensor_util
+
+from tf_amp.hosts.function_names import keras_frame
+
+if TYPE_CHECKING:
+    from tf_amp.patches import Patches
+
+
+class IteratorBatches:
+    """Remembers which data set an iterator goes through."""
+
+    def __init__(self) -> None:
+        # By the id of the tensor that the iterator holds, which lives as long as it.
+        self._iterators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def install(self, patches: Patches) -> None:
+        """Starts to remember."""
+
+        def make(create: Callable[..., None]) -> Callable[..., None]:
+            def create_iterator(iterator: Any, dataset: Any) -> None:
+                create(iterator, dataset)
+                self._iterators[id(iterator._iterator_resource)] = iterator
+
+            return create_iterator
+
+        patches.replace(iterator_ops.OwnedIterator, "_create_iterator", make)
+
+    def size(self, inputs: Sequence[Any]) -> int | None:
+        """The rows that the next batch is likely to have; a last batch may have fewer.
+
+        Args:
+            inputs: the flat inputs of a function that an iterator is among.
+
+        Returns:
+            The `batch_size` of the Keras method that calls, or that of the data set; None where
+            neither is known.
+        """
+        for tensor in inputs:
+            iterator = self._iterators.get(id(tensor))
+            if iterator is not None:
+                return _of_keras() or _of_data_set(iterator._dataset)
+        return None
+
+
+def _of_keras() -> int | None:
+    frame = keras_frame()
+    size = frame.f_locals.get("batch_size") if frame else None
+    return size if isinstance(size, int) else None
+
+
+def _of_data_set(dataset: Any) -> int | None:
+    """The batch size of the last step of a pipeline that has one."""
+    steps = [dataset]
+    while steps:
+        step = steps.pop(0)
+        size = getattr(step, "_batch_size", None)
+        if size is not None:
+            known = tensor_util.constant_value(size)
+            return int(known) if known is not None and known.ndim == 0 else None
+        steps += getattr(step, "_inputs", list)()
+    return None
