@@ -178,7 +178,8 @@ class Report:
 
     def first_reason(self) -> str:
         """Why nothing was converted, in one phrase."""
-        # What the costs kept back was about to be converted, so it is the nearest reason.
+        # What the costs kept back was about to be converted, so it is the nearest reason. Ops
+        # that only stayed with a product that stayed say nothing: the product is named.
         slower = self._most_common(Reason.SLOWER_HERE)
         if slower:
             return f"the cost table says that {self.target_dtype} is slower here for {slower}"
@@ -197,9 +198,10 @@ class Report:
         return f"no op of the allow list is present; float32 ops seen: {seen}"
 
     def _most_common(self, reason: Reason) -> str:
-        """The op that a reason holds for most often, and how often; "" if it does for none."""
+        """The op that a reason holds for most often, of the allow list if any, and how often."""
         counts = Counter(d.op for d in self.decisions if d.reason is reason)
-        return "".join(f"{op} x{count}" for op, count in counts.most_common(1))
+        products = Counter({op: n for op, n in counts.items() if self._is_allowed(op)})
+        return "".join(f"{op} x{count}" for op, count in (products or counts).most_common(1))
 
     def _is_allowed(self, op: str) -> bool:
         return self._plan is not None and self._plan.coloring.lists.list_of(op) == "allow"

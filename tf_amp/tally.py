@@ -117,7 +117,7 @@ class Tally:
         self._nodes = self._converted = self._casts = 0
         self._matched: Counter[Rule] = Counter()
         self._functions: dict[int, tuple[str, NodeCounts]] = {}  # by the id of the counts
-        self._unchanged_nodes = -1
+        self._unchanged_size = (False, -1)  # whether it has products, and its nodes
         self._unchanged_reason: str | None = None
 
     def add(
@@ -155,10 +155,11 @@ class Tally:
             for part in covered:
                 self._count(part, -1)
             # The largest graph left alone tells more than the first one, which is often a
-            # function of a single op.
+            # function of a single op; and one with products more than one without.
             works = result.changed and result.report.converted_nodes
-            if not works and result.report.total_nodes > self._unchanged_nodes:
-                self._unchanged_nodes = result.report.total_nodes
+            size = bool(result.report.products), result.report.total_nodes
+            if not works and size > self._unchanged_size:
+                self._unchanged_size = size
                 self._unchanged_reason = (
                     f"{name!r}: {result.failure or result.report.first_reason()}"
                 )
@@ -186,8 +187,9 @@ class Tally:
             if row is not None:
                 lost = counts.in_float32()
                 self._functions[id(lost)] = row[0], lost
-            if counts.total > self._unchanged_nodes:
-                self._unchanged_nodes = counts.total
+            size = bool(counts.products), counts.total
+            if size > self._unchanged_size:
+                self._unchanged_size = size
                 self._unchanged_reason = f"{name!r}: in float32 it was faster in a trial"
 
     def _count(self, counts: NodeCounts, sign: int) -> None:

@@ -194,6 +194,7 @@ RULES: dict[str, str] = {
     "constant-folding": "a constant that only converted ops read is stored in the target dtype",
     "attention-mask": "a mask before a softmax becomes one that float16 can hold",
     "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",
+    "unread": "what nothing reads in a function is left out before costs are weighed",
     "unread-sum": "a sum that nothing reads denies nothing, nor does what it is made with",
     "gelu": "the powers and exponentials in a GELU and its gradient deny nothing",
     "layer-norm": "a layer or group normalization takes and gives the target dtype",

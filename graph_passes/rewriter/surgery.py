@@ -100,18 +100,37 @@ def make_edits(view: GraphView, edits: Edits, unread: Unread) -> GraphView:
     if dead:
         heirs = {view.split(old)[0]: node_name(new) for old, new in redirect.items()}
         gone = {view.names[number]: heirs.get(view.names[number], "") for number in dead}
-        for number in view.located:
-            node = view.nodes[number]
-            if number not in dead and _is_beside(node, gone):
-                if number not in changed:
-                    changed[number] = owner.node.add()
-                    changed[number].CopyFrom(node)
-                relocate(changed[number], gone)
+        _relocate_all(view, changed, gone)
         for node in new_nodes:
             if COLOCATION in node.attr:
                 relocate(node, gone)
     nodes, moved, anew = _assemble(view, changed, new_nodes, dead)
     return view.edited(nodes, moved, anew, edits.shapes)
+
+
+def leave_out_unread(view: GraphView, unread: Unread) -> GraphView:
+    """A graph without the nodes of which nothing comes; the same view if there are none."""
+    dead = unread.now()
+    if not dead:
+        return view
+    changed: dict[int, node_def_pb2.NodeDef] = {}
+    _relocate_all(view, changed, dict.fromkeys((view.names[number] for number in dead), ""))
+    nodes, moved, anew = _assemble(view, changed, (), dead)
+    return view.edited(nodes, moved, anew, {})
+
+
+def _relocate_all(
+    view: GraphView, changed: dict[int, node_def_pb2.NodeDef], gone: Mapping[str, str]
+) -> None:
+    """Places what stays of a graph anew, in copies that join those which were changed before."""
+    owner = graph_pb2.GraphDef()
+    for number in view.located:
+        node = view.nodes[number]
+        if node.name not in gone and _is_beside(node, gone):
+            if number not in changed:
+                changed[number] = owner.node.add()
+                changed[number].CopyFrom(node)
+            relocate(changed[number], gone)
 
 
 def _is_beside(node: node_def_pb2.NodeDef, gone: Container[str]) -> bool:

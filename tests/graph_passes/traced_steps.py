@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -88,6 +89,8 @@ class Step:
             (),
             lambda _, body, __: prepare(body, config, (), node_types_with(library), None)[1],
         )
+        # Naming writes into bodies, and those that nothing changed are the library's own.
+        new = new.with_bodies(lambda region: copy.deepcopy(region.proto))
         return Rewritten(new.proto, name_functions(new, library))  # type: ignore[arg-type]
 
     def run(self, rewritten: Rewritten, *arguments: Any) -> list[Any]:

@@ -150,6 +150,16 @@ def test_reason_for_nothing_is_that_of_the_largest_graph() -> None:
     assert "'large': planted" in tally.why_nothing()
 
 
+def test_reason_for_nothing_is_that_of_a_graph_with_products() -> None:
+    sums = graph_pb2.GraphDef()
+    for number in range(9):
+        sums.node.add(name=f"n{number}", op="NoOp")
+    tally = Tally()
+    add(tally, "products", failed())
+    add(tally, "sums", rewrite_graph_def(sums, CONFIG))
+    assert "'products': planted" in tally.why_nothing()
+
+
 def test_what_was_converted_alone_has_no_nodes_looked_at() -> None:
     counts = NodeCounts(1, 2, 3, Counter({MATMUL: 1}))
     assert counts.converted_alone() == NodeCounts(0, 2, 3)

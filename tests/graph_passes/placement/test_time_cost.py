@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -445,6 +446,16 @@ def test_costs_are_named_before_a_kernel_that_is_missing_elsewhere() -> None:
     assert not low
     assert Reason.NO_KERNEL in {decision.reason for decision in report.decisions}
     assert report.first_reason().endswith("is slower here for MatMul x2")
+
+
+def test_costs_name_the_product_and_not_the_ops_beside_it() -> None:
+    text = "x = Const(0.5, [64, 64])\ns = Shape(x)\nx2 = Reshape(x, s)\nx3 = Reshape(x2, s)\n"
+    settings = config(table(MatMul=(100.0, 200.0)))
+    low, report = converted(graph(f"{text}p = MatMul(x3, x3)"), settings)
+    assert not low
+    counts = Counter(d.op for d in report.decisions if d.reason is Reason.SLOWER_HERE)
+    assert counts["Reshape"] > counts["MatMul"]
+    assert report.first_reason().endswith("is slower here for MatMul x1")
 
 
 def test_casts_of_stored_weights_have_no_price() -> None:

@@ -8,7 +8,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from graph_passes.ir.copying import copy_graph
 from graph_passes.ir.view import view_function, view_graph
-from graph_passes.rewriter.surgery import Edits, Unread, make_edits
+from graph_passes.rewriter.surgery import Edits, Unread, leave_out_unread, make_edits
 
 TEXT = """
 x = Const(0.5, [4])
@@ -116,3 +116,16 @@ def test_results_of_a_function_follow() -> None:
     assert results == ["new:activations:0", "x"]
     assert (after.signature, after.attr["custom"].i) == (function.signature, 7)
     assert [node.op for node in view.nodes] == ["_Arg", "Relu", "_Retval", "_Retval"]
+
+
+def test_what_nobody_reads_is_left_out_with_what_only_it_reads() -> None:
+    text = f"{TEXT}dead = Tanh(b)\nmore = Exp(a)\nlast = Neg(more)\nwaits = Neg(x, after=[more])"
+    before = graph(text)
+    before.node[4].attr["_class"].list.s.extend((b"loc:@dead", b"loc:@a"))
+    view = view_graph(before)
+    kept = [view.index[name] for name in ("out", "waits")]
+    after = copy_graph(before, leave_out_unread(view, Unread(view, kept)))
+    assert set(reads(after)) == {"x", "a", "b", "c", "out", "more", "waits"}
+    (out,) = (node for node in after.node if node.name == "out")
+    assert list(out.attr["_class"].list.s) == [b"loc:@a"]
+    assert leave_out_unread(view_graph(after), Unread(view_graph(after), [4, 6])).is_edited is False
