@@ -81,13 +81,20 @@ def hook_tf_keras(tf_keras: ModuleType | None, patches: Patches, *, wraps: bool)
 def _make_compile(
     original: _Method, notice: CustomLoopNotice, prepare: Callable[[Any], None] | None = None
 ) -> _Method:
+    said: set[str] = set()
+
+    def say(line: str) -> None:
+        # A program of many models compiles as often, and one line tells as much as twenty.
+        _LOGGER.log(logging.DEBUG if line in said else logging.INFO, "%s", line)
+        said.add(line)
+
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         try:
             for optimizer in tf.nest.flatten(getattr(self, "optimizer", None)):
                 if (
                     optimizer is not None
-                    and _scale(self, optimizer, notice)
+                    and _scale(self, optimizer, notice, say)
                     and prepare is not None
                 ):
                     prepare(self)
@@ -102,7 +109,9 @@ def _make_compile(
     return compile
 
 
-def _scale(model: Any, optimizer: Any, notice: CustomLoopNotice) -> bool:
+def _scale(
+    model: Any, optimizer: Any, notice: CustomLoopNotice, say: Callable[[str], None]
+) -> bool:
     """Gives the optimizer of a model a loss scale; returns whether it has one of this kind."""
     name = type(optimizer).__name__
     scaling = scaling_of(optimizer)
@@ -112,18 +121,15 @@ def _scale(model: Any, optimizer: Any, notice: CustomLoopNotice) -> bool:
         return True
     if is_wrapped(optimizer):
         if scaling is None:
-            _LOGGER.info("The %s of compile() scales the loss, and tf_amp leaves it alone.", name)
+            say(f"The {name} of compile() scales the loss, and tf_amp leaves it alone.")
         return False
     window = getattr(optimizer, "gradient_accumulation_steps", None) or 1
     scaling = Scaling(LossScaleManager(window=window), is_of_horovod(optimizer), notice)
     scale_in_place(optimizer, scaling)
     with model.distribute_strategy.scope():
         scaling.manager.create_variables()
-    _LOGGER.info(
-        "Loss scaling: the optimizer %s of compile() scales its loss by %r.",
-        name,
-        scaling.manager.rule,
-    )
+    rule = scaling.manager.rule
+    say(f"Loss scaling: the optimizer {name} of compile() scales its loss by {rule!r}.")
     return True
 
 

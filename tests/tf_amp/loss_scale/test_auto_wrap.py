@@ -113,6 +113,17 @@ print("off", manager_of(model.optimizer))
     assert "A custom training loop" not in on.stderr
 
 
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_models_of_one_kind_share_a_line(run_python, library: str) -> None:
+    script = (
+        KERAS_SCRIPT.format(library=library) + "build().compile(keras.optimizers.Adam(), 'mse')\n"
+    )
+    done = run(run_python, script + "build().compile(keras.optimizers.SGD(), 'mse')", LOSS_SCALING)
+    lines = [line for line in done.stderr.splitlines() if "of compile() scales its loss" in line]
+    assert ["Adam" in line for line in lines] == [True, False]
+    assert "SGD" in lines[1]
+
+
 REWRITE = {
     "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
