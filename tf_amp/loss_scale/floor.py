@@ -70,6 +70,11 @@ class SkipReporter:
         self._floor_reported = False
         self._lock = threading.Lock()
 
+    def know(self, skipped_steps: int) -> None:
+        """Takes steps that were skipped before, in another run, as reported."""
+        with self._lock:
+            self._next_notice = 1 << skipped_steps.bit_length()
+
     def report(self, skipped: SkippedStep) -> None:
         """Logs `skipped` if its turn has come.
 

@@ -59,10 +59,19 @@ class History:
         self._name, self._number = name, next(_numbers)
         self._scale, self._skipped = float(state.scale), int(state.skipped_steps)
         self._lock = threading.Lock()
+        self._is_new = True
+
+    def begin(self, state: LossScaleState) -> bool:
+        """Takes a restored state for that before the first step; False after the first note."""
+        with self._lock:
+            if self._is_new:
+                self._scale, self._skipped = float(state.scale), int(state.skipped_steps)
+            return self._is_new
 
     def note(self, step: int | None, state: LossScaleState) -> None:
         """Takes note of the state as it is after a step."""
         with self._lock:
+            self._is_new = False
             if state.skipped_steps == self._skipped:
                 self._move(step, float(state.scale), state)
 
@@ -70,6 +79,7 @@ class History:
         """Takes note of a skipped step, which may have been noted before."""
         state = skipped.state
         with self._lock:
+            self._is_new = False
             steps = int(state.skipped_steps) - self._skipped
             if steps == 0:
                 return

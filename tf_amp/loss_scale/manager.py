@@ -253,6 +253,16 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         self._history.note(step, state)
         return state
 
+    def begin(self) -> None:
+        """Takes the state as it is for that before the first step, unless there was one.
+
+        What was restored, from a file or a copy, tells of steps that another run reported.
+        """
+        self.create_variables()  # a value restored early waits for its variable
+        state = self.state()
+        if self._history.begin(state):
+            self._reporter.know(state.skipped_steps)
+
     def export_state(self) -> dict[str, Any]:
         """The values of the state variables by name, as NumPy scalars; empty if none exist."""
         return {k: v.numpy() for k, v in self._state.eager().items() if k != CULPRIT}

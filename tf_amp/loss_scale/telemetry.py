@@ -113,7 +113,7 @@ def loss_scale_callback(model: Any, *, every: int = 100, log: bool = True) -> An
             "compiled with an optimizer of wrap_optimizer(), or while loss scaling is on. "
             f"Received: model.optimizer={getattr(model, 'optimizer', None)!r}"
         )
-    every, check = require_count("every", every), manager.check
+    every, begin, check = require_count("every", every), manager.begin, manager.check
     base = callback_class(model)
 
     class LossScaleCallback(base):  # type: ignore[misc,valid-type]
@@ -123,6 +123,11 @@ def loss_scale_callback(model: Any, *, every: int = 100, log: bool = True) -> An
         _supports_tf_logs = True
         watches_loss_scale = True
         batches = 0
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            del logs
+            with model.distribute_strategy.scope():
+                begin()
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             del batch, logs

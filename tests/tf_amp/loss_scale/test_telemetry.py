@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import glob
+import logging
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from tf_amp.loss_scale import (
     LossScaleManager,
     counters,
     loss_scale_callback,
+    manager_of,
     wrap_optimizer,
 )
 
@@ -149,6 +151,31 @@ def test_callback_carries_out_at_floor_under_xla() -> None:
             callbacks=[counting, loss_scale_callback(model, every=4)],
         )
     assert len(batches) == 8
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_what_was_skipped_before_a_restore_is_not_reported_again(library, tmp_path, caplog) -> None:
+    def build():
+        model = library.Sequential([library.layers.Input((2,)), library.layers.Dense(1)])
+        model.compile(wrap_optimizer(library.optimizers.SGD(0.01)), "mse")
+        return model, tf.train.Checkpoint(optimizer=model.optimizer)
+
+    def fit(model, x):
+        with caplog.at_level(logging.INFO):
+            model.fit(x, x[:, :1], verbose=0, callbacks=[loss_scale_callback(model)])
+        said = [one.getMessage() for one in caplog.records if "Skipped" in one.getMessage()]
+        caplog.clear()
+        return said
+
+    finite, model, path = np.ones((8, 2), np.float32), *build()
+    assert len(fit(model, finite * NAN)) == 1
+    saved = path.save(str(tmp_path / "saved"))
+    restored, path = build()
+    path.restore(saved)
+    assert fit(restored, finite) == []
+    assert manager_of(restored.optimizer).state().skipped_steps == 1
+    (notice,) = fit(restored, finite * NAN)
+    assert "2 skipped so far" in notice
 
 
 def test_callback_refuses_what_it_cannot_watch() -> None:
