@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from tensorflow.core.framework import types_pb2
+from tensorflow.core.framework import kernel_def_pb2, types_pb2
 from tensorflow.python.framework import kernels
 
 from graph_passes.ops.node_types import NodeType
@@ -26,11 +26,23 @@ _Constraints = tuple[tuple[str, frozenset[int]], ...]
 
 
 @functools.cache
+def _registered() -> dict[str, list[kernel_def_pb2.KernelDef]]:
+    """Op -> its kernels."""
+    found: dict[str, list[kernel_def_pb2.KernelDef]] = {}
+    for kernel in kernels.get_all_registered_kernels().kernel:
+        found.setdefault(kernel.op, []).append(kernel)
+    return found
+
+
+@functools.cache
 def _devices_of(op: str) -> dict[str, list[_Constraints]]:
     """Device type -> the constraints of each kernel of an op."""
     found: dict[str, list[_Constraints]] = {}
-    # All kernels of all ops, read at once, would take longer than those of the ops that are met.
-    for kernel in kernels.get_registered_kernels_for_op(op).kernel:
+    # TensorFlow walks all kernels of the process whether it is asked for those of one op or of all.
+    registered = _registered().get(op)
+    if registered is None:  # a library may have been loaded since
+        registered = kernels.get_registered_kernels_for_op(op).kernel
+    for kernel in registered:
         if kernel.label:
             continue  # chosen by a `_kernel` attr only
         constraints = tuple(
@@ -49,8 +61,9 @@ def _kernels_of(op: str, device: str) -> Sequence[_Constraints]:
 
 def registered_gpu_kernels() -> int:
     """How many op types have a GPU kernel in this build: few under `tensorflow-cpu`."""
-    registered = kernels.get_all_registered_kernels().kernel
-    return len({each.op for each in registered if each.device_type == "GPU" and not each.label})
+    return sum(
+        any(k.device_type == "GPU" and not k.label for k in of) for of in _registered().values()
+    )
 
 
 def missing_kernels_note(device: str) -> str | None:
