@@ -80,9 +80,14 @@ class NodeCounts:
         line = f"{name}: {what or f'{self.converted} nodes'} in {target_dtype}, {self.casts} casts"
         if self.updates:
             line += f", {self.updates} update{'s'[: self.updates > 1]} fused"
-        for (op, why), count in self.kept.most_common():
-            line += f"; {count} {op} {'stays' if count == 1 else 'stay'} float32: {why}"
-        return line
+        return "; ".join((line, *self.said_of_kept()))
+
+    def said_of_kept(self) -> list[str]:
+        """One phrase for each op type and reason of the products that stay float32."""
+        return [
+            f"{count} {op} {'stays' if count == 1 else 'stay'} float32: {why}"
+            for (op, why), count in self.kept.most_common()
+        ]
 
     @property
     def kept(self) -> Counter[tuple[str, str]]:
@@ -117,7 +122,7 @@ class Tally:
         self._nodes = self._converted = self._casts = 0
         self._matched: Counter[Rule] = Counter()
         self._functions: dict[int, tuple[str, NodeCounts]] = {}  # by the id of the counts
-        self._unchanged_size = (False, -1)  # whether it has products, and its nodes
+        self._unchanged_weight = (False, -1)
         self._unchanged_reason: str | None = None
 
     def add(
@@ -154,15 +159,22 @@ class Tally:
             self._count(counts, 1)
             for part in covered:
                 self._count(part, -1)
-            # The largest graph left alone tells more than the first one, which is often a
-            # function of a single op; and one with products more than one without.
-            works = result.changed and result.report.converted_nodes
-            size = bool(result.report.products), result.report.total_nodes
-            if not works and size > self._unchanged_size:
-                self._unchanged_size = size
-                self._unchanged_reason = (
-                    f"{name!r}: {result.failure or result.report.first_reason()}"
-                )
+            if not (result.changed and result.report.converted_nodes):
+                self._leave(name, result, counts)
+
+    def _leave(self, name: str, result: RewriteResult, counts: NodeCounts) -> None:
+        """Takes note of a graph left alone, if it tells more than those before it.
+
+        The largest one does, first those with products: the first one is often a function of a
+        single op. What calls others is told with their products, by the name that its line has.
+        """
+        kept = counts.said_of_kept()
+        nodes = counts.total if kept else result.report.total_nodes
+        weight = (bool(kept or result.failure), nodes)
+        if weight > self._unchanged_weight:
+            self._unchanged_weight = weight
+            why = result.failure or "; ".join(kept[:3]) or result.report.first_reason()
+            self._unchanged_reason = f"{name!r}: {why}"
 
     def rename(self, counts: NodeCounts, name: str) -> None:
         """Gives a graph that was added another name, unless another one covers it."""
@@ -187,9 +199,8 @@ class Tally:
             if row is not None:
                 lost = counts.in_float32()
                 self._functions[id(lost)] = row[0], lost
-            size = bool(counts.products), counts.total
-            if size > self._unchanged_size:
-                self._unchanged_size = size
+            if (True, counts.total) > self._unchanged_weight:
+                self._unchanged_weight = (True, counts.total)
                 self._unchanged_reason = f"{name!r}: in float32 it was faster in a trial"
 
     def _count(self, counts: NodeCounts, sign: int) -> None:

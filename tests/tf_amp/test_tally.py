@@ -37,6 +37,15 @@ def unchanged() -> RewriteResult:
     return rewrite_graph_def(graph_pb2.GraphDef(), CONFIG)
 
 
+def converted_to_nothing(nodes: int) -> RewriteResult:
+    graph = graph_pb2.GraphDef()
+    graph.node.add(name="given", op="Placeholder").attr["dtype"].type = types_pb2.DT_FLOAT
+    for number in range(nodes):
+        shape = graph.node.add(name=f"shape{number}", op="Shape", input=["given"])
+        shape.attr["T"].type = types_pb2.DT_FLOAT
+    return rewrite_graph_def(graph, CONFIG)
+
+
 def failed() -> RewriteResult:
     result = converted()
     return dataclasses.replace(
@@ -158,6 +167,16 @@ def test_reason_for_nothing_is_that_of_a_graph_with_products() -> None:
     add(tally, "products", failed())
     add(tally, "sums", rewrite_graph_def(sums, CONFIG))
     assert "'products': planted" in tally.why_nothing()
+
+
+def test_reason_for_nothing_names_the_products_of_what_a_graph_calls() -> None:
+    tally = Tally()
+    part = NodeCounts(9, products=Counter({KEPT: 2}))
+    tally.add("one_step", unchanged(), part, is_top=False)
+    tally.add("many steps (fit)", unchanged(), part + NodeCounts(1))
+    assert tally.why_nothing().endswith("'many steps (fit)': 2 MatMul stay float32: slower here")
+    add(tally, "of shapes alone", converted_to_nothing(40))
+    assert "'many steps (fit)'" in tally.why_nothing()
 
 
 def test_what_was_converted_alone_has_no_nodes_looked_at() -> None:
