@@ -101,7 +101,7 @@ def rewrite_graph_def(
             return dataclasses.replace(result, proto=graph_def)
         results[name] = result
         pending |= references.called(result.nodes())
-    reports = {name: result.report for name, result in results.items()}
+    reports = {name: results[name].report for name in sorted(results)}
     if not any(result.changed for result in results.values()) and not main.extra_functions:
         return dataclasses.replace(main, function_reports=reports)
     new: graph_pb2.GraphDef = main.proto if main.changed else main.copy()  # type: ignore[assignment]

@@ -77,7 +77,8 @@ class NodeCounts:
             if reason.converts:
                 low[op] += count
         what = ", ".join(f"{op} {low[op]} of {count}" for op, count in all_of.most_common())
-        line = f"{name}: {what or f'{self.converted} nodes'} in {target_dtype}, {self.casts} casts"
+        line = f"{name}: {what or f'{self.converted} nodes'} in {target_dtype}, "
+        line += f"{self.casts} cast{'s'[: self.casts != 1]}"
         if self.updates:
             line += f", {self.updates} update{'s'[: self.updates > 1]} fused"
         return "; ".join((line, *self.said_of_kept()))

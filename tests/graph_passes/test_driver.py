@@ -235,6 +235,14 @@ def test_nested_functions_are_planned_once(
     assert len(searched) < 2 * depth
 
 
+def test_reports_of_functions_have_the_order_of_their_names() -> None:
+    config = PrecisionConfig(parity=True)
+    result = rewrite_graph_def(nested_calls(12), config, preserve=("x", "call"))
+    names = list(result.function_reports)
+    assert len(names) == 12
+    assert names == sorted(names)
+
+
 def test_calls_may_be_nested_deeper_than_python_calls() -> None:
     before = nested_calls(1_200, "Tanh")
     result = rewrite_graph_def(before, CONFIG, preserve=("x", "call"))

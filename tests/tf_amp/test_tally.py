@@ -188,6 +188,7 @@ def test_fused_updates_are_counted_and_said() -> None:
     counts = NodeCounts(products=Counter({MATMUL: 1}), updates=1) + NodeCounts(updates=2)
     assert counts.converted_alone().updates == 3
     assert counts.line("step", "bfloat16").endswith("0 casts, 3 updates fused")
+    assert NodeCounts(casts=1).line("step", "bfloat16").endswith("1 cast")
     assert NodeCounts(updates=1).line("step", "bfloat16").endswith("0 casts, 1 update fused")
 
 
