@@ -198,9 +198,11 @@ def check(program: RandomProgram) -> str:
 
 
 def run_exact(program: RandomProgram) -> None:
-    """Runs a program in float32: as a graph, and by its route."""
+    """Runs a program in float32: as a graph, as often as a check does, and by its route."""
     with contextlib.suppress(InvalidProgramError):
         reference = Reference(program)
+        for _ in range(NOISY_RUNS):
+            reference.graph.run(reference.graph.graph_def, STEPS)
         if program.route != "offline":
             _runs(reference, functools.partial(ROUTES[program.route], program))
 
