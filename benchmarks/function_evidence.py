@@ -48,7 +48,7 @@ def low_precision_ops() -> dict[str, dict[str, int]]:
     called = {name for body in functions.values() for name in _callees(body, functions)}
     best = max(
         (_count(root, functions) for root in functions.keys() - called),
-        key=lambda counts: (counts.total(), _low(counts)),
+        key=lambda counts: (counts.total(), _in_low_precision(counts)),
         default=Counter[tuple[str, str]](),
     )
     found: dict[str, dict[str, int]] = {}
@@ -57,7 +57,7 @@ def low_precision_ops() -> dict[str, dict[str, int]]:
     return found
 
 
-def _low(counts: Counter[tuple[str, str]]) -> int:
+def _in_low_precision(counts: Counter[tuple[str, str]]) -> int:
     return sum(count for (dtype, _), count in counts.items() if dtype != "float32")
 
 

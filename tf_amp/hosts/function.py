@@ -158,6 +158,7 @@ class FunctionHost:
         title = f"{name} ({step})" if (step := keras_step()) else name
         numbers = self._installation.numbers
         traced = TracedFunction(definition, graph, context, library, title, numbers)
+        # Only what a SavedModel holds shares a line, and its signatures do run.
         is_loaded = self._installation.graph_log.shares_a_line
         result = traced.rewrite(config)
         self._rewrite_called((result.proto, *result.extra_functions), graph, context)

@@ -2,7 +2,8 @@
 
 Nearly every dataset is batched without `drop_remainder`, and what is worth converting depends on
 the rows. A call shows them: by the shape of an argument, or by what an iterator gave, whose shape
-the function then returns as one more output. For each class of sizes that lasts, the runtime gets a
+the function then returns as one more output; before its first call, its data set or Keras may tell
+what an iterator will give. For each class of sizes that lasts, the runtime gets a
 variant of the function under a name of its own. Only calls from Python choose among variants;
 whatever copies the function, or calls it by its name, finds what was planned when it was traced.
 Where functions run in other processes the first call alone is looked at, since to read what it

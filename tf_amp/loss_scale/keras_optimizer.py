@@ -125,7 +125,7 @@ class KerasInPlace(InPlace):
 def calls_of(optimizer: Any) -> Any:
     """The variable of an optimizer that counts calls, not the steps that they accumulate to.
 
-    The oldest Keras has one for both.
+    Keras 3.4 has one for both.
     """
     found = getattr(optimizer, "_iterations", None)
     return optimizer.iterations if found is None else found
