@@ -362,7 +362,9 @@ def _norm_of(library: Any, scene: Scene, x: tf.Tensor, step: Step, where: str) -
 @_step("keras norm", in_session=False)
 def _keras_norm(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     if step.number % 7 == 6:
-        return scene.layer(where, keras.layers.RMSNormalization, x)(x)
+        # Keras 3.4 has none.
+        layer = getattr(keras.layers, "RMSNormalization", keras.layers.LayerNormalization)
+        return scene.layer(where, layer, x)(x)
     return _norm_of(keras, scene, x, step, where)
 
 

@@ -95,7 +95,7 @@ def _rounded(
     for sign, op in ((1, "max"), (-1, "min")):
         limit = node_def_pb2.NodeDef(name=f"rounded/{op}", op="Const")
         limit.attr["dtype"].type = float32.as_datatype_enum
-        limit.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(sign * largest))
+        limit.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(sign * largest, float32))
         yield limit
     ends = [f"rounded/{op}" + (":output:0" if last else "") for op in ("max", "min")]
     for source in sorted(floats):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import logging
 import os
 import shutil
@@ -290,7 +291,9 @@ def exported(source: Path, room: Path, progress: Progress, *, allow_lambda: bool
         exported = Path(folder, "model")
         progress(f"exporting {source.name}")
         try:
-            model.export(str(exported), verbose=False)
+            # Keras 3.4 has no `verbose`, and prints.
+            with contextlib.redirect_stdout(io.StringIO()):
+                model.export(str(exported))
         except Exception as error:
             raise ModelError(f"Keras cannot export {str(source)!r}: {error}") from error
         yield exported

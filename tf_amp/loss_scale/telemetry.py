@@ -20,15 +20,21 @@ TAGS = {
     "skipped_steps": "amp/skipped_steps",
     "skipped_in_a_row": "amp/skipped_in_a_row",
 }
-_MANAGERS: weakref.WeakSet[LossScaleManager] = weakref.WeakSet()
-# A set must not grow in one thread while another goes through it.
+# No WeakSet: it shrinks in one thread while another goes through it.
+_MANAGERS: list[weakref.ref[LossScaleManager]] = []
 _LOCK = threading.Lock()
 
 
 def register(manager: LossScaleManager) -> None:
     """Includes a manager in `counters` for as long as it lives."""
     with _LOCK:
-        _MANAGERS.add(manager)
+        _MANAGERS[:] = [one for one in _MANAGERS if one() is not None]
+        _MANAGERS.append(weakref.ref(manager))
+
+
+def _living() -> list[LossScaleManager]:
+    with _LOCK:
+        return [manager for one in _MANAGERS if (manager := one()) is not None]
 
 
 def counters() -> dict[str, Any]:
@@ -41,9 +47,7 @@ def counters() -> dict[str, Any]:
     """
     scales = []
     skipped_steps = 0
-    with _LOCK:
-        managers = list(_MANAGERS)
-    for manager in sorted(managers, key=lambda one: one.name):
+    for manager in sorted(_living(), key=lambda one: one.name):
         entry: dict[str, Any] = {
             "name": manager.name,
             "rule": type(manager.rule).__name__,
@@ -60,9 +64,7 @@ def counters() -> dict[str, Any]:
 
 def scale_variables() -> list[tf.Variable]:
     """The variables that hold the scales of the managers that eager code and functions use."""
-    with _LOCK:
-        managers = list(_MANAGERS)
-    return [found for manager in managers if (found := manager.scale_variable) is not None]
+    return [found for manager in _living() if (found := manager.scale_variable) is not None]
 
 
 def write_summary(variables: Mapping[str, tf.Variable], step: int) -> None:

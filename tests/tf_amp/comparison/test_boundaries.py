@@ -86,7 +86,7 @@ def test_what_a_fold_gives_is_beside_the_node_that_it_replaced(tmp_path: Path) -
     inputs = keras.Input([8, 8, 3], name="image")
     x = keras.layers.Conv2D(8, 3, use_bias=False)(inputs)
     x = keras.layers.BatchNormalization(beta_initializer="ones")(x)
-    keras.Model(inputs, keras.layers.ReLU()(x)).export(str(tmp_path / "model"), verbose=False)
+    keras.Model(inputs, keras.layers.ReLU()(x)).export(str(tmp_path / "model"))
     config = tf_amp.PrecisionConfig(target_dtype="bfloat16", device="CPU")
     tf_amp.convert_saved_model(tmp_path / "model", tmp_path / "low", config=config)
     found = compare(tmp_path / "model", tmp_path / "low", rounds=0, boundaries=True)

@@ -71,7 +71,7 @@ def save_all(folder: Path) -> None:
     """Writes one model of each kind."""
     model = images_model()
     model.save(folder / "image.keras")
-    model.export(folder / "exported", verbose=False)
+    model.export(folder / "exported")
     tf.saved_model.save(model, str(folder / "saved"))
     (folder / "vocabulary.txt").write_text("a\nb\n")
     module = TwoSignatures(folder / "vocabulary.txt")

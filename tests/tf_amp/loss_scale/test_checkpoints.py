@@ -208,7 +208,7 @@ def test_keras_file_between_float32_and_amp_by_environment(tmp_path: Path, run_p
             scaling = model.optimizer.__dict__.get("_tf_amp_loss_scaling")
             steps = None if scaling is None else scaling.manager.state().good_steps
             weights = [w.tolist() for w in model.get_weights()]
-            print("RESULT", steps, int(model.optimizer.iterations), weights)
+            print("RESULT", steps, int(np.asarray(model.optimizer.iterations)), weights)
     """
     with_tf_amp = run_python(
         common

@@ -28,7 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head = keras.layers.Dense(8, "softmax", name="dense_1")
     model = keras.Sequential([keras.Input([16]), hidden, head])
     model.save(folder / "dense.keras")
-    model.export(folder / "saved", verbose=False)
+    model.export(folder / "saved")
     with tf.Graph().as_default() as graph:
         given = tf.compat.v1.placeholder(tf.float32, [None, 16], name="given")
         tf.matmul(tf.matmul(given, tf.ones([16, 32])), tf.ones([32, 8]), name="made")
