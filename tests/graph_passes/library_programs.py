@@ -41,7 +41,8 @@ def keras_layer(make: Callable[[], Any], shape: tuple[int, ...], **call: Any) ->
 def encoder(layers: int) -> Program:
     """A training step of a small encoder of Keras layers."""
     keras.utils.set_random_seed(1)
-    keras.config.disable_flash_attention()
+    if hasattr(keras.config, "disable_flash_attention"):  # Keras 3.4 has none to disable
+        keras.config.disable_flash_attention()
     inputs = keras.Input((6, 16))
     x = keras.layers.Dense(16)(inputs)
     for _ in range(layers):

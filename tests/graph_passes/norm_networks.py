@@ -56,8 +56,7 @@ NORMS: Mapping[str, Callable[[], layers.Layer]] = {
     "group": lambda: layers.GroupNormalization(4),
     "group, no scale": lambda: layers.GroupNormalization(4, scale=False),
     "group, channels first": lambda: layers.GroupNormalization(2, axis=1),
-    # Keras 3.4 has none.
-    **({"rms": layers.RMSNormalization} if hasattr(layers, "RMSNormalization") else {}),
+    "rms": getattr(layers, "RMSNormalization", OnePlusGamma),  # Keras 3.4 has none
     "rms, one plus gamma": OnePlusGamma,
 }
 """Normalizations of tokens [batch, 6, 16], by a name for the test."""

@@ -139,7 +139,6 @@ def _make_fit(original: _Method) -> _Method:
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         if manager_of(getattr(self, "optimizer", None)) is None:
             return original(self, *args, **kwargs)
-        _build_optimizer(self)
         bound = signature.bind(self, *args, **kwargs)
         callbacks = bound.arguments.get("callbacks")
         callbacks = (
@@ -154,20 +153,6 @@ def _make_fit(original: _Method) -> _Method:
         return original(*bound.args, **bound.kwargs)
 
     return fit
-
-
-def _build_optimizer(model: Any) -> None:
-    """Makes the optimizer's variables before the first step of several replicas.
-
-    Keras 3.4 makes them in that step. TensorFlow then traces the replicas once more into a branch,
-    and what a gate there reads of their variables has no value when it runs.
-    """
-    optimizer, strategy = model.optimizer, model.distribute_strategy
-    if strategy.num_replicas_in_sync == 1 or getattr(optimizer, "built", True):
-        return
-    if model.built and all(layer.built for layer in model.layers):
-        with strategy.scope():
-            optimizer.build(model.trainable_variables)
 
 
 def _make_train_step(original: _Method) -> _Method:

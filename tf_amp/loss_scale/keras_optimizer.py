@@ -93,7 +93,10 @@ class KerasInPlace(InPlace):
             # Whatever is wrong with these, the optimizer itself says it.
             return apply(values)
         if not self.built:
-            self.build(variables)
+            # A step that makes variables is traced once more, into a branch; there a gate of
+            # several replicas reads what has no value when it runs.
+            with tf.init_scope():
+                self.build(variables)
             self.built = True
 
         def run(values: Sequence[Any]) -> Any:
