@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
+import inspect
 import logging
 import os
 import shutil
@@ -291,9 +291,9 @@ def exported(source: Path, room: Path, progress: Progress, *, allow_lambda: bool
         exported = Path(folder, "model")
         progress(f"exporting {source.name}")
         try:
-            # Keras 3.4 has no `verbose`, and prints.
-            with contextlib.redirect_stdout(io.StringIO()):
-                model.export(str(exported))
+            # Keras 3.4 cannot be kept from saying what it exported.
+            quiet = "verbose" in inspect.signature(model.export).parameters
+            model.export(str(exported), **({"verbose": False} if quiet else {}))
         except Exception as error:
             raise ModelError(f"Keras cannot export {str(source)!r}: {error}") from error
         yield exported
