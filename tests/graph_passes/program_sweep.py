@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,37 +52,45 @@ def run_batch(options: argparse.Namespace, seed: int, cases: int) -> dict[str, A
         made = Path(folder, "results.json")
         result = json.loads(made.read_text()) if made.exists() else {"counts": {}, "found": []}
         if why:
-            now = Path(folder, "now")
+            begun = Path(folder, "programs")
             said = Path(folder, "output").read_text(errors="replace")[-2000:]
-            program = now.read_text() if now.exists() else ""
-            if program and ends_in_float32(program):
+            programs = begun.read_text().splitlines() if begun.exists() else []
+            if ends_in_float32(programs):
                 result["counts"]["ends in float32 too"] = 1
             else:
-                program = program or "before the first program"
+                program = programs[-1] if programs else "before the first program"
                 result["found"].append({"what": why, "why": said, "program": program})
         return {**result, "seed": seed}
 
 
-def ends_in_float32(program: str) -> bool:
-    """Whether one of some processes that run a program in float32 alone hangs or is ended."""
-    command = [sys.executable, __file__, "--float32", program]
-    limit = SECONDS_A_CASE * 10
-    try:
-        return any(
-            subprocess.run(command, capture_output=True, timeout=limit).returncode < 0
-            for _ in range(FLOAT32_RUNS)
-        )
-    except subprocess.TimeoutExpired:
-        return True
+def ends_in_float32(programs: Sequence[str]) -> bool:
+    """Whether one of some processes that run programs in float32 alone hangs or is ended.
+
+    The last one is tried by itself first: memory that an earlier one has damaged may end a process
+    in any later one.
+    """
+    for tried in (programs[-1:], programs):
+        limit = SECONDS_A_CASE * (10 + len(tried))
+        command = [sys.executable, __file__, "--float32", *tried]
+        try:
+            if any(
+                subprocess.run(command, capture_output=True, timeout=limit).returncode < 0
+                for _ in range(FLOAT32_RUNS)
+            ):
+                return True
+        except subprocess.TimeoutExpired:
+            return True
+    return False
 
 
-def run_in_float32(program: str) -> None:
-    """Runs a program, as its repr, by the routes that need no rewrite."""
+def run_in_float32(programs: Sequence[str]) -> None:
+    """Runs programs, as their reprs, by the routes that need no rewrite."""
     from random_program_runs import run_exact
     from random_programs import RandomProgram
     from random_steps import Step
 
-    run_exact(eval(program, {"RandomProgram": RandomProgram, "Step": Step}))
+    for program in programs:
+        run_exact(eval(program, {"RandomProgram": RandomProgram, "Step": Step}))
 
 
 def run_here(options: argparse.Namespace) -> None:
@@ -106,7 +115,8 @@ def run_here(options: argparse.Namespace) -> None:
         found[repr(program)] = {"what": what, "why": why, "program": repr(program)}
 
     def one(program: RandomProgram) -> None:
-        (folder / "now").write_text(repr(program))
+        with (folder / "programs").open("a") as begun:
+            begun.write(f"{program!r}\n")
         try:
             counts[f"{program.route}: {check(program)}"] += 1
         except Exception as error:
@@ -151,10 +161,12 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=2, help="of bodies in bodies")
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--float32", metavar="PROGRAM", help="run this alone, and not rewritten")
+    parser.add_argument(
+        "--float32", metavar="PROGRAM", nargs="*", help="run these alone, and not rewritten"
+    )
     parser.add_argument("--in-process", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.float32:
+    if options.float32 is not None:
         run_in_float32(options.float32)
         return 0
     if options.in_process:

@@ -191,12 +191,15 @@ def _check_order(
         raise BrokenPromiseError("order", f"units: {units[0] - units[1]} and {units[1] - units[0]}")
 
 
-def _texts(graph_def: graph_pb2.GraphDef) -> dict[tuple[str, str], str]:
-    """The nodes as text; the name of a copy of a function tells in which order its nodes are."""
-    return {
-        (_COPY.sub("", function), name): _COPY.sub("", str(node))
-        for (function, name), node in all_nodes(graph_def).items()
-    }
+def _texts(graph_def: graph_pb2.GraphDef) -> dict[tuple[str, str], list[str]]:
+    """The nodes as text; the name of a copy of a function tells in which order its nodes are.
+
+    A function has several copies where its calls came out different: their nodes stand together.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for (function, name), node in all_nodes(graph_def).items():
+        found.setdefault((_COPY.sub("", function), name), []).append(_COPY.sub("", str(node)))
+    return {place: sorted(texts) for place, texts in found.items()}
 
 
 def _check_kept(program: Program, graph_def: graph_pb2.GraphDef) -> None:

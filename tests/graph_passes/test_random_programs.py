@@ -38,6 +38,21 @@ FOUND = {
         dtype="float16",
         rules="painted",
     ),
+    "the calls of one function that came out different were compared in the order of the nodes": (
+        RandomProgram(
+            "rows",
+            (
+                Step("function", 10, ((Step("python", 11), Step("keras dense", 11)),)),
+                Step("average", 10),
+            ),
+            "cross entropy",
+            "second",
+            known=False,
+            dtype="float16",
+            device="GPU",
+            rules="painted",
+        )
+    ),
     "weights cast before a loop get names in the order of its nodes": RandomProgram(
         "rows", (Step("while", 0, ((Step("dense", 1), Step("dense", 1), Step("dense", 1)),)),)
     ),
@@ -69,15 +84,18 @@ def test_five_hundred_programs(run_python: Any) -> None:
     assert "0 findings" in done.stdout
 
 
+ENDS = "__import__('os').abort()"
+RUNS = repr(RandomProgram("rows", (Step("dense"),)))
+
+
 @pytest.mark.parametrize(
-    ("program", "ends"),
-    [("__import__('os').abort()", True), (repr(RandomProgram("rows", (Step("dense"),))), False)],
+    ("programs", "ends"), [([ENDS], True), ([ENDS, RUNS], True), ([RUNS], False), ([], False)]
 )
 def test_a_process_that_ends_in_float32_too(
-    program: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+    programs: list[str], ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program_sweep, "FLOAT32_RUNS", 1)
-    assert program_sweep.ends_in_float32(program) is ends
+    assert program_sweep.ends_in_float32(programs) is ends
 
 
 @pytest.fixture(scope="module")
