@@ -18,7 +18,7 @@ from graph_passes.rewriter.emitter import TensorFact
 from graph_passes.rewriter.gate import Gate
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.surgery import Edits, Unread, make_edits
+from graph_passes.rewriter.surgery import Edits, Unread, leave_out_unread, make_edits
 
 _LOGGER = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
@@ -195,3 +195,8 @@ class GraphEdits(Edits):
         after = GraphEdits(self.apply(), self._preserve, self._effects, self._permits)
         after.units, after.misses, after.shapes = self.units, self.misses, self.shapes
         return after
+
+    def without_unread(self, kept: Collection[int]) -> GraphEdits:
+        """Those of the graph as it is without the nodes of which nothing comes, but for some."""
+        view = leave_out_unread(self.view, Unread(self.view, self.kept.union(kept)))
+        return GraphEdits(view, self._preserve, self._effects, self._permits)

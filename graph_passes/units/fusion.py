@@ -9,27 +9,27 @@ from collections.abc import Callable, Collection, Mapping
 from tensorflow.core.framework import function_pb2
 
 from graph_passes.ir.copying import Proto, copy_graph
-from graph_passes.ir.eligibility import numbers_of
 from graph_passes.ir.view import GraphView, Shape
 from graph_passes.ops.kernels import kernel_support
-from graph_passes.ops.node_types import NodeType
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.policy.rules import Rule
 from graph_passes.rewriter.editor import GraphEdits, NearMiss
-from graph_passes.rewriter.surgery import Unread, leave_out_unread
 from graph_passes.units.activation import gelu
 from graph_passes.units.attention import mask, softmax_gradient
 from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
 from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
 from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
-from graph_passes.units.reduction import bias_sums, broadcast_sums, dead_sums, gradient_sums
+from graph_passes.units.reduction import (
+    bias_sums,
+    broadcast_sums,
+    dead_sums,
+    gradient_sums,
+    unread_nodes,
+)
 from graph_passes.units.unit_pass import Float32Unit, UnitPass, UnitSearch
 from graph_passes.units.update import fused_updates
-
-UNREAD = "unread"
-"""The rule that leaves out of functions what nothing reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,17 +86,8 @@ def find_units(
     lists = load_op_lists(config)
     works = any(lists.list_of(op) == "allow" for op in view.ops)
     effects: Collection[str] = proto.control_ret.values() if view.is_function else ()
-    if works and view.is_function and config.has_rule(UNREAD):
-        # TensorFlow leaves it out as well, but only after the rewrite: until then its products
-        # and casts would have prices that nobody pays, and decide what others are.
-        # Calls stay, since what they call was found before.
-        calls: list[int] = view.of_node_type(_runs_functions)
-        kept = [*calls, *numbers_of(view, (*preserve, *effects))]
-        view = leave_out_unread(view, Unread(view, kept))
-        if observe is not None and view.is_edited:
-            observe(UNREAD, copy_graph(proto, view))
     passes = [each for each in passes_in_force(config) if works or each.alone]
-    passes = [each for each in passes if not view.ops.isdisjoint(each.ops)]
+    passes = [each for each in passes if not (each.ops and view.ops.isdisjoint(each.ops))]
     if not passes:
         return Fusion(proto, view)
     edits = GraphEdits(view, preserve, effects, _permitted(proto, config))
@@ -110,15 +101,11 @@ def find_units(
     edits = search.edits
     search.keep_inside()
     if not edits.units:
-        return Fusion(proto, view, misses=tuple(edits.misses))
+        return Fusion(proto, edits.view, misses=tuple(edits.misses))
     new = edits.apply()
     node_lists = {n: where for n, where in edits.node_lists.items() if n in new.index}
     units, misses = tuple(edits.units), tuple(edits.misses)
     return Fusion(proto, new, units, misses, edits.shapes, node_lists, alone=alone)
-
-
-def _runs_functions(node_type: NodeType) -> bool:
-    return node_type.op_type is not None and node_type.op_type.runs_functions
 
 
 def _permitted(proto: Proto, config: PrecisionConfig) -> Callable[[str, str], bool]:
@@ -154,6 +141,7 @@ def _keep_norms(rule: str, search: UnitSearch) -> None:
 
 
 UNIT_PASSES = (
+    UnitPass(unread_nodes.RULE, unread_nodes.leave_out_unread_nodes, ops=()),
     UnitPass(fused_updates.RULE, fused_updates.fuse_updates, ops=fused_updates.OPS, alone=True),
     UnitPass(OF_BATCH, fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
     UnitPass(FUSED_LAYER_NORM, fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),

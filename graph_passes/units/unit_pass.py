@@ -92,7 +92,7 @@ class UnitPass:
     Attributes:
         rule: its name.
         run: looks for units and proposes their replacements.
-        ops: nothing is to be found in a graph that has none of these.
+        ops: nothing is to be found in a graph that has none of these; () where any will do.
         requires: what passes before it must have found out.
         ensures: what passes behind it may rely on.
         alone: whether it is of use in a graph without an op of the allow list.
