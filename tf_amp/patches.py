@@ -53,12 +53,6 @@ class Patches:
         setattr(found, name, new)
         self._replaced[found, name] = original, new
 
-    def replace_all(self, cls: type, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-        """As `replace`, on every class in the inheritance that defines the member."""
-        for owner in cls.__mro__:
-            if name in owner.__dict__:
-                self.replace(owner, name, make)
-
     def undo(self) -> None:
         """Takes off all replacements, the last one first, but for those that others replaced."""
         self.active = False
