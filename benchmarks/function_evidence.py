@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 from tensorflow.python.eager import context as context_lib
+from tensorflow.python.framework import op_def_registry
 
 MATH_OPS = frozenset(
     (
@@ -38,8 +39,8 @@ def low_precision_ops() -> dict[str, dict[str, int]]:
     Looked at are the functions that no other function calls, each with all that it calls: one of
     them is the training step. A step that makes its variables is traced twice, and TensorFlow runs
     the second trace alone: of two that hold as many, the one with more in low precision counts.
-    The definitions are those that the runtime executes; what TensorFlow's own graph optimizers or
-    XLA make of them later is not in them.
+    What nothing reads is not counted: TensorFlow leaves it out before it runs a function, a rewrite
+    before that. What else its own graph optimizers or XLA make of the definitions is not in them.
 
     Returns:
         Dtype ("float32", "float16", "bfloat16") -> op -> number of nodes.
@@ -75,13 +76,31 @@ def _count(root: str, functions: dict[str, function_pb2.FunctionDef]) -> Counter
     counts: Counter[tuple[str, str]] = Counter()
     while todo:
         body = functions[todo.pop()]
+        read = _read_nodes(body)
         for node in body.node_def:
-            if node.op in MATH_OPS:
+            if node.op in MATH_OPS and node.name in read:
                 counts[_LOW.get(node.attr["T"].type, "float32"), node.op] += 1
         new = set(_callees(body, functions)) - seen
         seen |= new
         todo.extend(new)
     return counts
+
+
+def _read_nodes(body: function_pb2.FunctionDef) -> set[str]:
+    """The names of the nodes of which a result or an effect of a function comes."""
+    read_by = {node.name: node.input for node in body.node_def}
+    pending = [*body.ret.values(), *body.control_ret.values()]
+    for node in body.node_def:
+        op_def = op_def_registry.get(node.op)
+        if op_def is None or op_def.is_stateful:
+            pending.append(node.name)
+    read: set[str] = set()
+    while pending:
+        name = pending.pop().removeprefix("^").partition(":")[0]
+        if name not in read:
+            read.add(name)
+            pending.extend(read_by.get(name, ()))
+    return read
 
 
 def _callees(

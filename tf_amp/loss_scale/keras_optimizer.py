@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -94,8 +95,10 @@ class KerasInPlace(InPlace):
             return apply(values)
         if not self.built:
             # A step that makes variables is traced once more, into a branch; there a gate of
-            # several replicas reads what has no value when it runs.
-            with tf.init_scope():
+            # several replicas reads what has no value when it runs. Of one replica's step they are
+            # made within it, as Keras does: outside, a model that it builds has no values yet.
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            with tf.init_scope() if replicas > 1 else contextlib.nullcontext():
                 self.build(variables)
             self.built = True
 

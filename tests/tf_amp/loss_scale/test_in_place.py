@@ -220,6 +220,19 @@ if library == "keras":
     for _ in range(3):
         model.optimizer.apply(half(), model.trainable_variables)
     show("halves", [round(float(w.sum()), 4) for w in model.get_weights()])
+
+    class Watching(optimizers.SGD):
+        "Reads the variables when it is built: a model without an Input has them in its first step."
+        def build(self, variables):
+            super().build(variables)
+            self.starts = [self.add_variable_from_reference(v, name="start") for v in variables]
+            for start, variable in zip(self.starts, variables):
+                start.assign(variable)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(2)])
+    model.compile(Watching(0.05), "mse", jit_compile=False)
+    show("model without an Input", fit(model))
+    scaled_steps(model.optimizer)
 """
 
 SCRIPT = "\n".join([HEAD, SAME_OBJECT, FILES, CALLBACKS, SETTINGS, OWN_CODE])

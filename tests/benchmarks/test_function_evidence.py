@@ -1,0 +1,37 @@
+"""Which function of the runtime tells what a training step computes in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import function_evidence
+
+SCRIPT = """
+import sys
+sys.path.append(sys.argv[1])
+import keras
+import numpy as np
+from function_evidence import low_precision_ops
+
+# Nobody reads the gradient of the images that the first convolution's gradient comes with.
+model = keras.Sequential([keras.layers.Conv2D(8, 3), keras.layers.Flatten(), keras.layers.Dense(4)])
+model.compile("sgd", "mse", jit_compile=False)
+model.train_on_batch(np.ones((8, 12, 12, 4), "float32"), np.ones((8, 4), "float32"))
+print(low_precision_ops())
+"""
+"""A step that makes its variables is traced twice, and runs as the second trace."""
+
+
+def test_the_trace_that_runs_is_told_not_the_one_with_more_nodes(run_python: Any) -> None:
+    done = run_python(
+        SCRIPT,
+        env={
+            "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+            "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "float16",
+            "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
+        },
+        args=(str(Path(function_evidence.__file__).parent),),
+    )
+    found = "{'float16': {'Conv2D': 1, 'Conv2DBackpropFilter': 1, 'MatMul': 3}}"
+    assert done.stdout.splitlines()[-1] == found
