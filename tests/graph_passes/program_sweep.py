@@ -55,7 +55,7 @@ def run_batch(options: argparse.Namespace, seed: int, cases: int) -> dict[str, A
             begun = Path(folder, "programs")
             said = Path(folder, "output").read_text(errors="replace")[-2000:]
             programs = begun.read_text().splitlines() if begun.exists() else []
-            if ends_in_float32(programs):
+            if programs and ends_in_float32(programs):
                 result["counts"]["ends in float32 too"] = 1
             else:
                 program = programs[-1] if programs else "before the first program"
@@ -69,7 +69,7 @@ def ends_in_float32(programs: Sequence[str]) -> bool:
     The last one is tried by itself first: memory that an earlier one has damaged may end a process
     in any later one.
     """
-    for tried in (programs[-1:], programs):
+    for tried in (programs[-1:], programs) if len(programs) > 1 else (programs,):
         limit = SECONDS_A_CASE * (10 + len(tried))
         command = [sys.executable, __file__, "--float32", *tried]
         try:

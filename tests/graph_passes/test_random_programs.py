@@ -89,7 +89,7 @@ RUNS = repr(RandomProgram("rows", (Step("dense"),)))
 
 
 @pytest.mark.parametrize(
-    ("programs", "ends"), [([ENDS], True), ([ENDS, RUNS], True), ([RUNS], False), ([], False)]
+    ("programs", "ends"), [([ENDS], True), ([ENDS, RUNS], True), ([RUNS], False)]
 )
 def test_a_process_that_ends_in_float32_too(
     programs: list[str], ends: bool, monkeypatch: pytest.MonkeyPatch
