@@ -89,7 +89,9 @@ def test_short_real_run(
     done = run_python(code, {DTYPE: dtype}, args=("demo", "--epochs", "3"), timeout=500)
     converted = re.search(r"nodes converted +(\d+)", done.stdout)
     assert converted is not None and int(converted[1]) > 20, done.stdout
-    accuracy = re.search(r"test accuracy \(mean\) +([\d.]+) +([\d.]+)", done.stdout)
-    assert accuracy is not None
-    assert all(float(value) > 0.5 for value in accuracy.groups())
+    # The loss, not the accuracy: after 33 steps the stored statistics of the batch norms lag behind
+    # the weights, and float32 alone is right for 11 to 78 % of the test images, by the seed.
+    loss = re.search(r"last loss \(mean\) +([\d.]+) +([\d.]+)", done.stdout)
+    assert loss is not None
+    assert all(float(value) < 1.0 for value in loss.groups()), "ln(10) = 2.3 is chance"
     assert "12/12" in done.stderr
