@@ -69,6 +69,7 @@ def sweep(run_python: Any, *args: str) -> CompletedProcess[str]:
     return run_python(code, args=args, timeout=1500)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_BFLOAT16_UNITS, reason=NO_BFLOAT16_UNITS)
 def test_small_programs(run_python: Any) -> None:
     """Through every host, offline and saved."""

@@ -85,6 +85,7 @@ def test_tune_measures_under_xla_alone_where_asked(run_python: RunPython, tmp_pa
     assert used["cost_table"] != str(path)
 
 
+@pytest.mark.slow
 def test_wrong_calls_and_hardware_are_told_with_a_remedy(
     run_python: RunPython, tmp_path: Path
 ) -> None:

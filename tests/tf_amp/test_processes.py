@@ -232,6 +232,7 @@ STEPS = """
 """
 
 
+@pytest.mark.slow
 def test_killed_while_it_writes_a_checkpoint(tmp_path: Path) -> None:
     """What is found is of one step: the weights and the loss scale belong together."""
     script = tmp_path / "script.py"

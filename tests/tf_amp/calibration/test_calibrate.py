@@ -215,6 +215,7 @@ def test_ranges_add_up(name: str) -> None:
     assert found.underflow == found.flushed / 5
 
 
+@pytest.mark.slow
 def test_command(run_python: RunPython, tmp_path: Path) -> None:
     size, scale = LARGE
     model, rules = save(tmp_path / "model", scaled(scale)), tmp_path / "rules.toml"

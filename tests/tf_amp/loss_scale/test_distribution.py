@@ -152,6 +152,7 @@ for library, optimizers in ((keras, keras.optimizers), (tf_keras, tf_keras.optim
 """
 
 
+@pytest.mark.slow
 def test_fit_under_mirrored_strategy(run_python) -> None:
     """To its end, where Keras 3 finalizes the variables of the model."""
     ways = ("plain", "wrapped", "in_place")

@@ -242,6 +242,7 @@ def lines(done, prefix: str) -> list[str]:
     return [line for line in done.stdout.split("\n") if line.startswith(prefix)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "opts"), [("keras", "new"), ("tf_keras", "new"), ("tf_keras", "legacy")]
 )

@@ -75,6 +75,7 @@ print("loss:", float(step(tf.ones([4, 32]))))
 """
 
 
+@pytest.mark.slow
 def test_the_culprit_is_named_with_its_line_and_rule(run_python: RunPython, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)

@@ -103,6 +103,7 @@ def write(folder: Path, remarks: tuple[Remark, ...]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_command(run_python: RunPython, tmp_path: Path) -> None:
     before, after = write(tmp_path / "1", (LOW, OTHER)), write(tmp_path / "2", (KEPT, OTHER))
 
