@@ -31,10 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from oracle_environment import DTYPES, oracle_environment
-from process_memory import peak_resident_mb, reset_peak, resident_mb
 from results import RESULTS, geometric_mean, print_table, spread, write_json
 from variants import environment
 from worker_channel import Message, Worker, WorkerError, serve
+
+from tf_amp.comparison.resident_memory import peak_resident_bytes, reset_peak, resident_bytes
 
 _SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 _SHAPE_SIZES = (250, 500, 1_000, 2_000)
@@ -75,10 +76,10 @@ def measure(request: Message, dtype: str) -> Message:
     nodes = len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
     answer: Message = {"nodes": nodes, "serialized_mb": graph.ByteSize() / 1e6}
 
-    before = resident_mb()
+    before = resident_bytes()
     reset_peak()
     result = rewrite_graph_def(graph, preserve=preserve, **shapes)
-    answer["peak_added_mb"] = peak_resident_mb() - before
+    answer["peak_added_mb"] = (peak_resident_bytes() - before) / 1e6
     answer["summary"] = result.report.summary()
     if result.failure is not None:
         raise RuntimeError(f"The pass gave the graph up: {result.failure}")
@@ -86,10 +87,10 @@ def measure(request: Message, dtype: str) -> Message:
     with_oracle = nodes <= request["oracle_up_to"]
     if with_oracle:
         # What our run has freed is there for the taking, so this is rather too little.
-        before = resident_mb()
+        before = resident_bytes()
         reset_peak()
         oracle.run_oracle(meta_graph, dtype)
-        answer["oracle_peak_added_mb"] = peak_resident_mb() - before
+        answer["oracle_peak_added_mb"] = (peak_resident_bytes() - before) / 1e6
     answer |= {"ours_s": [], "oracle_s": [], "oracle_call_s": []}
     for _ in range(request["repeats"]):
         started = time.perf_counter()

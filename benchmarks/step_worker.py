@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from process_memory import peak_resident_mb, reset_peak, resident_mb
 from variants import DTYPES, VARIANTS, amp_status, prepare
 from worker_channel import Message, serve
+
+from tf_amp.comparison.resident_memory import peak_resident_bytes, reset_peak, resident_bytes
 
 MODES = ("training", "inference")
 _WARM_UP_STEPS = 3
@@ -38,7 +39,7 @@ class StepWorker:
         import tensorflow as tf
         from workloads import WORKLOADS
 
-        before = resident_mb()
+        before = resident_bytes() / 1e6
         started = time.perf_counter()
         model, (x, y) = WORKLOADS[arguments.workload].compiled(jit_compile=arguments.jit_compile)
         if arguments.rows:
@@ -62,7 +63,7 @@ class StepWorker:
             status = amp_status()
             wanted = "target_dtype nodes_total nodes_converted casts graphs_rewritten graphs_failed"
             answer["amp"] = {key: status[key] for key in wanted.split()}
-        answer["peak_mb_until_warm"] = peak_resident_mb()
+        answer["peak_mb_until_warm"] = peak_resident_bytes() / 1e6
         reset_peak()
         return answer
 
@@ -91,7 +92,7 @@ class StepWorker:
         return {"kernel_ms": {op: 1e3 * s / request["steps"] for op, s in total.items()}}
 
     def _finish(self, _: Message) -> Message:
-        return {"peak_mb_steps": peak_resident_mb()}
+        return {"peak_mb_steps": peak_resident_bytes() / 1e6}
 
 
 def _steps_on_data_set(model: Any, mode: str, inputs: Any, labels: Any) -> Callable[[], Any]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tf_amp.comparison.callables import Arrays, load_signatures
+from tf_amp.comparison.resident_memory import peak_resident_bytes, reset_peak, resident_bytes
 from tf_amp.env_variables import ENABLING_VARIABLES
 
 _log = logging.getLogger("tf_amp")
@@ -45,24 +46,16 @@ def peak_memory(model: Path, samples: Mapping[str, Arrays]) -> int | None:
     return None
 
 
-def _resident(field: str) -> int:
-    # `getrusage` would count what the parent had when it started this process.
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
-
-
 def _main() -> None:
     # From the parent: nothing else writes to this pipe.
     samples: dict[str, Arrays] = pickle.loads(sys.stdin.buffer.read())
-    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on (man 5 proc)
-    before = _resident("VmRSS")
+    reset_peak()
+    before = resident_bytes()
     signatures = load_signatures(Path(sys.argv[1]))
     for key, sample in samples.items():
         for _ in range(_CALLS):
             signatures[key].call(signatures[key].feed(sample))
-    print(_resident("VmHWM") - before)
+    print(peak_resident_bytes() - before)
 
 
 if __name__ == "__main__":

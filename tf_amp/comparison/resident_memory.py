@@ -7,13 +7,23 @@ from pathlib import Path
 _PROC = Path("/proc/self")
 
 
-def resident_mb() -> float:
-    """Returns the resident set size now, in MB (10^6 bytes)."""
+def resident_bytes() -> int:
+    """Returns the resident set size now, in bytes.
+
+    Raises:
+        OSError: the system is not Linux.
+    """
     return _field("VmRSS")
 
 
-def peak_resident_mb() -> float:
-    """Returns the largest resident set size since the start or the last `reset_peak`, in MB."""
+def peak_resident_bytes() -> int:
+    """Returns the largest resident set size since the start or the last `reset_peak`, in bytes.
+
+    `getrusage` would count what the parent had when it started this process.
+
+    Raises:
+        OSError: the system is not Linux.
+    """
     return _field("VmHWM")
 
 
@@ -27,8 +37,8 @@ def reset_peak() -> None:
     (_PROC / "clear_refs").write_text("5")
 
 
-def _field(name: str) -> float:
+def _field(name: str) -> int:
     for line in (_PROC / "status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024 / 1e6
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
     raise OSError(f"{_PROC / 'status'} has no field {name}; this needs Linux.")
