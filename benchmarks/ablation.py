@@ -42,6 +42,7 @@ FOR_VALUES = {
     "variable-update": "keeps weights and optimizer state from low precision",
     "constant-range": "keeps constants beyond float16 from becoming infinite",
     "loss": "keeps losses and metrics from low precision",
+    "decomposition": "keeps Cholesky factors from NaN, and solutions from rounding",
     "comparison": "keeps gradients of maxima from 0 / 0 where what was picked was rounded",
     "loop-gradient-sums": "is about time: loops read and write no sums of the size of weights",
     "fused-update": "is about time: it makes one op of an optimizer's dozen",

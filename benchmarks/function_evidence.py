@@ -31,6 +31,7 @@ MATH_OPS = frozenset(
 """Ops whose arithmetic is matrix multiplication or convolution, forward and backward."""
 
 _LOW = {types_pb2.DT_HALF: "float16", types_pb2.DT_BFLOAT16: "bfloat16"}
+_DTYPES = {**_LOW, types_pb2.DT_FLOAT: "float32"}
 
 
 def low_precision_ops() -> dict[str, dict[str, int]]:
@@ -43,7 +44,7 @@ def low_precision_ops() -> dict[str, dict[str, int]]:
     before that. What else its own graph optimizers or XLA make of the definitions is not in them.
 
     Returns:
-        Dtype ("float32", "float16", "bfloat16") -> op -> number of nodes.
+        Dtype ("float32", "float16", "bfloat16", "other") -> op -> number of nodes.
     """
     functions = _runtime_functions()
     called = {name for body in functions.values() for name in _callees(body, functions)}
@@ -59,7 +60,7 @@ def low_precision_ops() -> dict[str, dict[str, int]]:
 
 
 def _in_low_precision(counts: Counter[tuple[str, str]]) -> int:
-    return sum(count for (dtype, _), count in counts.items() if dtype != "float32")
+    return sum(count for (dtype, _), count in counts.items() if dtype in _LOW.values())
 
 
 def _runtime_functions() -> dict[str, function_pb2.FunctionDef]:
@@ -79,7 +80,7 @@ def _count(root: str, functions: dict[str, function_pb2.FunctionDef]) -> Counter
         read = _read_nodes(body)
         for node in body.node_def:
             if node.op in MATH_OPS and node.name in read:
-                counts[_LOW.get(node.attr["T"].type, "float32"), node.op] += 1
+                counts[_DTYPES.get(node.attr["T"].type, "other"), node.op] += 1
         new = set(_callees(body, functions)) - seen
         seen |= new
         todo.extend(new)

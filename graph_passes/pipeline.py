@@ -14,6 +14,7 @@ from graph_passes.coloring import painting, tensor_lists
 from graph_passes.coloring.comparisons import paint_comparisons
 from graph_passes.coloring.constant_folding import paint_constants
 from graph_passes.coloring.constant_range import deny_out_of_range
+from graph_passes.coloring.decompositions import keep_decompositions
 from graph_passes.coloring.losses import keep_losses
 from graph_passes.coloring.plan import Plan, make_plan
 from graph_passes.coloring.state import ALLOW, Coloring
@@ -84,6 +85,7 @@ STAGES = (
     Stage("tensor-lists", tensor_lists.find_clusters, (), ("edges", "clusters")),
     Stage("variable-update", protect_variable_updates, ("edges",)),
     Stage("loss", keep_losses, ("edges",)),
+    Stage("decomposition", keep_decompositions, ("edges",)),
     Stage("rules", Coloring.move_by_rules),
     Stage(
         "constant-range",

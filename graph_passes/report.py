@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.plan import Plan
 from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER
@@ -191,6 +192,8 @@ class Report:
             missing = f"{op} x{count}"
         if missing:
             return f"no {self.device} kernel in {self.target_dtype} for {missing}"
+        if exact := self._in_float64():
+            return f"{exact}, of the allow list: in float64, and only float32 is converted"
         if not self.eligible_nodes:
             return "no node has a float32 type attribute that may change"
         ops = Counter(d.op for d in self.decisions)
@@ -202,6 +205,20 @@ class Report:
         counts = Counter(d.op for d in self.decisions if d.reason is reason)
         products = Counter({op: n for op, n in counts.items() if self._is_allowed(op)})
         return "".join(f"{op} x{count}" for op, count in (products or counts).most_common(1))
+
+    def _in_float64(self) -> str:
+        """The op of the allow list that is most often in float64, and how often."""
+        if self._plan is None:
+            return ""
+        view = self._plan.coloring.view
+        numbers = {
+            view.vertex_nodes[vertex]
+            for vertex, dtype in enumerate(view.dtypes)
+            if dtype == types_pb2.DT_DOUBLE
+        }
+        ops = (view.nodes[number].op for number in numbers if number >= 0)
+        counts = Counter(op for op in ops if self._is_allowed(op))
+        return "".join(f"{op} x{count}" for op, count in counts.most_common(1))
 
     def _is_allowed(self, op: str) -> bool:
         return self._plan is not None and self._plan.coloring.lists.list_of(op) == "allow"

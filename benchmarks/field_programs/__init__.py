@@ -5,6 +5,7 @@ from __future__ import annotations
 from field_programs import (
     keras_applications,
     keras_hub,
+    smaller_packages,
     tensorflow_probability,
     tensorflow_recommenders,
     tf_agents,
@@ -18,6 +19,7 @@ PROGRAMS: dict[str, Program] = {
     for module in (
         keras_applications,
         keras_hub,
+        smaller_packages,
         tensorflow_probability,
         tensorflow_recommenders,
         tf_agents,

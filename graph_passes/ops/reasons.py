@@ -51,6 +51,7 @@ class Reason(enum.IntEnum):
     INSIDE_UNIT = 35, "inside a unit, which computes in float32"
     MOVES_MORE = 36, "moves more bytes in the target dtype, casts included"
     KEPT_BY_RULE = 37, "kept by a rule"
+    DECOMPOSITION = 38, "feeds a matrix decomposition or solver, or reads what it gives"
     BISECT_LIMIT = 40, "beyond the bisect limit"
     NEVER_LOW = 41, "float32 without the bisect limit too"
 

@@ -202,6 +202,8 @@ RULES: dict[str, str] = {
     "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",
     "fused-update": "an optimizer's update of a variable and its slots becomes one op",
     "loss": "what a scalar loss or metric is reduced from is computed in float32",
+    "decomposition": "a matrix that is decomposed or solved is made, and what comes out is "
+    "multiplied, in float32",
     "comparison": "a tensor and what was picked from it are compared as rounded as either was",
     "cost": "what is slower in the target dtype on this device stays float32",
     "cast-cut": "without a cost table, casts are placed where they move the fewest bytes",

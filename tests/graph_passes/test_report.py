@@ -18,7 +18,7 @@ allow1 = MatMul(infer1, read)
 infer2 = Tanh(allow1)
 allow2 = MatMul(infer2, read)
 far = Sqrt(x) @ "/device:CPU:0"
-sin = Cholesky(x)
+sin = Zeta(x, x)
 out = Identity(allow2)
 """
 
@@ -127,6 +127,10 @@ def test_every_reason_has_a_text() -> None:
     ("text", "phrase"),
     [
         ("x = Const(0.5, [4])\ny = Sin(x)\nz = Sin(y)", "float32 ops seen: Sin x2"),
+        (
+            "x = Placeholder(dtype=float64, shape=[4, 4])\ny = MatMul(x, x)\nz = Tanh(y)",
+            "MatMul x1, of the allow list: in float64, and only float32 is converted",
+        ),
         ("n = Const(1, [4])\nm = AddV2(n, n)", "no node has a float32 type attribute"),
     ],
 )
@@ -135,7 +139,7 @@ def test_why_nothing_was_converted(text: str, phrase: str) -> None:
 
 
 def test_why_an_op_of_the_allow_list_was_not_converted() -> None:
-    text = "x = Const(0.5, [8, 8])\ny = Cholesky(x)\nz = MatMul(y, y)"
+    text = "x = Const(0.5, [8, 8])\ny = Zeta(x, x)\nz = MatMul(y, y)"
     found = rewrite_graph_def(graph(text), PrecisionConfig(), preserve=("z",)).report
     assert found.first_reason() == (
         "MatMul x1, of the allow list: fed, fetched or otherwise to be preserved"

@@ -146,6 +146,10 @@ def test_hardware_without_units_hooks_nothing(run_python: RunPython) -> None:
             "on()\ntf.function(lambda x: tf.nn.relu(x))(tf.ones(3))",
             "no op of the allow list is present",
         ),
+        (
+            "on()\nx = tf.ones([64, 64], tf.float64)\ntf.function(lambda x: tf.nn.relu(x @ x))(x)",
+            "MatMul x1, of the allow list: in float64, and only float32 is converted",
+        ),
         ("on()\nproduct()", None),
         ("on()\ninstallation.uninstall()", None),
         ("installation.install(Settings(loss_scaling=True), source='test')", None),

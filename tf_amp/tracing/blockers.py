@@ -23,6 +23,7 @@ _RULE_OF = {
     Reason.CONSTANT_RANGE.name.lower(): "constant-range",
     Reason.VARIABLE_UPDATE.name.lower(): "variable-update",
     Reason.MOVES_MORE.name.lower(): "cast-cut",
+    Reason.DECOMPOSITION.name.lower(): "decomposition",
 }
 
 

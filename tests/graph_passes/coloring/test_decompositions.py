@@ -1,0 +1,127 @@
+"""Matrix decompositions: float32 from the last products on, and for products with the result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from traced_graphs import Traced, of_op, trace
+
+from graph_passes import PrecisionConfig, Reason
+from graph_passes.coloring.decompositions import DECOMPOSITIONS
+
+CONFIGS = {
+    "CPU": PrecisionConfig(target_dtype="bfloat16", device="CPU"),
+    "GPU": PrecisionConfig(target_dtype="float16", device="GPU"),
+}
+POINTS, WIDTH = 48, 16
+HALF = {"bfloat16": tf.bfloat16.as_datatype_enum, "float16": tf.half.as_datatype_enum}
+
+
+def kernel(x: tf.Tensor) -> tf.Tensor:
+    squares = tf.reduce_sum(tf.square(x), -1)
+    distances = squares[:, None] + squares[None, :] - 2.0 * tf.matmul(x, x, transpose_b=True)
+    return tf.exp(-0.5 * distances / WIDTH) + 1e-4 * tf.eye(POINTS)
+
+
+def evidence(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """That of a Gaussian process, as GPflow writes it."""
+    factor = tf.linalg.cholesky(kernel(x))
+    solved = tf.linalg.triangular_solve(factor, y)
+    return tf.reduce_sum(tf.square(solved)) + tf.reduce_sum(
+        tf.math.log(tf.linalg.diag_part(factor))
+    )
+
+
+def trained(network: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Traced:
+    """The evidence and its gradients for the inputs and the weights."""
+
+    def step(x, weights, y):
+        with tf.GradientTape() as tape:
+            tape.watch([x, weights])
+            value = evidence(network(x, weights), y)
+        return value, *tape.gradient(value, [x, weights], unconnected_gradients="zero")
+
+    return trace(
+        step,
+        tf.TensorSpec((POINTS, WIDTH)),
+        tf.TensorSpec((WIDTH, WIDTH)),
+        tf.TensorSpec((POINTS, 1)),
+    )
+
+
+def inputs() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(0, 1, (POINTS, WIDTH)).astype(np.float32)
+    x[1:8] = x[0] + 0.01 * x[1:8]  # near to one another, so that their rows are almost the same
+    weights = (np.eye(WIDTH) + rng.normal(0, 0.1, (WIDTH, WIDTH))).astype(np.float32)
+    return [x, weights, rng.normal(size=(POINTS, 1)).astype(np.float32)]
+
+
+def low_products(traced: Traced, config: PrecisionConfig) -> set[str]:
+    nodes = of_op(traced.rewrite(config).graph_def, "MatMul")
+    return {n.name for n in nodes if n.attr["T"].type == HALF[config.target_dtype]}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_gaussian_process_is_that_of_float32(config):
+    traced = trained(lambda x, _: x)
+    expected = traced.run(traced.graph_def, *inputs())
+    assert np.isfinite(expected[0])
+    found = traced.run(traced.rewrite(config).graph_def, *inputs())
+    for old, new in zip(expected, found, strict=True):
+        np.testing.assert_allclose(new, old, rtol=0.02, atol=0.02 * np.abs(old).max())
+    off = dataclasses.replace(config, disabled_rules=frozenset(("decomposition",)))
+    # What the rule is for.
+    assert not np.isfinite(traced.run(traced.rewrite(off).graph_def, *inputs())[0])
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_network_in_front_goes_low_but_for_its_last_product(config):
+    def network(x, weights):
+        return tf.matmul(tf.nn.relu(tf.matmul(x, weights, name="first")), weights, name="last")
+
+    low = low_products(trained(network), config)
+    assert "first" in low and "last" not in low
+    # And so do the gradients of its weights.
+    assert len(low) >= 3
+
+
+MADE: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "Cholesky": tf.linalg.cholesky,
+    "MatrixDeterminant": tf.linalg.det,
+    "LogMatrixDeterminant": lambda a: tf.linalg.slogdet(a)[1],
+    "MatrixInverse": tf.linalg.inv,
+    "MatrixSolve": lambda a: tf.linalg.solve(tf.eye(WIDTH), a),
+    "MatrixSolveLs": lambda a: tf.linalg.lstsq(tf.eye(WIDTH), a, fast=False),
+    "MatrixTriangularSolve": lambda a: tf.linalg.triangular_solve(tf.eye(WIDTH), a),
+    "MatrixSquareRoot": tf.linalg.sqrtm,
+    "Qr": lambda a: tf.linalg.qr(a)[0],
+    "Lu": lambda a: tf.linalg.lu(a)[0],
+    "Svd": lambda a: tf.linalg.svd(a, compute_uv=False),
+    "SelfAdjointEigV2": tf.linalg.eigvalsh,
+}
+
+
+@pytest.mark.parametrize("op", MADE)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_products_on_both_sides_of_each(op, config):
+    def made(x, w):
+        matrix = tf.tanh(tf.matmul(tf.matmul(x, w, name="far"), w, name="near"))
+        given = tf.reshape(MADE[op](matrix), [-1])
+        if given.shape[0] != WIDTH**2:
+            return given
+        return tf.matmul(
+            tf.matmul(tf.reshape(given, [WIDTH] * 2), w, name="with"), w, name="behind"
+        )
+
+    traced = trace(made, tf.TensorSpec((WIDTH, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
+    assert op in DECOMPOSITIONS and of_op(traced.graph_def, op)
+    low = low_products(traced, config)
+    assert low <= {"far", "behind"} and "far" in low
+    report = traced.rewrite(config).report
+    kept = {d.node: d.reason for d in report.decisions if not d.converted}
+    assert kept["near"] is Reason.DECOMPOSITION
