@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import program_sweep
 import pytest
+import tensorflow as tf
 from cpu_units import HAS_BFLOAT16_UNITS, NO_BFLOAT16_UNITS
+from programs import of_concrete
 from random_program_runs import Reference, check
 from random_programs import RandomProgram
 from random_steps import Step
@@ -110,6 +112,19 @@ def test_rounding_is_an_error_of_the_size_of_the_dtype(reference: Reference) -> 
     assert all(1e-4 < error < 0.05 for error in errors)
     graph = rounded(reference.graph.graph_def, "bfloat16")
     assert {n.name for n in reference.graph.graph_def.node} < {n.name for n in graph.node}
+
+
+def test_what_is_zero_in_each_precision_is_not_where_half_is_rounded() -> None:
+    function = tf.function(lambda x: tf.tanh(x) - tf.identity(tf.tanh(x)), autograph=False)
+    concrete = function.get_concrete_function(tf.TensorSpec([8]))
+    graph = of_concrete(concrete, [np.linspace(0.1, 0.9, 8, dtype=np.float32)])
+
+    def largest(half: int | None) -> float:
+        found = graph.run(rounded(graph.graph_def, "bfloat16", half), 1)
+        return float(np.abs(found[graph.fetches[0]]).max())
+
+    assert largest(None) == 0
+    assert 1e-4 < max(largest(half) for half in range(8)) < 0.01
 
 
 @pytest.mark.parametrize(
