@@ -1,4 +1,14 @@
-"""Packages with few programs each: equations, Gaussian processes, graphs, quantization, audio."""
+r"""Packages with few programs each: equations, Gaussian processes, graphs, quantization, audio.
+
+Many pin versions that no TensorFlow of today has, so they are installed apart from what they use:
+
+    pip install scipy networkx matplotlib scikit-image scikit-learn scikit-optimize pandas \
+        check_shapes deprecated multipledispatch tabulate kt-legacy terminaltables
+    pip install --no-deps deepxde gpflow deepctr keras-tcn keras-rs keras-tuner kapre larq \
+        zookeeper==1.0b1 spektral tensorflow-lattice tensorflow-model-optimization tf-keras-vis \
+        keras-unet-collection segmentation-models efficientnet==1.0.0 image-classifiers==1.0.0 \
+        keras-applications==1.0.8
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _autoencoder() -> Running:
     )
 
 
-def _flow(network: str) -> Running:
+def _flow(kind: str) -> Running:
     """A normalizing flow, trained by maximum likelihood in a loop of its own."""
     import tensorflow as tf
     import tensorflow_probability as tfp
@@ -108,7 +108,7 @@ def _flow(network: str) -> Running:
     tf.keras.utils.set_random_seed(1)
     tfb, tfd = tfp.bijectors, tfp.distributions
     x = tf.constant(_data()[0])
-    if network == "autoregressive":
+    if kind == "autoregressive":
         made = [tfb.AutoregressiveNetwork(2, hidden_units=[256, 256], activation="relu")]
         bijector: Any = tfb.MaskedAutoregressiveFlow(made[0])
     else:
@@ -126,7 +126,7 @@ def _flow(network: str) -> Running:
     def train(x: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = -tf.reduce_mean(flow.log_prob(x))
-        variables = flow.trainable_variables
+        variables = [variable for network in made for variable in network.trainable_variables]
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
