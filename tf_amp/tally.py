@@ -239,7 +239,11 @@ class Tally:
         """Says why no node was converted, from the largest graph that was looked at."""
         with self._lock:
             if self._unchanged_reason is None:
-                return "no function was traced and no session ran a graph while it was on."
+                return (
+                    "no function was traced and no session ran a graph while it was on. What runs "
+                    "eagerly is not converted: decorate the step with tf.function, and leave "
+                    "run_eagerly off."
+                )
             return f"the largest graph looked at was {self._unchanged_reason}"
 
     def matches(self, rules: Iterable[Rule]) -> dict[Rule, int]:

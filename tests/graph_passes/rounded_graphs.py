@@ -110,17 +110,17 @@ def _rounded(
     ends = [f"rounded/{op}" + (":output:0" if last else "") for op in ("max", "min")]
     for source in sorted(floats):
         name = _name(source)
-        below = node_def_pb2.NodeDef(name=f"{name}/a", op="Minimum", input=[source, ends[0]])
+        below = node_def_pb2.NodeDef(name=f"below/{name}", op="Minimum", input=[source, ends[0]])
         above = node_def_pb2.NodeDef(
-            name=f"{name}/b", op="Maximum", input=[f"{name}/a" + (last and ":z:0"), ends[1]]
+            name=f"above/{name}", op="Maximum", input=[below.name + (last and ":z:0"), ends[1]]
         )
         for node in (below, above):
             node.attr["T"].type = float32.as_datatype_enum
             yield node
         down = node_def_pb2.NodeDef(
-            name=f"{name}/c", op="Cast", input=[f"{name}/b" + (last and ":z:0")]
+            name=f"down/{name}", op="Cast", input=[above.name + (last and ":z:0")]
         )
-        up = node_def_pb2.NodeDef(name=name, op="Cast", input=[f"{name}/c" + last])
+        up = node_def_pb2.NodeDef(name=name, op="Cast", input=[down.name + last])
         for node, (given, made) in ((down, (float32, target)), (up, (target, float32))):
             node.attr["SrcT"].type = given.as_datatype_enum
             node.attr["DstT"].type = made.as_datatype_enum

@@ -142,6 +142,7 @@ def test_hardware_without_units_hooks_nothing(run_python: RunPython) -> None:
     ("script", "expected"),
     [
         ("on()", "no function was traced and no session ran a graph"),
+        ("on()\ntf.ones([8, 8]) @ tf.ones([8, 8])", "decorate the step with tf.function"),
         (
             "on()\ntf.function(lambda x: tf.nn.relu(x))(tf.ones(3))",
             "no op of the allow list is present",
