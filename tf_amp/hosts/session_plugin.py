@@ -26,6 +26,7 @@ itself, where a second copy or a reload of this package finds it.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import logging
@@ -63,6 +64,8 @@ _INIT_GRAPH_PLUGIN = (
 _SHARED_OBJECT = Path(__file__).with_name("libtf_amp.so")
 _SLOT_ATTRIBUTE = "_tf_amp_graph_plugin"
 _EXIT_PATIENCE_SECONDS = 5.0
+# After which a C callback has surely returned to TensorFlow.
+_BACK_SECONDS = 0.05
 # The calls in which a session builds and optimizes a graph, on the thread of the caller.
 _BUILDING_CALLS = (
     "TF_SessionRun_wrapper",
@@ -248,7 +251,11 @@ class GraphPlugin:
                     if not rewritten:
                         raise ValueError("the rewritten graph is empty")
                     self._library.hand_over(output, rewritten)
-            except BaseException as error:  # an exception must not leave a C callback
+            except KeyboardInterrupt:
+                # No exception may leave a C callback: it is raised anew once TensorFlow is back.
+                rewritten = None
+                threading.Timer(_BACK_SECONDS, _thread.interrupt_main).start()
+            except BaseException as error:
                 rewritten = None
                 LOGGER.error(
                     "session host: %s: %s; the original graph runs", type(error).__name__, error

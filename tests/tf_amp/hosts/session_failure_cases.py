@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +75,23 @@ def case_unfuse_raises() -> dict[str, Any]:
 
 def case_record_raises() -> dict[str, Any]:
     return broken("tf_amp.installation.Installation.record", raising)
+
+
+def case_interrupt() -> dict[str, Any]:
+    """Control-C while a graph is planned ends the session's call, as it does without the host."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with harness.amp(), lines_of(logging.WARNING) as said:
+        raised = False
+        try:
+            with mock.patch("graph_passes.rewrite_graph_def", interrupted):
+                run_small()
+            time.sleep(1)
+        except KeyboardInterrupt:
+            raised = True
+    return {"raised": raised, "said": said, "dtypes": run_small().dtypes("MatMul")}
 
 
 def case_pass_makes_invalid_graph() -> dict[str, Any]:

@@ -120,6 +120,10 @@ def test_failure_runs_the_original_and_says_so_once(
     assert all("preop" in files for files in facts["dumps"])
 
 
+def test_an_interrupt_while_a_graph_is_planned_is_not_lost(failures: Facts) -> None:
+    assert failures["interrupt"] == {"raised": True, "said": [], "dtypes": ["MatMul:float32"]}
+
+
 def test_rejected_graph_is_dumped_beside_the_original(failures: Facts) -> None:
     assert failures["pass_makes_invalid_graph"]["dumps"] == [["AutoMixedPrecision", "preop"]]
 
