@@ -28,7 +28,7 @@ class DeferredFunctions:
     """The functions of one installation that wait.
 
     Args:
-        rewrite: Rewrites one; must not raise.
+        rewrite: Rewrites one; must not raise an `Exception`.
     """
 
     def __init__(self, rewrite: Callable[[Any], None]) -> None:
@@ -73,7 +73,8 @@ class DeferredFunctions:
                 self._rewrite(function)
             finally:
                 self._under_way.remove(key)
-                self._waiting.pop(key, None)
+            # An interrupt leaves it waiting for the next call.
+            self._waiting.pop(key, None)
 
 
 def is_traced_once_more() -> bool:

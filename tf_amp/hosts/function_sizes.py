@@ -253,8 +253,8 @@ class _SizedFunction:
         is_new = served not in names and (len(names) == 1 or self._in_a_row >= _LASTING)
         is_near = served == 0 and self._is_assumed and size != UNKNOWN_DIMENSION
         if is_new or is_near:
-            self._is_assumed = self._is_assumed and not is_near
             result = self._plan(size)
+            self._is_assumed = self._is_assumed and not is_near
             names[served] = names[0]
             apart = self._try_out is not None or result.proto != self._planned
             if result.failure is None and apart:

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 from function_harness import compute_types, dots, max_error, report, running, switch_on, weights
@@ -32,6 +33,7 @@ def main() -> None:
     lost_graph(variable, x)
     threads(variable, x, exact)
     makes_variables(installed, x)
+    interrupted(variable, x, exact)
     report("status", failed=installed.status()["graphs_failed"])
     switched_off(variable, x, exact)
 
@@ -208,6 +210,16 @@ def makes_variables(installed: Any, x: tf.Tensor) -> None:
         error = max_error(call(product(lifted=lifted)), tf.matmul(x, weights()))
         seen = installed.status()["graphs_seen"] - before
         report(f"makes_variables_{name}", error=error, graphs=seen)
+
+
+def interrupted(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
+    inner, raised = traced_inside(variable, x), False
+    with mock.patch("graph_passes.pipeline.apply_plan", side_effect=KeyboardInterrupt):
+        try:
+            inner(x)
+        except KeyboardInterrupt:
+            raised = True
+    report("interrupted", raised=raised, error=max_error(inner(x), exact))
 
 
 def switched_off(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
