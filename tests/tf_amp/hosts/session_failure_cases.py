@@ -83,6 +83,8 @@ def case_interrupt() -> dict[str, Any]:
     def interrupted(*_: Any, **__: Any) -> None:
         signal.raise_signal(signal.SIGINT)
 
+    # A process started in the background ignores the signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with harness.amp(), lines_of(logging.WARNING) as said:
         raised = False
         try:
