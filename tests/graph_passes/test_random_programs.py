@@ -19,6 +19,16 @@ from rounded_graphs import rounded
 
 # Each of these has once found a fault.
 FOUND = {
+    "what a Cast between equal dtypes waits for is never run": RandomProgram(
+        "images",
+        (Step("while", 34, ((Step("dense", 34), Step("dtype", 54), Step("count", 0)),)),),
+        "binary",
+        "none",
+        known=False,
+        dtype="bfloat16",
+        route="session",
+        rules="painted",
+    ),
     "the kernel of Selu makes zero of small numbers, whose slope is another": RandomProgram(
         "tokens",
         (Step("keras dense", 14), Step("keras dense", 40), Step("python", 9), Step("python", 40)),

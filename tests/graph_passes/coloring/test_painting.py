@@ -136,3 +136,14 @@ def test_a_cast_makes_the_target_dtype_where_nothing_else_reads_it(
     found = reasons(text, preserve=preserve)
     assert found["a"] is None
     assert (found["c"] is None) == is_low
+
+
+@pytest.mark.parametrize(
+    ("dtype", "after", "is_low"),
+    [("float16", "", True), ("float16", ", after=[x]", False), ("int32", ", after=[x]", True)],
+)
+def test_a_cast_that_waits_does_not_come_to_change_nothing(
+    dtype: str, after: str, is_low: bool
+) -> None:
+    text = f"n = Placeholder(dtype={dtype}, shape=[8, 8])\nc = Cast(n, DstT=float32{after})\n"
+    assert (reasons(text + "a = MatMul(c, c)")["c"] is None) == is_low
