@@ -19,6 +19,9 @@ from rounded_graphs import rounded
 
 # Each of these has once found a fault.
 FOUND = {
+    "which sums are of gradients depends on the order of the nodes": RandomProgram(
+        "images", (Step("tf_keras norm", 20),) * 4, "huber", "second", dtype="float16", device="GPU"
+    ),
     "what a Cast between equal dtypes waits for is never run": RandomProgram(
         "images",
         (Step("while", 34, ((Step("dense", 34), Step("dtype", 54), Step("count", 0)),)),),

@@ -9,8 +9,6 @@ from graph_passes.ir.view import FLOAT, Shape
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import Matcher
 
-_MOST_NODES = 400
-"""Nodes that are looked at between a sum and an op of automatic differentiation."""
 _LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 """Ops that make a loss and, as another output, its gradient."""
 
@@ -40,8 +38,9 @@ class BroadcastGradients:
 
     def __init__(self, matcher: Matcher) -> None:
         self._m = matcher
-        # Nodes that an op of differentiation makes, or that make a loss and its gradient at once.
+        # Nodes that are made of what differentiation makes, and nodes that are not.
         self._gradients: set[int] = set()
+        self._others: set[int] = set()
 
     def has(self, total: int) -> bool:
         """Whether a Sum is a gradient of a broadcast."""
@@ -52,24 +51,28 @@ class BroadcastGradients:
 
     def _is_gradient(self, start: int) -> bool:
         """Whether an op that only differentiation uses is among those that make a tensor."""
-        m, came_from, known = self._m, {start: start}, self._gradients
+        came_from, known = {start: start}, self._gradients
         pending = [start]
         for number in pending:  # grows as it goes
-            if number in known or _is_differentiation(m.ops[number]):
+            if number in known or self._differentiates(number):
                 while number not in known:
                     known.add(number)
                     number = came_from[number]
                 return True
-            if len(pending) > _MOST_NODES:
-                continue
-            for maker in m.makers(number):
-                if maker in came_from:
-                    continue
-                if m.ops[maker] in _LOSSES and any(m.view.split(t)[1] for t in m.inputs(number)):
-                    known.add(maker)
-                came_from[maker] = number
-                pending.append(maker)
+            for maker in self._m.makers(number):
+                if maker not in came_from and maker not in self._others:
+                    came_from[maker] = number
+                    pending.append(maker)
+        self._others.update(pending)
         return False
+
+    def _differentiates(self, number: int) -> bool:
+        """Whether a node is of such an op, or reads the gradient that a loss makes."""
+        m = self._m
+        return _is_differentiation(m.ops[number]) or any(
+            m.ops[maker] in _LOSSES and m.view.split(m.tensor(number, port))[1]
+            for port, maker in enumerate(m.makers(number))
+        )
 
 
 @functools.lru_cache(maxsize=4096)
