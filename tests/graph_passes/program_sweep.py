@@ -51,23 +51,26 @@ def run_batch(options: argparse.Namespace, seed: int, cases: int) -> dict[str, A
                 why = "it hangs"
         made = Path(folder, "results.json")
         result = json.loads(made.read_text()) if made.exists() else {"counts": {}, "found": []}
+        counts = Counter(result["counts"])
+        found = [f for f in result["found"] if not ends_in_float32([f["program"]])]
+        counts["ends in float32 too"] += len(result["found"]) - len(found)
         if why:
             begun = Path(folder, "programs")
             said = Path(folder, "output").read_text(errors="replace")[-2000:]
             programs = begun.read_text().splitlines() if begun.exists() else []
             if programs and ends_in_float32(programs):
-                result["counts"]["ends in float32 too"] = 1
+                counts["ends in float32 too"] += 1
             else:
                 program = programs[-1] if programs else "before the first program"
-                result["found"].append({"what": why, "why": said, "program": program})
-        return {**result, "seed": seed}
+                found.append({"what": why, "why": said, "program": program})
+        return {"counts": +counts, "found": found, "seed": seed}
 
 
 def ends_in_float32(programs: Sequence[str]) -> bool:
     """Whether one of some processes that run programs in float32 alone hangs or is ended.
 
     The last one is tried by itself first: memory that an earlier one has damaged may end a process
-    in any later one.
+    in any later one. It may also change values, so what is found is tried too.
     """
     for tried in (programs[-1:], programs) if len(programs) > 1 else (programs,):
         limit = SECONDS_A_CASE * (10 + len(tried))
