@@ -195,6 +195,28 @@ def test_tables_are_well_formed(dtype: str) -> None:
             assert row["list"] != "unlisted" and row["devices"] in (["CPU"], ["GPU"]), where
 
 
+@both_dtypes
+def test_what_goes_low_is_low_in_what_xla_compiles(dtype: str) -> None:
+    # The first function that is compiled registers the kernels.
+    tf.function(lambda x: x + 1, jit_compile=True)(tf.constant(1.0))
+    by_op: dict[str, list[kernel_def_pb2.KernelDef]] = {}
+    for kernel in kernels.get_all_registered_kernels().kernel:
+        if kernel.device_type in ("XLA_CPU_JIT", "XLA_GPU_JIT"):
+            by_op.setdefault(f"{kernel.op} {kernel.device_type}", []).append(kernel)
+    assert "MatMul XLA_CPU_JIT" in by_op
+    table, float32_only = rows(dtype), []
+    for name, candidates in by_op.items():
+        op = name.split()[0]
+        if table.get(op, {}).get("list") in ("allow", "infer", "clear"):
+            float32_only += [
+                f"{name} {attr}"
+                for attr in float_attrs(op_def_registry.get(op), DTYPES[dtype])
+                if any(takes(kernel, attr, types_pb2.DT_FLOAT) for kernel in candidates)
+                and not any(takes(kernel, attr, DTYPES[dtype]) for kernel in candidates)
+            ]
+    assert float32_only == []
+
+
 @pytest.mark.parametrize("op", ["If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall"])
 @both_dtypes
 def test_ops_that_call_functions_are_on_no_list(op: str, dtype: str) -> None:
