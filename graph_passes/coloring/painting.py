@@ -299,16 +299,17 @@ def _is_quantized(node_type: NodeType) -> list[bool]:
 def match_existing_casts(coloring: Coloring) -> None:
     """A Cast to float32 that converted ops alone read makes the target dtype itself.
 
-    Not one from the target dtype that waits for another node: TensorFlow's arithmetic optimizer
-    takes a Cast between equal dtypes away with its control inputs, and what it waited for is lost.
+    Outside parity not one from the target dtype that waits for another node: TensorFlow's
+    arithmetic optimizer takes a Cast between equal dtypes away with its control inputs, and what
+    it waited for is lost.
     """
-    view = coloring.view
+    view, parity = coloring.view, coloring.config.parity
     for number in view.of_op("Cast"):
         made = view.base[number] + view.layout(number).out_slots[0]
         if not view.is_float[made] or not coloring.eligible[made]:
             continue
         read = view.node_type(number).dtypes[view.layout(number).in_slots[0]]
-        if read == coloring.target and number in view.waits:
+        if not parity and read == coloring.target and number in view.waits:
             continue
         readers = view.readers(made)
         if readers and all(coloring.low[reader] for reader in readers):

@@ -103,20 +103,6 @@ def test_preserved_cast(oracle: Oracle) -> None:
     assert converted(before, theirs) == {"cast1", "allow1"}
 
 
-@shows("Cast that waits")
-def test_cast_that_waits(start_oracle: Callable[[str], Oracle]) -> None:
-    text = """
-    x = Placeholder(dtype=bfloat16, shape=[8, 8])
-    done = NoOp()
-    cast1 = Cast(x, DstT=float32, after=[done])
-    allow1 = MatMul(cast1, cast1)
-    out = Identity(allow1)
-    """
-    before, ours, theirs = both(start_oracle("bfloat16"), text, "out")
-    assert converted(before, ours) == {"allow1"}
-    assert converted(before, theirs) == {"cast1", "allow1"}
-
-
 @shows("Cast on another device")
 def test_cast_on_another_device(oracle: Oracle) -> None:
     text = """

@@ -147,3 +147,4 @@ def test_a_cast_that_waits_does_not_come_to_change_nothing(
 ) -> None:
     text = f"n = Placeholder(dtype={dtype}, shape=[8, 8])\nc = Cast(n, DstT=float32{after})\n"
     assert (reasons(text + "a = MatMul(c, c)")["c"] is None) == is_low
+    assert reasons(text + "a = MatMul(c, c)", PARITY)["c"] is None
