@@ -19,13 +19,15 @@ class _VisibleHandler(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        root = logging.getLogger()
-        name = record.name.partition(".")[0]
-        own_level = logging.getLogger(name).level == _OWN_LEVEL
+        root, logger = logging.getLogger(), logging.getLogger(record.name.partition(".")[0])
+        own_level = logger.level == _OWN_LEVEL
         if own_level and _is_configured(root) and record.levelno < root.level:
             return
         if root.handlers:
-            root.callHandlers(record)
+            for handler in root.handlers:
+                # pytest gives its own to the root logger and to each that does not propagate.
+                if record.levelno >= handler.level and handler not in logger.handlers:
+                    handler.handle(record)
         elif sys.stderr is not None:  # None where it was closed before the start
             try:
                 sys.stderr.write(self._text(record))

@@ -39,6 +39,15 @@ def test_a_later_configuration_takes_over(run_python: RunPython) -> None:
     assert _stderr(run_python, before=configure) == "own informed\nown warned\n"
 
 
+def test_a_handler_of_both_loggers_gets_each_message_once(run_python: RunPython) -> None:
+    both = """
+    both = logging.StreamHandler()
+    logging.getLogger().addHandler(both)
+    logging.getLogger('tf_amp').addHandler(both)
+    """
+    assert _stderr(run_python, after=both) == "informed\nwarned\n"
+
+
 def test_own_level_and_handler_are_kept(run_python: RunPython) -> None:
     level = "logging.getLogger('tf_amp').setLevel(logging.WARNING)"
     assert _stderr(run_python, before=level) == "tf_amp: WARNING: warned\n"
