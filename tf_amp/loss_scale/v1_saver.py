@@ -39,13 +39,13 @@ def make_tolerant_restore(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def restore(self: Any, sess: Any, save_path: Any) -> Any:
-        with sess.graph.as_default():
-            state = tf.compat.v1.get_collection(STATE_COLLECTION)
+        graph = getattr(sess, "graph", None)  # without a session a saver restores eagerly
+        state = [] if graph is None else graph.get_collection(STATE_COLLECTION)
         if not state or not tf.io.gfile.exists(f"{save_path}.index"):
             return original(self, sess, save_path)
         reader = tf.train.load_checkpoint(save_path)
         missing = [v for v in state if not reader.has_tensor(v.op.name)]
-        reads = _restore_reads(sess.graph, self.saver_def.restore_op_name) if missing else []
+        reads = _restore_reads(graph, self.saver_def.restore_op_name) if missing else []
         if not missing or not reads:
             return original(self, sess, save_path)
         initial = {v.op.name: sess.run(v.initializer.inputs[1]) for v in missing}

@@ -286,6 +286,23 @@ def test_v1_saver_restores_a_float32_checkpoint(run_python, tmp_path) -> None:
     assert rows(done.stdout) == ["RESULT 0.75 5", "RESULT 0.5 9", "RESULT 0.25 5", "RESULT 0.0 9"]
 
 
+def test_a_v1_saver_without_a_session_restores_eagerly(run_python, tmp_path) -> None:
+    done = run(
+        run_python,
+        f"""
+import tensorflow as tf
+v = tf.Variable(1.0, name="v")
+saver = tf.compat.v1.train.Saver([v])
+path = saver.save(sess=None, save_path={str(tmp_path / "ckpt")!r})
+v.assign(2.0)
+saver.restore(sess=None, save_path=path)
+print("RESULT", float(v))
+""",
+        LOSS_SCALING,
+    )
+    assert rows(done.stdout) == ["RESULT 1.0"]
+
+
 def test_custom_loops_are_told_once(run_python) -> None:
     done = run(
         run_python,
