@@ -192,7 +192,7 @@ class Report:
             missing = f"{op} x{count}"
         if missing:
             return f"no {self.device} kernel in {self.target_dtype} for {missing}"
-        if exact := self._in_float64():
+        if exact := self.in_float64():
             return f"{exact}, of the allow list: in float64, and only float32 is converted"
         if not self.eligible_nodes:
             return "no node has a float32 type attribute that may change"
@@ -206,8 +206,8 @@ class Report:
         products = Counter({op: n for op, n in counts.items() if self._is_allowed(op)})
         return "".join(f"{op} x{count}" for op, count in (products or counts).most_common(1))
 
-    def _in_float64(self) -> str:
-        """The op of the allow list that is most often in float64, and how often."""
+    def in_float64(self) -> str:
+        """The op of the allow list that is most often in float64, and how often; else ""."""
         if self._plan is None:
             return ""
         view = self._plan.coloring.view

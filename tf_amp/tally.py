@@ -123,7 +123,7 @@ class Tally:
         self._nodes = self._converted = self._casts = 0
         self._matched: Counter[Rule] = Counter()
         self._functions: dict[int, tuple[str, NodeCounts]] = {}  # by the id of the counts
-        self._unchanged_weight = (False, -1)
+        self._unchanged_weight = (0, -1)
         self._unchanged_reason: str | None = None
 
     def add(
@@ -166,12 +166,14 @@ class Tally:
     def _leave(self, name: str, result: RewriteResult, counts: NodeCounts) -> None:
         """Takes note of a graph left alone, if it tells more than those before it.
 
-        The largest one does, first those with products: the first one is often a function of a
-        single op. What calls others is told with their products, by the name that its line has.
+        The largest one does, first those with products, in float32 or else in float64: the first
+        one is often a function of a single op. What calls others is told with their products, by
+        the name that its line has.
         """
         kept = counts.said_of_kept()
         nodes = counts.total if kept else result.report.total_nodes
-        weight = (bool(kept or result.failure), nodes)
+        tells = 2 * bool(kept or result.failure) or int(bool(result.report.in_float64()))
+        weight = (tells, nodes)
         if weight > self._unchanged_weight:
             self._unchanged_weight = weight
             why = result.failure or "; ".join(kept[:3]) or result.report.first_reason()
@@ -200,8 +202,8 @@ class Tally:
             if row is not None:
                 lost = counts.in_float32()
                 self._functions[id(lost)] = row[0], lost
-            if (True, counts.total) > self._unchanged_weight:
-                self._unchanged_weight = (True, counts.total)
+            if (2, counts.total) > self._unchanged_weight:
+                self._unchanged_weight = (2, counts.total)
                 self._unchanged_reason = f"{name!r}: in float32 it was faster in a trial"
 
     def _count(self, counts: NodeCounts, sign: int) -> None:

@@ -15,15 +15,15 @@ from tf_amp.tally import NodeCounts, Tally
 CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
 
 
-def product_graph(products: int = 1) -> graph_pb2.GraphDef:
+def product_graph(products: int = 1, dtype: int = types_pb2.DT_FLOAT) -> graph_pb2.GraphDef:
     """A chain of matrix products behind a placeholder."""
     graph = graph_pb2.GraphDef()
     given = graph.node.add(name="given", op="Placeholder")
-    given.attr["dtype"].type = types_pb2.DT_FLOAT
+    given.attr["dtype"].type = dtype
     for number in range(products):
         last = graph.node[-1].name
         product = graph.node.add(name=f"product{number}", op="MatMul", input=[last, last])
-        product.attr["T"].type = types_pb2.DT_FLOAT
+        product.attr["T"].type = dtype
     return graph
 
 
@@ -166,6 +166,15 @@ def test_reason_for_nothing_is_that_of_a_graph_with_products() -> None:
     tally = Tally()
     add(tally, "products", failed())
     add(tally, "sums", rewrite_graph_def(sums, CONFIG))
+    assert "'products': planted" in tally.why_nothing()
+
+
+def test_reason_for_nothing_is_float64_before_that_of_larger_graphs_without_products() -> None:
+    tally = Tally()
+    add(tally, "exact", rewrite_graph_def(product_graph(2, types_pb2.DT_DOUBLE), CONFIG))
+    add(tally, "of shapes alone", converted_to_nothing(40))
+    assert "'exact': MatMul x2, of the allow list: in float64" in tally.why_nothing()
+    add(tally, "products", failed())
     assert "'products': planted" in tally.why_nothing()
 
 

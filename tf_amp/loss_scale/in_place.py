@@ -175,6 +175,10 @@ class InPlace(_Optimizer):
     own_class: ClassVar[type]
     shown: ClassVar[type | None] = None
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """`type(optimizer)(...)` makes one of its own class, to which `compile` gives a scale."""
+        return cls.own_class(*args, **kwargs)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         made, arguments, *state = super().__reduce_ex__(protocol)
         if arguments and arguments[0] is type(self):

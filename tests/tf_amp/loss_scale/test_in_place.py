@@ -69,6 +69,10 @@ for what in (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one
             scaled_steps(model_of_copy.optimizer)
         except Exception as error:
             show(type(error))
+# Another one of its class is made without a scale, and gets its own.
+made = type(optimizer)(0.02)
+show(type(made), made is optimizer, plain(made.learning_rate), train(made)[1])
+scaled_steps(made)
 # A second compile with the same optimizer keeps it, and its scale.
 model.compile(optimizer, "mse", jit_compile=True)
 show(model.optimizer is optimizer, fit(model), plain(optimizer.iterations))
