@@ -21,11 +21,13 @@ from graph_passes.ir.copying import Graph
 from graph_passes.ir.function_references import FunctionReferences
 from graph_passes.ir.rule_matching import Decisions, decide
 from graph_passes.ir.view import (
+    FunctionDevices,
     FunctionShapes,
     GraphView,
     Shape,
     Shapes,
     extend_shapes,
+    no_devices,
     no_shapes,
     view_body,
 )
@@ -126,6 +128,7 @@ def rewrite_function_def(
     library: Library = no_library,
     shapes: Shapes | None = None,
     function_shapes: FunctionShapes = no_shapes,
+    devices: FunctionDevices = no_devices,
     name: str = "",
     lines: Lines = no_lines,
 ) -> RewriteResult:
@@ -138,6 +141,7 @@ def rewrite_function_def(
             ops that are calls by the function's name.
         shapes: static shapes of the body's tensors; some patterns need them as proof.
         function_shapes: gives those of the functions it calls by their names.
+        devices: of the variables among its arguments and those of the functions it calls.
         name: what the function is called besides, for rules on functions: "one_step (fit)".
         lines: gives the Python lines that made a node, for rules that ask for them.
 
@@ -145,7 +149,7 @@ def rewrite_function_def(
         The result, as `rewrite_graph_def`.
     """
     main = function_def.signature.name
-    rewrite = _Rewrite(config, library, function_shapes, lines, None, main, name)
+    rewrite = _Rewrite(config, library, function_shapes, lines, None, main, name, devices)
     return rewrite.rewrite(rewrite.trees(function_def)(function_def), (), shapes)
 
 
@@ -160,6 +164,7 @@ class _Rewrite:
     observe: Observer | None
     main: str = ""  # the function that is rewritten, if it is one
     name: str = ""
+    devices: FunctionDevices = no_devices
 
     def trees(self, main: Graph, others: Collection[str] = ()) -> Callable[[Graph], Region]:
         """Gives the call tree of a graph; without calls where functions are planned alone."""
@@ -257,24 +262,26 @@ class _TreeRewrite:
     def _prepare(
         self, region: Region, body: Graph, added: Mapping[str, Sequence[Shape | None]]
     ) -> Fusion:
-        kept, sizes = self._details(region)
-        sizes = extend_shapes(sizes, added)
+        kept, known = self._details(region)
+        sizes = extend_shapes(known, added)
         original, fusion = prepare(
             body,
             self._config,
             kept,
-            self._node_types,
-            sizes,
+            functools.partial(self._view, shapes=sizes),
             self._common.observe,
             functools.partial(self.decisions, region),
         )
         self._originals[id(body)] = original
         return fusion
 
+    def _view(self, body: Graph, shapes: Shapes | None = None) -> GraphView:
+        return view_body(body, shapes, self._node_types, self._common.devices)
+
     def _view_original(self, region: Region) -> GraphView:
         """The view of a body as the caller gave it; one that was edited before has none yet."""
         known = self._originals.get(id(region.proto))
-        return known or view_body(region.proto, None, self._node_types)
+        return known or self._view(region.proto)
 
     def convert(self) -> tuple[ConvertedTree, Fusion]:
         """Plans the tree and carries the plan out; with it the units of all bodies."""

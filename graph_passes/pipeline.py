@@ -31,10 +31,7 @@ from graph_passes.ir.view import (
     INLINED_ARGUMENT,
     RESULT,
     GraphView,
-    Shapes,
-    view_body,
 )
-from graph_passes.ops.node_types import NodeTypeTable
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.byte_cost import place_casts
 from graph_passes.placement.time_cost import keep_fast_ones
@@ -190,8 +187,7 @@ def prepare(
     proto: Graph,
     config: PrecisionConfig,
     preserve: Collection[str],
-    node_types: NodeTypeTable,
-    shapes: Shapes | None,
+    view_body: Callable[[Graph], GraphView],
     observe: Observer | None = None,
     decide: Callable[[GraphView], Decisions] = lambda _: NO_DECISIONS,
 ) -> tuple[GraphView, Fusion]:
@@ -201,17 +197,16 @@ def prepare(
         proto: the graph or function; it is not changed.
         config: says which units are looked for.
         preserve: names of nodes or tensors that must stay.
-        node_types: those of all graphs with it.
-        shapes: static shapes, where they are known.
+        view_body: makes the view of it.
         observe: is told of the stage "units" and of its passes.
         decide: tells what rules of the user say of its nodes.
     """
-    graph, original = proto, view_body(proto, shapes, node_types)
+    graph, original = proto, view_body(proto)
     view, decisions = original, decide(original)
     if not view.ops.isdisjoint(upgrade_batch_norm.SUCCESSOR):
         graph = copy.deepcopy(proto)
         upgrade_batch_norm.upgrade_batch_norms(nodes_of(graph))
-        view = view_body(graph, shapes, node_types)
+        view = view_body(graph)
     fusion = find_units(graph, view, config, (*preserve, *decisions.kept), observe)
     fusion = dataclasses.replace(fusion, rules=decisions.rules)
     if observe is not None:

@@ -32,6 +32,10 @@ Shapes = Callable[[str], Sequence[Shape | None]]
 FunctionShapes = Callable[[str], Shapes | None]
 """Gives for a function's name the shapes of its body, where they are known."""
 
+FunctionDevices = Callable[[str, str], str]
+"""Gives for the names of a function and of an argument that is a variable the device that holds it,
+"" where it is not known."""
+
 FLOAT = types_pb2.DT_FLOAT
 ARGUMENT = "_Arg"
 RESULT = "_Retval"
@@ -332,6 +336,11 @@ def elements(shape: Iterable[int | None]) -> int | None:
 
 def no_shapes(_: str) -> None:
     """The shapes of functions where none are known."""
+
+
+def no_devices(_: str, __: str) -> str:
+    """The devices of variables where none are known."""
+    return ""
 
 
 def extend_shapes(

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import functools
 
-from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
 
 from graph_passes.ir.graph_view import (
     ARGUMENT,
     FLOAT,
     INLINED_ARGUMENT,
     RESULT,
+    FunctionDevices,
     FunctionShapes,
     GraphView,
     Shape,
     Shapes,
     elements,
     extend_shapes,
+    no_devices,
     no_shapes,
 )
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex
@@ -35,6 +37,7 @@ __all__ = [
     "INLINED_ARGUMENT",
     "OPAQUE",
     "RESULT",
+    "FunctionDevices",
     "FunctionShapes",
     "GraphView",
     "InvalidGraphError",
@@ -42,6 +45,7 @@ __all__ = [
     "Shapes",
     "elements",
     "extend_shapes",
+    "no_devices",
     "no_shapes",
     "view_body",
     "view_function",
@@ -79,6 +83,7 @@ def view_function(
     function_def: function_pb2.FunctionDef,
     shapes: Shapes | None = None,
     node_types: NodeTypeTable | None = None,
+    devices: FunctionDevices = no_devices,
 ) -> GraphView:
     """Indexes the body of a function.
 
@@ -86,6 +91,7 @@ def view_function(
         function_def: the function.
         shapes: static shapes of the body's tensors, where they are known.
         node_types: those of graphs that belong to it; by default it calls no function as an op.
+        devices: of the variables among its arguments; the pseudo-nodes have them.
 
     Raises:
         InvalidGraphError: as `view_graph`, or an argument stands for several tensors.
@@ -95,7 +101,10 @@ def view_function(
     for arg in function_def.signature.input_arg:
         if arg.number_attr or arg.type_list_attr or arg.type_attr:
             raise InvalidGraphError(f"the argument {arg.name!r} has no fixed dtype")
-        nodes.append(_add_pseudo_node(owner, ARGUMENT, arg.type, arg.name))
+        argument = _add_pseudo_node(owner, ARGUMENT, arg.type, arg.name)
+        if arg.type == types_pb2.DT_RESOURCE:
+            argument.device = devices(function_def.signature.name, arg.name)
+        nodes.append(argument)
     nodes.extend(function_def.node_def)
     for arg in function_def.signature.output_arg:
         # A result may bear the name of a node or an argument; "/" keeps this name out of the way.
@@ -120,11 +129,12 @@ def view_body(
     graph: graph_pb2.GraphDef | function_pb2.FunctionDef,
     shapes: Shapes | None = None,
     node_types: NodeTypeTable | None = None,
+    devices: FunctionDevices = no_devices,
 ) -> GraphView:
     """Indexes a graph or a function, as `view_graph` and `view_function`."""
     if isinstance(graph, graph_pb2.GraphDef):
         return view_graph(graph, shapes, node_types)
-    return view_function(graph, shapes, node_types)
+    return view_function(graph, shapes, node_types, devices)
 
 
 def _add_pseudo_node(

@@ -61,13 +61,13 @@ def test_graph_with_nothing_to_convert_is_not_read_until_someone_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[object] = []
-    view_body = pipeline.view_body
+    view_body = driver.view_body
 
     def counted(*arguments: Any) -> GraphView:
         read.append(arguments)
         return view_body(*arguments)
 
-    monkeypatch.setattr(pipeline, "view_body", counted)
+    monkeypatch.setattr(driver, "view_body", counted)
     before = graph("x = Const(0.5, [8, 8])\ny = Tanh(x)\nz = Identity(y)\nn = Rank(z)")
     report = rewrite_graph_def(before, CONFIG).report
     assert report.total_nodes == 4

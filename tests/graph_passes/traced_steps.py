@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def
 from graph_passes.functions.call_tree import CallTrees, node_types_with
 from graph_passes.functions.loop_sum_moves import prepare_tree
 from graph_passes.functions.specialization import name_functions
+from graph_passes.ir.view import view_body
 from graph_passes.pipeline import prepare
 from graph_passes.policy.op_lists import load_op_lists
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
@@ -83,11 +85,12 @@ class Step:
         lists = load_op_lists(config)
         main = self.concrete.function_def
         tree = CallTrees(library, lambda op: lists.list_of(op) == "allow", main).build(main)
+        view = functools.partial(view_body, node_types=node_types_with(library))
         new, _ = prepare_tree(
             tree,
             config,
             (),
-            lambda _, body, __: prepare(body, config, (), node_types_with(library), None)[1],
+            lambda _, body, __: prepare(body, config, (), view)[1],
         )
         # Naming writes into bodies, and those that nothing changed are the library's own.
         new = new.with_bodies(lambda region: copy.deepcopy(region.proto))

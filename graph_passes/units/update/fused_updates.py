@@ -7,6 +7,7 @@ memory; in a training step of a transformer on a CPU they take as long as a thir
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from graph_passes.ir.view import Shape
 from graph_passes.ops.kernels import has_float32_kernel
@@ -67,13 +68,10 @@ def _find(
     edits: GraphEdits, variables: Variables, device: str, with_slots: bool, number: int
 ) -> _Found | None:
     """The update that ends with a write, None where it is none."""
-    if device != "CPU" and not edits.view.nodes[number].device:
-        if not with_slots:
-            return None  # most writes are no updates
-        raise NoMatchError("nothing shows that its variables are on one device")
     search = UpdateSearch(variables, number, with_slots=with_slots)
     if with_slots and len(search.writes) == 1:
         return None
+    _require_one_device(edits, device, search.writes)
     try:
         search.require_free(edits.gate.preserved)
         update = search.read()
@@ -85,6 +83,23 @@ def _find(
     if not all(has_float32_kernel(op, each) for each in ("CPU", device)):
         raise NoMatchError(f"{op} has no kernel here")
     return op, arguments, update
+
+
+def _require_one_device(edits: GraphEdits, device: str, writes: Mapping[str, int]) -> None:
+    """Asks that all variables are where one op can have them.
+
+    Raises:
+        NoMatchError: they are on several devices, or may be.
+    """
+    if len(writes) == 1:
+        return
+    nodes, maker = edits.view.nodes, edits.matcher.maker
+    held_by = {nodes[maker(variable)].device for variable in writes}
+    written_by = {nodes[write].device for write in writes.values()}
+    if len(held_by) > 1 or (held_by == {""} and len(written_by) > 1):
+        raise NoMatchError("its variables are on several devices")
+    if device != "CPU" and held_by == written_by == {""}:
+        raise NoMatchError("nothing shows that its variables are on one device")
 
 
 def _write(

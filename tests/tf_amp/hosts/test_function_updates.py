@@ -38,16 +38,21 @@ def updates():
 """
 
 FIT = """
+import contextlib
 import keras
 keras.utils.set_random_seed(0)
-strategy = tf.distribute.get_strategy()
-if "replicas" in sys.argv:
+place = contextlib.nullcontext()
+if sys.argv[1:]:
     two = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-with strategy.scope():
+    place = tf.device("CPU:1")
+if "replicas" in sys.argv:
+    place = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
+with place:
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(4)])
     model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+    if "together" in sys.argv:
+        model.optimizer.build(model.trainable_variables)  # otherwise outside, by `fit`
 x = np.random.default_rng(0).standard_normal((32, 8)).astype("f")
 history = model.fit(x, np.tanh(x[:, :4]), batch_size=16, epochs=2, shuffle=False, verbose=0)
 weights = np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
@@ -78,8 +83,17 @@ def result(done: subprocess.CompletedProcess[str]) -> dict:
 
 @pytest.mark.parametrize(
     ("env", "arguments", "fused"),
-    [(BFLOAT16, (), 4), (FLOAT16, (), 4), (BFLOAT16, ("replicas",), 8)],
-    ids=["step", "gate", "replicas"],
+    [
+        (BFLOAT16, (), 4),
+        (FLOAT16, (), 4),
+        (BFLOAT16, ("replicas",), 8),
+        (BFLOAT16, ("together",), 4),
+        (FLOAT16, ("together",), 4),
+        # The slots are on CPU:0, and no one op could have them and what they are of.
+        (BFLOAT16, ("apart",), 0),
+        (FLOAT16, ("apart",), 0),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
 def test_training_is_the_same_with_fused_updates(
     run_python: RunPython, env: dict[str, str], arguments: tuple[str, ...], fused: int

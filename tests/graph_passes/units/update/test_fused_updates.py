@@ -15,10 +15,13 @@ import tensorflow as tf
 import tf_keras
 from programs import Program, trace
 from rewrite_checks import rewrite_graph
+from tensorflow.core.framework import types_pb2
 
-from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def
+from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def, rewrite_graph_def
+from tf_amp.hosts.function_shapes import traced_shapes
 
 CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
+GPU = PrecisionConfig(target_dtype="float16", device="GPU")
 ADAM, DESCENT = "ResourceApplyAdam", "ResourceApplyGradientDescent"
 MOMENTUM = "ResourceApplyKerasMomentum"
 RMSPROP, CENTRED = "ResourceApplyRMSProp", "ResourceApplyCenteredRMSProp"
@@ -387,9 +390,8 @@ def test_a_compiler_that_fuses_has_no_use_for_it():
 
 
 def test_on_a_gpu_variables_must_be_known_to_be_in_one_place():
-    config = PrecisionConfig(target_dtype="float16", device="GPU")
-    result = rewritten(by_hand(), config)
-    assert not updates(result)
+    result = rewritten(by_hand(), GPU)
+    assert ADAM not in updates(result)
     assert "one device" in reasons(result)[0]
     program = by_hand()
     nodes = list(program.graph_def.node)
@@ -397,10 +399,49 @@ def test_on_a_gpu_variables_must_be_known_to_be_in_one_place():
         if node.op.startswith("Assign"):
             node.device = "/device:GPU:0"
     placed = program.with_nodes(nodes)
-    assert updates(rewritten(placed, config)) == {ADAM: 1}
+    assert updates(rewritten(placed, GPU)) == {ADAM: 1}
     next(n for n in nodes if n.op.startswith("AssignSub")).device = "/device:GPU:1"
-    result = rewritten(program.with_nodes(nodes), config)
+    result = rewritten(program.with_nodes(nodes), GPU)
     assert ADAM not in updates(result)
+
+
+@pytest.mark.parametrize("op", ["VarHandleOp", "AssignAddVariableOp"])
+def test_variables_on_several_devices_are_left(op):
+    program = by_hand()
+    nodes = list(program.graph_def.node)
+    next(node for node in nodes if node.op == op).device = "/device:CPU:1"
+    result = rewritten(program.with_nodes(nodes))
+    assert ADAM not in updates(result)
+    assert "its variables are on several devices" in reasons(result)
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize(
+    ("places", "fused"),
+    [
+        (("", "", ""), {"CPU"}),
+        (("/device:GPU:0",) * 3, {"CPU", "GPU"}),
+        (("/device:GPU:0", "/device:GPU:0", "/device:GPU:1"), set()),
+    ],
+    ids=["not known", "one", "two"],
+)
+def test_the_caller_may_know_where_the_variables_of_a_function_are(config, places, fused):
+    held, m, v = (tf.Variable(np.ones((4, 3), np.float32)) for _ in range(3))
+    step = tf.function(adam(held, m, v), autograph=False)
+    concrete = step.get_concrete_function(tf.TensorSpec((4, 3)))
+    definition = concrete.function_def
+    arguments = [a.name for a in definition.signature.input_arg if a.type == types_pb2.DT_RESOURCE]
+    devices = dict(zip(arguments, places, strict=True))
+    result = rewrite_function_def(
+        definition,
+        config,
+        shapes=traced_shapes(concrete.graph, definition),
+        devices=lambda function, argument: devices[argument],
+    )
+    assert result.failure is None
+    assert result.report.fused_updates >= 1
+    found = any(node.op == ADAM for node in result.proto.node_def)
+    assert found == (config.device in fused)
 
 
 def test_the_order_of_nodes_does_not_matter():
