@@ -7,8 +7,9 @@ and processes of a training job decide alike.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,7 +38,7 @@ def apply_if_finite(
     Args:
         manager: The manager of the optimizer.
         gradients: Unscaled gradients, one for each variable; None where there is none.
-        variables: The variables; only their names are used, for messages.
+        variables: The variables: their names, for messages, and whether they are references.
         apply: Called in the branch that runs when the step is taken. Under a distribution
             strategy it is called in the context of each replica.
         step: The optimizer's iteration for messages: a scalar integer tensor, or None.
@@ -83,7 +84,27 @@ def apply_if_finite(
             lambda: largest(call(culprit, *values)),
         )
 
-    return in_deciding_context(decide, finite, *(gradients[i] for i in present))
+    with _branches_for(variables):
+        return in_deciding_context(decide, finite, *(gradients[i] for i in present))
+
+
+@contextlib.contextmanager
+def _branches_for(variables: Sequence[Any]) -> Iterator[None]:
+    """Lets `tf.cond` make branches in which these variables can be assigned to.
+
+    A branch that is a function of its own captures values: of a v1 reference variable it gets what
+    the variable holds, which no op can update. The switches of v1 control flow pass references.
+    """
+    v1 = tf.compat.v1
+    references = any(getattr(variable.dtype, "_is_ref_dtype", False) for variable in variables)
+    if not references or not v1.control_flow_v2_enabled():
+        yield
+        return
+    v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        v1.enable_control_flow_v2()
 
 
 class _Gate:

@@ -46,12 +46,16 @@ def test_skipped_steps_leave_no_trace(name: str) -> None:
     assert (state.skipped_steps, state.skipped_in_a_row, state.scale) == (3, 0, 1.0)
 
 
-def test_reference_variables_and_old_control_flow(run_python) -> None:
-    """What a script sees that calls disable_v2_behavior()."""
+@pytest.mark.parametrize(
+    "switches",
+    ["tf.disable_v2_behavior()", "tf.disable_eager_execution(); tf.disable_resource_variables()"],
+)
+def test_reference_variables(run_python, switches: str) -> None:
+    """They are updated by old control flow and where a `tf.cond` would make functions."""
     done = run_python(
-        """
+        f"""
         import tensorflow.compat.v1 as tf
-        tf.disable_v2_behavior()
+        {switches}
         from tf_amp.loss_scale import DynamicLossScale, wrap_optimizer
         x = tf.placeholder(tf.float32, [])
         v = tf.Variable([1.0, 2.0])
@@ -65,12 +69,14 @@ def test_reference_variables_and_old_control_flow(run_python) -> None:
             session.run(tf.global_variables_initializer())
             scales = []
             for value in (1.0, float("nan"), 1.0, 1.0):
-                session.run(op, {x: value})
+                session.run(op, {{x: value}})
                 scales.append(float(session.run(optimizer.loss_scale)))
             print(scales, session.run(step), [round(float(x), 3) for x in session.run(v)])
+        print(tf.control_flow_v2_enabled())
         """
     )
-    assert done.stdout.split("\n")[0] == "[4.0, 2.0, 2.0, 4.0] 3 [-1.805, -0.805]"
+    expected = ["[4.0, 2.0, 2.0, 4.0] 3 [-1.805, -0.805]", str("eager" in switches)]
+    assert done.stdout.splitlines()[:2] == expected
 
 
 def test_the_train_op_is_an_operation_and_the_only_one_collected() -> None:
