@@ -75,6 +75,7 @@ FUNCTION_HOST = (
     ),
     Member("tensorflow.python.saved_model.function_deserialization", "load_function_def_library"),
     # Read.
+    Member("tensorflow.python.data.ops.dataset_autograph", "_general_purpose_scan"),
     Member(_ATOMIC, "RUNTIME_FUNCTION_REFS"),
     Member(_ATOMIC, "AtomicFunction.cached_definition"),
     Member(_ATOMIC, "AtomicFunction.children"),

@@ -13,6 +13,8 @@ from graph_passes.ops.op_types import registered_op_type
 
 PIPELINE_MARK = "_tf_data_function"
 """Attr of functions that were traced for a tf.data pipeline."""
+_LOOP = "loop"
+"""What stands for the op of a loop over a dataset."""
 
 
 def called_functions(node: node_def_pb2.NodeDef) -> Iterator[str]:
@@ -28,10 +30,11 @@ def called_functions(node: node_def_pb2.NodeDef) -> Iterator[str]:
 
 
 def named_functions(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[tuple[str, str]]:
-    """The op of each node that may name functions, with each name: perhaps of no function."""
+    """The op of each node that may name functions, or `_LOOP`, with each name, perhaps of none."""
     names_functions = functools.cache(may_name_functions)  # asked of every node
     for node in [node for node in nodes if names_functions(node.op)]:
-        yield from ((node.op, name) for name in called_functions(node))
+        op = _LOOP if _loops_over_dataset(node) else node.op
+        yield from ((op, name) for name in called_functions(node))
 
 
 class FunctionReferences:
@@ -75,12 +78,24 @@ class FunctionReferences:
     def of_pipelines(self) -> set[str]:
         """The functions that run in a tf.data pipeline, with all that those call.
 
-        TensorFlow marks what it traces for one. Other functions may run there by name.
+        TensorFlow marks what it traces for one. Other functions may run there by name. The body of
+        a loop over a dataset is marked too, but it runs the program and prepares no data.
         """
-        named = itertools.chain.from_iterable(self._named.values())
+        named = list(itertools.chain.from_iterable(self._named.values()))
         roots = {name for op, name in named if "Dataset" in op or op == "OneShotIterator"}
-        roots.update(n for n, function in self.library.items() if PIPELINE_MARK in function.attr)
-        return self.reachable(roots & self.library.keys())
+        loops = {name for op, name in named if op == _LOOP}
+        marked = {n for n, function in self.library.items() if PIPELINE_MARK in function.attr}
+        return self.reachable((roots | (marked - loops)) & self.library.keys())
+
+
+def _loops_over_dataset(node: node_def_pb2.NodeDef) -> bool:
+    """Whether a node is a loop of a program over a dataset, as AutoGraph makes it.
+
+    The attr tells the runtime that the function is no preprocessing, see `_general_purpose_scan` of
+    tensorflow/python/data/ops/dataset_autograph.py.
+    """
+    attr = "use_default_device"
+    return node.op == "ScanDataset" and attr in node.attr and not node.attr[attr].b
 
 
 def may_name_functions(op: str) -> bool:

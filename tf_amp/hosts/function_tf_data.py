@@ -3,16 +3,21 @@
 Input pipelines run on the CPU and prepare data, so lower precision there is noise without gain.
 Their functions carry an attribute, but what is nested in them (cond branches, loop bodies, other
 tf.functions) does not and is traced first; the thread that builds the pipeline is therefore marked.
+
+A loop over a dataset in a tf.function is no pipeline, although TensorFlow makes one of it
+(tensorflow/python/data/ops/dataset_autograph.py): what it runs is the program, such as a training
+step, and is rewritten as any other part of that function.
 """
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import function_pb2
-from tensorflow.python.data.ops import structured_function
+from tensorflow.python.data.ops import dataset_autograph, structured_function
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import attributes
 
@@ -23,6 +28,14 @@ if TYPE_CHECKING:
     from tf_amp.patches import Patches
 
 _FLOAT32_SUFFIX = "__tf_amp_float32"
+
+
+class _Within(enum.Enum):
+    """What a thread is tracing a function for."""
+
+    NEITHER = enum.auto()
+    LOOP = enum.auto()
+    PIPELINE = enum.auto()
 
 
 class PipelineMark:
@@ -37,12 +50,15 @@ class PipelineMark:
 
         def make(init: Callable[..., None]) -> Callable[..., None]:
             def marking_init(self: Any, *args: Any, **kwargs: Any) -> None:
-                depth = getattr(mark, "depth", 0)
-                mark.depth = depth + 1
+                before = getattr(mark, "within", _Within.NEITHER)
+                if before is not _Within.PIPELINE:
+                    function = args[0] if args else kwargs.get("func")
+                    is_body = getattr(function, "__module__", "") == dataset_autograph.__name__
+                    mark.within = _Within.LOOP if is_body else _Within.PIPELINE
                 try:
                     init(self, *args, **kwargs)
                 finally:
-                    mark.depth = depth
+                    mark.within = before
 
             return marking_init
 
@@ -50,7 +66,10 @@ class PipelineMark:
 
     def covers(self, attrs: Collection[str]) -> bool:
         """Whether a function just traced by this thread, with these attributes, is a pipeline's."""
-        return getattr(self._thread, "depth", 0) > 0 or attributes.TF_DATA_FUNCTION in attrs
+        within = getattr(self._thread, "within", _Within.NEITHER)
+        if within is _Within.NEITHER:
+            return attributes.TF_DATA_FUNCTION in attrs
+        return within is _Within.PIPELINE
 
 
 def call_originals(

@@ -64,3 +64,23 @@ def test_functions_that_run_in_a_pipeline(op: str, marked: str, pipeline: set[st
         if function.signature.name == marked:
             function.attr["_tf_data_function"].b = True
     assert FunctionReferences(graph_def).of_pipelines() == pipeline
+
+
+@pytest.mark.parametrize(
+    ("of_program", "also", "pipeline"),
+    [
+        (True, "Relu", set()),
+        (True, "MapDataset", {"inner", "outer"}),
+        (False, "Relu", {"inner", "outer"}),
+    ],
+)
+def test_a_loop_over_a_dataset_is_no_pipeline(
+    of_program: bool, also: str, pipeline: set[str]
+) -> None:
+    graph_def = graph(TEXT)
+    loop = graph_def.node.add(name="y", op="ScanDataset", input=["x"])
+    loop.attr["f"].func.name = "outer"
+    loop.attr["use_default_device"].b = not of_program
+    graph_def.node.add(name="z", op=also, input=["x"]).attr["f"].func.name = "outer"
+    graph_def.library.function[1].attr["_tf_data_function"].b = True
+    assert FunctionReferences(graph_def).of_pipelines() == pipeline

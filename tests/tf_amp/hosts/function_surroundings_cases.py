@@ -19,7 +19,7 @@ from tf_amp.hosts import function_calls, function_originals
 
 
 def main() -> None:
-    for case in (messages, cast_stack, pipelines, upstream, faults):
+    for case in (messages, cast_stack, pipelines, dataset_loops, upstream, faults):
         case()
         installation.uninstall()
 
@@ -132,6 +132,53 @@ def pipelines() -> None:
 
 def _same(first: list[Any], second: list[Any]) -> bool:
     return len(first) == len(second) and all(map(np.array_equal, first, second))
+
+
+def dataset_loops() -> None:
+    """Loops over datasets in a tf.function, of its own and in a pipeline: the kinds of products."""
+    variable = tf.Variable(weights())
+    rows = tf.data.Dataset.from_tensor_slices(weights(2, (6, 8, 64)))
+
+    def make() -> Any:
+        @tf.function
+        def steps(data: Any) -> Any:
+            total = tf.zeros((8, 64))
+            for x in data:
+                if x[0, 0] > 100.0:
+                    break
+                total += tf.matmul(tf.matmul(x, variable), variable)
+            return total
+
+        @tf.function
+        def epoch(data: Any) -> Any:
+            total = steps(data.map(lambda x: tf.matmul(x, variable)))
+            nested = data.take(1).map(lambda x: tf.reduce_sum(steps(rows.take(2))) + x)
+            return total, nested.reduce(0.0, lambda _, x: x[0, 0])
+
+        return epoch
+
+    off = make()(rows)
+    installed = switch_on()
+    epoch = make()
+    on = epoch(rows)
+    outer = running(epoch.get_concrete_function(rows)._inference_function.name)
+    kinds: dict[str, set[str]] = {"in the loop": set(), "in pipelines": set()}
+    pending = [(node, "in the loop") for node in outer.node_def]
+    while pending:
+        node, where = pending.pop()
+        if node.op == "MatMul":
+            kinds[where].add(tf.as_dtype(node.attr["T"].type).name)
+        inside = "in pipelines" if node.op == "MapDataset" else where
+        for attr in node.attr.values():
+            if attr.func.name:
+                pending += [(inner, inside) for inner in running(attr.func.name).node_def]
+    report(
+        "dataset_loops",
+        kinds={where: sorted(found) for where, found in kinds.items()},
+        error=max_error(on[0], off[0]),
+        exact=float(on[1]) == float(off[1]),
+        told=[function.name for function in installed.status().functions],
+    )
 
 
 def upstream() -> None:

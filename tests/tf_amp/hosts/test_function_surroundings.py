@@ -43,6 +43,15 @@ def test_a_function_used_by_a_pipeline_stays_rewritten_for_the_model(facts: Fact
     assert 0.0 < facts["pipelines"]["error_before"] == facts["pipelines"]["error_after"]
 
 
+def test_a_loop_over_a_dataset_is_no_pipeline(facts: Facts) -> None:
+    """TensorFlow makes one of it, with functions that are marked like those of any other."""
+    seen = facts["dataset_loops"]
+    assert seen["kinds"] == {"in the loop": ["bfloat16"], "in pipelines": ["float32"]}
+    assert seen["error"] > 0.0
+    assert seen["exact"]
+    assert seen["told"] == ["epoch"]
+
+
 def test_upstream_options_are_held_off_while_on(facts: Facts) -> None:
     seen = facts["upstream"]
     assert (seen["asked_before"], seen["asked_after"], seen["once_off"]) == (False, False, True)
