@@ -652,6 +652,25 @@ def _map(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     return tf.map_fn(one, x)
 
 
+# TensorFlow has no gradient of such a loop.
+@_step("dataset loop", bodies=1, compiles=False, in_session=False)
+def _dataset_loop(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
+    body, is_cut_short = _body(scene, step, where), step.number % 2
+    data = tf.data.Dataset.from_tensors(x).repeat(3)
+    if step.number % 4 > 1:
+        data = data.map(lambda y: 0.5 * y)
+
+    def loop(state: tf.Tensor) -> tf.Tensor:
+        for i, y in data.enumerate():
+            if is_cut_short and i > 1:
+                break
+            state = _like(body(y) + 0.5 * state, state)
+        return state
+
+    looped = tf.autograph.to_graph(loop, recursive=False)(tf.zeros_like(x))
+    return x + 0.3 * tf.stop_gradient(looped)
+
+
 @_step("custom gradient")
 def _custom_gradient(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     @tf.custom_gradient
