@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from cpu_units import HAS_BFLOAT16_UNITS, NO_BFLOAT16_UNITS
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
+BFLOAT16 = pytest.param(
+    "bfloat16", marks=pytest.mark.skipif(not HAS_BFLOAT16_UNITS, reason=NO_BFLOAT16_UNITS)
+)
 LIST = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_ALLOWLIST_REMOVE"
 
 
@@ -41,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
 @pytest.mark.parametrize("name", ["same.pb", "saved"])
 def test_both_plans_are_the_same(
     run_python: RunPython, models: Path, name: str, dtype: str
@@ -50,6 +54,15 @@ def test_both_plans_are_the_same(
     (found,) = json.loads(done.stdout)
     assert found["retyped"] > 0
     assert found["differences"] == []
+
+
+@pytest.mark.skipif(HAS_BFLOAT16_UNITS, reason="this CPU has units for bfloat16")
+def test_a_cpu_on_which_the_other_pass_does_nothing(run_python: RunPython, models: Path) -> None:
+    """What differs there would say nothing of either."""
+    args = ("verify", str(models / "same.pb"), "--dtype", "bfloat16")
+    done = run_python(MAIN, args=args, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "AVX512_BF16" in done.stderr
 
 
 def test_list_edits_hold_for_both(run_python: RunPython, models: Path) -> None:

@@ -72,7 +72,7 @@ POOLS = {
         for _ in range(2):
             if os.fork() == 0:
                 # One write: print's text and newline are two where Python does not buffer.
-                os.write(1, f"@@{work()!r}\n".encode())
+                os.write(1, f"@@{work()!r}\\n".encode())
                 os._exit(0)
         assert {os.wait()[1] for _ in range(2)} == {0}
     """,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import DTYPE, LOG_PATH, REWRITE, EnvConfigError
+from tf_amp.hardware import CPU_FLAGS, probe_cpu_flags
 
 if TYPE_CHECKING:
     from graph_passes.policy.config import Level, TargetDtype
@@ -55,6 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
     settings = read_settings()
     asked = arguments.dtype or settings.target_dtype
     dtype = cast("TargetDtype", "float16" if asked == "auto" else asked)
+    if dtype == "bfloat16" and probe_cpu_flags().isdisjoint(CPU_FLAGS[dtype]):
+        print(
+            "tf-amp verify: TensorFlow's own pass converts nothing to bfloat16 on a CPU without "
+            "units for it, and this one has none. Compare on a CPU with AVX512_BF16 or AMX_BF16, "
+            "or with --dtype float16.",
+            file=sys.stderr,
+        )
+        return 1
     # TensorFlow's pass reads these once a process, when it is first run.
     os.environ.pop(LOG_PATH, None)
     os.environ.pop(_SIMULATE_GPU, None)

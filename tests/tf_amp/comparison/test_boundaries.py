@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from cpu_units import bfloat16_errors_behind_products
 
 import tf_amp
 from tf_amp.comparison.compare import Comparison, compare
@@ -64,7 +65,7 @@ def test_every_product_is_found_in_loops_and_functions(model: Path, weights: boo
     assert inside["called"].values == 2 * values
     assert inside["last"].values == values
     for figures in inside.values():
-        assert 0 < figures.max_relative < 0.03
+        assert 0 < figures.max_relative < 0.03 * bfloat16_errors_behind_products()
         assert figures.cosine > 0.999
         assert figures.overflowed == figures.flushed == 0
     assert inside["last"].op == "MatMul"

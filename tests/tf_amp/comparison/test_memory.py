@@ -35,8 +35,9 @@ def test_a_larger_model_takes_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     fed = {"serving_default": {"x": np.float32(1)}}
     few, (many, again) = peak_memory(small, fed), found.memory
     assert few is not None and many is not None and again is not None
-    # The weight and the exponential of it, 64 MiB each, and what reading the file takes.
-    assert 2 * 63 * 2**20 < many - few < 8 * 63 * 2**20
+    # The weight and the exponential of it, 64 MiB each, and what reading the file takes, less what
+    # the small one takes for that.
+    assert 1.8 * 63 * 2**20 < many - few < 8 * 63 * 2**20
     assert again == pytest.approx(many, rel=0.25)
 
 
