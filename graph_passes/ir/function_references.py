@@ -13,8 +13,6 @@ from graph_passes.ops.op_types import registered_op_type
 
 PIPELINE_MARK = "_tf_data_function"
 """Attr of functions that were traced for a tf.data pipeline."""
-_LOOP = "loop"
-"""What stands for the op of a loop over a dataset."""
 
 
 def called_functions(node: node_def_pb2.NodeDef) -> Iterator[str]:
@@ -29,12 +27,13 @@ def called_functions(node: node_def_pb2.NodeDef) -> Iterator[str]:
                 yield function.name
 
 
-def named_functions(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[tuple[str, str]]:
-    """The op of each node that may name functions, or `_LOOP`, with each name, perhaps of none."""
+def named_functions(
+    nodes: Iterable[node_def_pb2.NodeDef],
+) -> Iterator[tuple[node_def_pb2.NodeDef, str]]:
+    """Each node that may name functions, with each name: perhaps of no function."""
     names_functions = functools.cache(may_name_functions)  # asked of every node
     for node in [node for node in nodes if names_functions(node.op)]:
-        op = _LOOP if _loops_over_dataset(node) else node.op
-        yield from ((op, name) for name in called_functions(node))
+        yield from ((node, name) for name in called_functions(node))
 
 
 class FunctionReferences:
@@ -81,11 +80,15 @@ class FunctionReferences:
         TensorFlow marks what it traces for one. Other functions may run there by name. The body of
         a loop over a dataset is marked too, but it runs the program and prepares no data.
         """
-        named = list(itertools.chain.from_iterable(self._named.values()))
-        roots = {name for op, name in named if "Dataset" in op or op == "OneShotIterator"}
-        loops = {name for op, name in named if op == _LOOP}
-        marked = {n for n, function in self.library.items() if PIPELINE_MARK in function.attr}
-        return self.reachable((roots | (marked - loops)) & self.library.keys())
+        roots = {n for n, function in self.library.items() if PIPELINE_MARK in function.attr}
+        named = [
+            (node, name)
+            for node, name in itertools.chain.from_iterable(self._named.values())
+            if "Dataset" in node.op or node.op == "OneShotIterator"
+        ]
+        roots.difference_update(name for node, name in named if _loops_over_dataset(node))
+        roots.update(name for node, name in named if not _loops_over_dataset(node))
+        return self.reachable(roots & self.library.keys())
 
 
 def _loops_over_dataset(node: node_def_pb2.NodeDef) -> bool:

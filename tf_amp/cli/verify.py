@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = read_settings()
     asked = arguments.dtype or settings.target_dtype
     dtype = cast("TargetDtype", "float16" if asked == "auto" else asked)
-    if dtype == "bfloat16" and probe_cpu_flags().isdisjoint(CPU_FLAGS[dtype]):
+    flags = probe_cpu_flags()  # none are known elsewhere than on Linux
+    if dtype == "bfloat16" and flags and flags.isdisjoint(CPU_FLAGS[dtype]):
         print(
             "tf-amp verify: TensorFlow's own pass converts nothing to bfloat16 on a CPU without "
             "units for it, and this one has none. Compare on a CPU with AVX512_BF16 or AMX_BF16, "
