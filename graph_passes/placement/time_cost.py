@@ -16,10 +16,6 @@ from graph_passes.policy.cost_table import CostTable, OpCost
 
 UNKNOWN_FLOPS = 1 << 26
 """What counts for the work of a matrix product or convolution whose shapes are not known."""
-DOUBT = 1.5
-"""How many times slower the target dtype must be before that counts. An op measured alone does not
-show what smaller tensors save the ops beside it: at up to 1.5 times, networks do not gain from
-taking it out."""
 COMPILED_MARGIN = 1.1
 """How many times faster the target dtype must be in what XLA compiles before that counts. What it
 costs the fused element-wise ops around a product is in no table, and it is no saving on a CPU."""
@@ -71,9 +67,9 @@ class _Times:
         if self._table.compiled:
             gain = cost.gain_beyond(assumed if size is None else size, COMPILED_MARGIN)
         elif size is not None:
-            gain = cost.gain(size, DOUBT)
+            gain = cost.gain(size, self._table.doubt)
         else:
-            gain = cost.clear_gain(assumed, DOUBT)
+            gain = cost.clear_gain(assumed, self._table.doubt)
             if not gain:
                 return None
         return round(gain * _PER_SECOND)

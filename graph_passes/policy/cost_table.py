@@ -39,6 +39,9 @@ POINTWISE = "pointwise"
 TRANSPOSED = "transposed"
 """Variant of a matrix product that reads its second matrix by columns, as gradients do."""
 
+DOUBT = 1.5
+"""How many times slower the target dtype must be before that counts, where a table says nothing."""
+
 _REMEDY = "Correct the file, or measure it anew with `tf-amp tune`."
 
 
@@ -153,6 +156,9 @@ class CostTable:
         to_float32: the time of a Cast to float32, by elements.
         rows: (op type or "op type/variant", its costs), sorted.
         compiled: whether it was measured in functions that XLA compiles.
+        doubt: how many times slower the target dtype must be in an op before that counts. An op
+            measured alone does not show what smaller tensors save the ops beside it; what networks
+            gain by leaving such ops in float32 does, and it differs between classes.
     """
 
     device_class: str
@@ -164,6 +170,7 @@ class CostTable:
     # Equal tables have equal names in practice, and hashing thousands of numbers takes time.
     rows: tuple[tuple[str, OpCost], ...] = dataclasses.field(hash=False)
     compiled: bool = False
+    doubt: float = DOUBT
 
     @functools.cached_property
     def _by_op(self) -> Mapping[str, Mapping[str, OpCost]]:
@@ -263,6 +270,7 @@ def parse_table(text: str, name: str) -> CostTable:
             to_float32=_curve(data, "casts", "to_float32_us"),
             rows=tuple((key, _op_cost(data["ops"], key)) for key in sorted(_section(data, "ops"))),
             compiled=_flag(data, "compiled"),
+            doubt=_factor(data, "doubt", DOUBT),
         )
     except ValueError as error:
         raise CostTableError(f"The cost table {name!r} cannot be used: {error}. {_REMEDY}") from (
@@ -278,6 +286,7 @@ def format_table(table: CostTable) -> str:
         f'target_dtype = "{table.target_dtype}"',
         f'measured_on = "{table.measured_on}"',
         *(["compiled = true"] if table.compiled else []),
+        *([f"doubt = {table.doubt}"] if table.doubt != DOUBT else []),
         "",
         "[casts]",
         f"sizes = {list(table.to_low.sizes)}",
@@ -328,6 +337,13 @@ def _flag(data: Mapping[str, Any], key: str) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{key!r} must be true or false; received {value!r}")
     return value
+
+
+def _factor(data: Mapping[str, Any], key: str, default: float) -> float:
+    value = data.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
+        raise ValueError(f"{key!r} must be a number of at least 1; received {value!r}")
+    return float(value)
 
 
 def _curve(data: Mapping[str, Any], key: str, column: str) -> Curve:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from graph_passes import PrecisionConfig
 from graph_passes.policy.cost_table import (
     BROADCAST,
+    DOUBT,
     STRIDED,
     CostTable,
     CostTableError,
@@ -133,6 +134,13 @@ def test_one_size_alone_makes_no_gain_beyond_a_margin() -> None:
     assert twice.gain_beyond(10, 1.1) == pytest.approx(8.9e-6)
 
 
+def test_a_table_says_how_much_slower_counts() -> None:
+    strict = dataclasses.replace(SMALL, doubt=1.25)
+    assert "doubt = 1.25" in format_table(strict)
+    assert parse_table(format_table(strict), "again").doubt == 1.25
+    assert parse_table(format_table(SMALL), "again").doubt == DOUBT
+
+
 def test_a_table_says_whether_xla_compiled_what_was_measured() -> None:
     compiled = dataclasses.replace(SMALL, compiled=True)
     assert parse_table(format_table(compiled), "again").compiled
@@ -187,6 +195,11 @@ def test_a_table_survives_being_written_and_read() -> None:
         ("[casts]", "[cast]", "no section 'casts'"),
         ("to_low_us = [1.0,", "to_low_us = [-1.0,", "'casts', 'to_low_us': there must be one time"),
         ("to_low_us = [1.0,", 'to_low_us = ["1",', "received [1000, 100000] and ['1'"),
+        (
+            "\n\n[casts]",
+            "\ndoubt = 0.5\n[casts]",
+            "'doubt' must be a number of at least 1; received 0.5",
+        ),
         ("\n\n[casts]", "\ncompiled = 1\n[casts]", "'compiled' must be true or false; received 1"),
         ('measure = "flops"', 'measure = "bytes"', "elements, flops; received 'bytes'"),
         ("[ops.MatMul]", "[ops.MatMul", "is no TOML"),
