@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,8 +22,13 @@ _log = logging.getLogger("tf_amp")
 
 # Compute capability from which Tensor Cores take the dtype: Volta for float16, Ampere for bfloat16.
 GPU_CAPABILITY = {"float16": (7, 0), "bfloat16": (8, 0)}
-# Any of these flags of /proc/cpuinfo means fast matrix units for the dtype.
-CPU_FLAGS = {"float16": ("avx512_fp16", "amx_fp16"), "bfloat16": ("avx512_bf16", "amx_bf16")}
+# Any of these flags of /proc/cpuinfo means fast matrix units for the dtype. AVX512_FP16 is none for
+# float16: with it TensorFlow's convolutions take longer than in float32, and their gradients to the
+# filter, for which oneDNN is not asked, a thousand times as long.
+CPU_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "float16": (),
+    "bfloat16": ("avx512_bf16", "amx_bf16"),
+}
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -111,7 +116,9 @@ def choose_target(
     if gpu_capabilities:
         fast, fact = _judge_gpus(dtype, gpu_capabilities)
     else:
-        fast, fact = _judge_cpu(dtype, probe_cpu_flags() if cpu_flags is None else cpu_flags)
+        fast, fact = _judge_cpu(
+            dtype, probe_cpu_flags() if cpu_flags is None else frozenset(cpu_flags)
+        )
     if fast:
         return Target(dtype, device, f"{dtype} on {device}: {fact}")
     if settings.ignore_performance:
@@ -136,11 +143,17 @@ def _judge_gpus(dtype: str, capabilities: Sequence[tuple[int, int] | None]) -> t
     )
 
 
-def _judge_cpu(dtype: str, flags: Collection[str]) -> tuple[bool, str]:
+def _judge_cpu(dtype: str, flags: frozenset[str]) -> tuple[bool, str]:
     names = [flag.upper() for flag in CPU_FLAGS[dtype]]
     found = [flag.upper() for flag in CPU_FLAGS[dtype] if flag in flags]
     if found:
         return True, f"the CPU has {' and '.join(found)}"
+    if not names:
+        others = [other for other, units in CPU_FLAGS.items() if not flags.isdisjoint(units)]
+        return False, (
+            f"no GPU is visible, and TensorFlow has no fast {dtype} on CPUs"
+            f"{f' ({others[0]} is fast on this one)' if others else ''}"
+        )
     if not flags:
         return False, f"no GPU is visible, and no flags of the CPU could be read from {_CPUINFO}"
     return False, f"no GPU is visible, and the CPU has neither {' nor '.join(names)}"

@@ -26,7 +26,7 @@ CPU = Target("bfloat16", "CPU", "")
         (CPU, (), ("avx2", "avx512_bf16"), "cpu-avx512_bf16"),
         (CPU, (), ("amx_bf16", "avx512_bf16"), "cpu-amx_bf16"),
         (CPU, (), ("avx2",), "cpu-plain"),
-        (Target("float16", "CPU", ""), (), ("avx512_bf16", "avx512_fp16"), "cpu-avx512_fp16"),
+        (Target("float16", "CPU", ""), (), ("avx512_bf16", "avx512_fp16"), "cpu-plain"),
         (Target("float16", "GPU", ""), ((9, 0), (8, 0)), (), "gpu-8.0"),
         (Target("float16", "GPU", ""), (None,), (), "gpu-unknown"),
     ],

@@ -28,7 +28,7 @@ PLAIN = ("avx2", "avx512f")
         ("auto", [None], PLAIN, None, "GPU"),
         ("float16", [V100], PLAIN, "float16", "GPU"),
         ("float16", [], ("avx512_bf16",), None, "CPU"),
-        ("float16", [], ("avx512_fp16",), "float16", "CPU"),
+        ("float16", [], ("avx512_fp16", "amx_fp16"), None, "CPU"),
         ("bfloat16", [V100], ("avx512_bf16",), None, "GPU"),
         ("bfloat16", [A100], PLAIN, "bfloat16", "GPU"),
         ("bfloat16", [], PLAIN, None, "CPU"),
@@ -72,7 +72,8 @@ def test_ignore_performance_rewrites_all_the_same(
         ("auto", [None], PLAIN, ["compute capability"]),
         ("auto", [], PLAIN, ["AVX512_BF16", "AMX_BF16", "bfloat16"]),
         ("auto", [], (), ["/proc/cpuinfo"]),
-        ("float16", [], PLAIN, ["AVX512_FP16", "float16"]),
+        ("float16", [], PLAIN, ["no fast float16 on CPUs."]),
+        ("float16", [], ("amx_bf16",), ["no fast float16 on CPUs (bfloat16 is fast on this one)."]),
         ("bfloat16", [V100], PLAIN, ["7.0", "8.0"]),
     ],
 )
