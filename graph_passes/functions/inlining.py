@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import copy
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from tensorflow.python.framework import op_def_registry
 
 from graph_passes.emit.apply import Applied
 from graph_passes.functions.call_tree import Call, Region
+from graph_passes.functions.loop_invariants import Unchanged
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.indexing import concatenated
 from graph_passes.ir.view import ARGUMENT, INLINED_ARGUMENT, RESULT, GraphView, Shape, Shapes
@@ -44,6 +46,7 @@ class Inlined:
         calling: the numbers of the calling nodes.
         aliases: number of a node that is another name for what a calling node takes -> number and
             input port of that node.
+        unchanged: the numbers of nodes in loops of which no round changes what they give.
     """
 
     def __init__(self, root: Region) -> None:
@@ -62,6 +65,8 @@ class Inlined:
             self._add_end(arg.name, ARGUMENT, arg.type, [])
         for region in root.walk():  # callers first
             self._add_body(region)
+        loops = [call for region in self.prefixes for call in region.calls if call.kind.is_loop]
+        self.unchanged = frozenset(itertools.chain.from_iterable(map(self._unchanged_in, loops)))
         for arg in main.signature.output_arg if is_function else ():  # type: ignore[union-attr]
             # A result may bear the name of a node; "@" keeps this name out of the way.
             self._add_end(f"{arg.name}{MARK}", RESULT, arg.type, [main.ret[arg.name]])  # type: ignore[union-attr]
@@ -108,6 +113,12 @@ class Inlined:
         data, controls = _divide(node)
         node.input[:] = [*data, *results, *controls]
 
+    def _unchanged_in(self, loop: Call) -> list[int]:
+        body = loop.callee("body")
+        positions, reads = Unchanged(loop).numbers()
+        first, start = self.arguments[body], self.starts[body]
+        return [*(first + position for position in positions), *(start + read for read in reads)]
+
     def shapes(self, of_regions: Mapping[Region, Shapes | None]) -> Shapes:
         """The static shapes of the inlined graph, from those of its regions."""
         known = {self.prefixes[region]: shapes for region, shapes in of_regions.items()}
@@ -148,7 +159,12 @@ class Inlined:
         bodies = concatenated([(self.prefixes[r], view.node_index) for r, view in views.items()])
         index = bodies.edited(nodes, np.concatenate(moved), anew)
         return GraphView(
-            nodes, index, is_function=False, shapes=self.shapes(shapes), aliases=self.aliases
+            nodes,
+            index,
+            is_function=False,
+            shapes=self.shapes(shapes),
+            aliases=self.aliases,
+            unchanged=self.unchanged,
         )
 
 

@@ -7,6 +7,7 @@ it once, and the result enters the loop as one more loop variable that no round 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 
@@ -94,48 +95,75 @@ def _hoist_from(call: Call, found: list[_Source], caller: BodyEditor, target: in
 
 def _find(call: Call, target: int) -> list[_Source]:
     """The casts in a loop's body of what no round changes, by what they read."""
-    body: function_pb2.FunctionDef = call.callee("body").proto  # type: ignore[assignment]
-    makers = {node.name: node for node in body.node_def}
-    casts = [node for node in makers.values() if node.op == "Cast"]
-    if not casts:
-        return []
-    arguments = {arg.name: position for position, arg in enumerate(body.signature.input_arg)}
-    constant = {
-        arg: position
-        for arg, position in arguments.items()
-        if _origin(body.ret[body.signature.output_arg[position].name], makers) == arg
-    }
-    writes = None
+    unchanged = Unchanged(call)
     found: dict[tuple[int, str], _Source] = {}
-    for node in casts:
+    for node in unchanged.body.node_def:
+        if node.op != "Cast" or any(name[0] == "^" for name in node.input):
+            continue
         if (node.attr["SrcT"].type, node.attr["DstT"].type) != (types_pb2.DT_FLOAT, target):
             continue
-        if any(name[0] == "^" for name in node.input):
-            continue
-        origin = _origin(node.input[0], makers)
-        position = constant.get(origin)
-        read = None
-        maker = makers.get(origin.partition(":")[0])
-        if position is None and maker is not None and maker.op == _READ and len(maker.input) == 1:
-            position = constant.get(_origin(maker.input[0], makers))
-            read = maker
-            if position is not None and writes is None:
-                writes = may_write_variable(call)
-            if writes:
-                continue
-        if position is not None:
+        source = unchanged.source(node.input[0])
+        if source is not None:
+            position, read = source
             key = (position, read.name if read is not None else "")
             found.setdefault(key, _Source(position, read)).casts.append(node.name)
     return [found[key] for key in sorted(found)]  # names are given in this order
 
 
-def _origin(tensor: str, makers: dict[str, node_def_pb2.NodeDef]) -> str:
-    """The tensor of which a tensor is a plain copy."""
-    while True:
-        maker = makers.get(tensor.partition(":")[0])
-        if maker is None or maker.op != "Identity":
-            return tensor
-        tensor = maker.input[0]
+class Unchanged:
+    """What no round of a loop changes: loop variables, and reads of variables that none writes.
+
+    Attributes:
+        body: the loop's body.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.body: function_pb2.FunctionDef = call.callee("body").proto  # type: ignore[assignment]
+        self._call = call
+        self._makers = {node.name: node for node in self.body.node_def}
+        ends = zip(self.body.signature.input_arg, self.body.signature.output_arg, strict=True)
+        self._positions = {
+            taken.name: position
+            for position, (taken, made) in enumerate(ends)
+            if self._origin(self.body.ret[made.name]) == taken.name
+        }
+
+    def source(self, tensor: str) -> tuple[int, node_def_pb2.NodeDef | None] | None:
+        """What a tensor of the body is a copy of, None where a round may change it.
+
+        Returns:
+            The position of the loop variable, and the node that reads the variable whose resource
+            it is, None for a plain value.
+        """
+        origin = self._origin(tensor)
+        if origin in self._positions:
+            return self._positions[origin], None
+        read = self._makers.get(origin.partition(":")[0])
+        if read is None or read.op != _READ or len(read.input) != 1:
+            return None
+        position = self._positions.get(self._origin(read.input[0]))
+        return None if position is None or self._may_write else (position, read)
+
+    def numbers(self) -> tuple[list[int], list[int]]:
+        """The positions of such loop variables, and of such reads among the body's nodes."""
+        reads = [
+            number
+            for number, node in enumerate(self.body.node_def)
+            if node.op == _READ and self.source(node.name) is not None
+        ]
+        return list(self._positions.values()), reads
+
+    @functools.cached_property
+    def _may_write(self) -> bool:
+        return may_write_variable(self._call)
+
+    def _origin(self, tensor: str) -> str:
+        """The tensor of which a tensor is a plain copy."""
+        while True:
+            maker = self._makers.get(tensor.partition(":")[0])
+            if maker is None or maker.op != "Identity":
+                return tensor
+            tensor = maker.input[0]
 
 
 def may_write_variable(call: Call) -> bool:

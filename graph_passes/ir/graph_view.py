@@ -70,6 +70,7 @@ class GraphView:
         node_index: what was read of the nodes.
         is_edited: whether some nodes are others than those of the graph that was indexed.
         aliases: number of a `INLINED_ARGUMENT` -> number and input port of its calling node.
+        unchanged: the numbers of nodes in bodies of loops that give the same in every round.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class GraphView:
         shapes: Shapes | None = None,
         is_edited: bool = False,
         aliases: Mapping[int, tuple[int, int]] = NO_ALIASES,
+        unchanged: frozenset[int] = frozenset(),
     ) -> None:
         # Asked for again and again, by edited views of the graph too.
         self._shapes = None if shapes is None else functools.cache(shapes)
@@ -91,7 +93,7 @@ class GraphView:
         self.index, self.waits, self.located = index.numbers, index.waits, index.located
         self.node_types = index.node_types.node_types
         self.node_type_of = index.node_type_of
-        self.aliases = aliases
+        self.aliases, self.unchanged = aliases, unchanged
         vertices = Vertices(index)
         self.base, self.vertex_nodes = packed(vertices.base), packed(vertices.owners)
         self.dtypes, self.slot_numbers = packed(vertices.dtypes), vertices.slot_numbers

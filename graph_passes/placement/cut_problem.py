@@ -20,7 +20,8 @@ from graph_passes.placement.min_cut import FLOAT32, LOW, LinkTable, cheapest_col
 
 _LOGGER = logging.getLogger(__name__)
 
-# Folded into the constant by TensorFlow, but one step dearer than no Cast at all.
+# Folded into the constant by TensorFlow, or made once for all rounds of a loop, but one step dearer
+# than no Cast at all.
 _CONSTANT_CAST = 1
 _FUSED_WITH_PRODUCER = {
     "BiasAdd": frozenset(("Conv2D", "DepthwiseConv2dNative", "MatMul")),
@@ -185,10 +186,13 @@ class _Problem:
 
     def _casts(self, tensors: np.ndarray) -> np.ndarray:
         """The prices of Casts to the target dtype, and of those to float32; int64 [2, tensors]."""
-        view = self._view
-        stored = ("Const", *(("ReadVariableOp",) * self._coloring.config.stores_weights))
+        view, config = self._view, self._coloring.config
+        makers = tensors % len(view.nodes)
+        stored = ("Const", *(("ReadVariableOp",) * config.stores_weights))
         is_stored = np.array([node_type.op in stored for node_type in view.node_types], bool)
-        has_price = ~is_stored[np.asarray(view.node_type_of)[tensors % len(view.nodes)]]
+        has_price = ~is_stored[np.asarray(view.node_type_of)[makers]]
+        if view.unchanged and config.has_rule("loop-hoisting"):
+            has_price &= ~np.isin(makers, [*view.unchanged])
         prices = np.full((2, len(tensors)), _CONSTANT_CAST)
         prices[:, has_price] = self._prices.casts(tensors[has_price])
         return prices

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import call_graphs
 import graph_checks
 import numpy as np
 import pytest
@@ -426,6 +427,24 @@ def test_loops_and_tensor_lists_keep_one_dtype_and_their_values(functional: bool
         tf.graph_util.import_graph_def(done.graph_def, name="")
         with tf.compat.v1.Session() as session:
             assert session.run("result:0") == pytest.approx(expected, rel=0.05, abs=0.1)
+
+
+@pytest.mark.parametrize(("hoisting", "low"), [(True, True), (False, False)])
+@pytest.mark.parametrize("build", [call_graphs.loop, call_graphs.nested_loop])
+def test_a_weight_that_a_loop_does_not_change_has_no_price_in_it(
+    build: Any, hoisting: bool, low: bool
+) -> None:
+    """The Cast leaves the loop; what a round gains must pay for those of its own values alone."""
+    # Sizes are not known here, and such a product counts as one that gains 6,400.
+    costs = table(cast=4000.0, MatMul=(200.0, 100.0))
+    disabled = frozenset(() if hoisting else ("loop-hoisting",))
+    graph_def = call_graphs.build(build, gradient=False).graph_def
+    result = rewrite_graph_def(graph_def, config(costs, disabled_rules=disabled), preserve=("x",))
+    assert result.failure is None
+    functions = result.graph_def.library.function
+    products = [call_graphs.dtypes_of(f.node_def, "MatMul") for f in functions]
+    assert any(dtypes[call_graphs.BFLOAT16] for dtypes in products) == low
+    assert not any(call_graphs.casts_of_weights(function) for function in functions)
 
 
 def test_what_is_too_hard_to_weigh_is_left_as_painted_and_that_is_said(
