@@ -54,7 +54,7 @@ FOR_VALUES = {
 def configuration(dtype: str, rule: str | None) -> Any:
     """The configuration of a dtype with a rule switched off."""
     from graph_passes import PrecisionConfig
-    from graph_passes.policy.cost_table import shipped_table
+    from graph_passes.policy.cost_table_files import shipped_table
 
     table = shipped_table(_CPU_CLASS, dtype) if dtype == "bfloat16" else None
     return PrecisionConfig(

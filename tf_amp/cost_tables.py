@@ -116,7 +116,7 @@ def cached_table_path(
     Raises:
         OSError: The user has no home directory.
     """
-    from graph_passes.policy.cost_table import table_name
+    from graph_passes.policy.cost_table_files import table_name
 
     return user_cache(environ) / "cost_tables" / table_name(name, target_dtype)
 
@@ -142,7 +142,7 @@ def choose_table(
     Raises:
         EnvConfigError: The settings name a file that cannot be read or is no cost table.
     """
-    from graph_passes.policy.cost_table import CostTableError, load_table, shipped_table
+    from graph_passes.policy.cost_table_files import CostTableError, load_table, shipped_table
 
     if target.target_dtype is None:
         return TableChoice(None, "nothing is rewritten")

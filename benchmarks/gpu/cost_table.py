@@ -22,14 +22,8 @@ import numpy as np
 
 from graph_passes.placement.byte_cost import CAST_BYTES, CAST_START
 from graph_passes.policy.config import TargetDtype
-from graph_passes.policy.cost_table import (
-    CostTable,
-    Curve,
-    OpCost,
-    compiled_class,
-    format_table,
-    table_name,
-)
+from graph_passes.policy.cost_table import CostTable, Curve, OpCost, compiled_class
+from graph_passes.policy.cost_table_files import format_table, table_name
 
 DTYPES: tuple[TargetDtype, ...] = ("float16", "bfloat16")
 _ALIASES = {"BatchMatMulV2": ("BatchMatMul",)}

@@ -1,4 +1,4 @@
-"""What kernels and Casts cost on one class of device: measured tables, read from TOML.
+"""What kernels and Casts cost on one class of device: measured tables.
 
 A table holds, for op types and a few sizes each, the time in float32 and in the target dtype.
 Between measured sizes the logarithm of the time is a straight line over the logarithm of the
@@ -11,20 +11,12 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import importlib.resources
 import itertools
 import math
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from graph_passes.policy.config import Device, TargetDtype
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Measure = Literal["elements", "flops"]
 """What the size of an op is: elements of its largest tensor, or floating-point operations."""
@@ -41,12 +33,6 @@ TRANSPOSED = "transposed"
 
 DOUBT = 1.5
 """How many times slower the target dtype must be before that counts, where a table says nothing."""
-
-_REMEDY = "Correct the file, or measure it anew with `tf-amp tune`."
-
-
-class CostTableError(ValueError):
-    """A cost table cannot be used: it is not readable, or not of the form described here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,168 +192,3 @@ def compiled_class(device_class: str, release: str) -> str:
     if kind == "gpu" and capability.replace(".", "").isdigit():
         return f"gpu-sm{capability.replace('.', '')}-xla"
     return f"{device_class}-xla{release}"
-
-
-def table_name(device_class: str, target_dtype: str) -> str:
-    """The file name of the table for a class of device and a target dtype."""
-    return f"{device_class}-{target_dtype}.toml"
-
-
-def shipped_table(device_class: str, target_dtype: str) -> CostTable | None:
-    """Reads the table that comes with the package for a class of device.
-
-    Args:
-        device_class: the name of the class, such as "cpu-avx512_bf16".
-        target_dtype: "float16" or "bfloat16".
-
-    Returns:
-        The table; None where none was measured for that class.
-
-    Raises:
-        CostTableError: the file is not a cost table.
-    """
-    name = table_name(device_class, target_dtype)
-    file = importlib.resources.files("graph_passes").joinpath("cost_tables", name)
-    if not file.is_file():
-        return None
-    return parse_table(file.read_text(encoding="utf-8"), name)
-
-
-def load_table(path: Path) -> CostTable:
-    """Reads a table from a file.
-
-    Raises:
-        CostTableError: the file cannot be read or is not a cost table; the message names it.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CostTableError(f"The cost table {str(path)!r} cannot be read: {error}.") from error
-    return parse_table(text, str(path))
-
-
-def parse_table(text: str, name: str) -> CostTable:
-    """Reads a table from TOML; `format_table` writes it.
-
-    Args:
-        text: the TOML.
-        name: what to call it in messages.
-
-    Raises:
-        CostTableError: the text is no TOML, or a part is missing or not legal.
-    """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CostTableError(f"The cost table {name!r} is no TOML: {error}. {_REMEDY}") from error
-    try:
-        return CostTable(
-            device_class=_text(data, "device_class"),
-            device=_choice(data, "device", get_args(Device)),
-            target_dtype=_choice(data, "target_dtype", get_args(TargetDtype)),
-            measured_on=_text(data, "measured_on"),
-            to_low=_curve(data, "casts", "to_low_us"),
-            to_float32=_curve(data, "casts", "to_float32_us"),
-            rows=tuple((key, _op_cost(data["ops"], key)) for key in sorted(_section(data, "ops"))),
-            compiled=_flag(data, "compiled"),
-            doubt=_factor(data, "doubt", DOUBT),
-        )
-    except ValueError as error:
-        raise CostTableError(f"The cost table {name!r} cannot be used: {error}. {_REMEDY}") from (
-            error
-        )
-
-
-def format_table(table: CostTable) -> str:
-    """Writes a table as TOML, times in microseconds with three digits."""
-    lines = [
-        f'device_class = "{table.device_class}"',
-        f'device = "{table.device}"',
-        f'target_dtype = "{table.target_dtype}"',
-        f'measured_on = "{table.measured_on}"',
-        *(["compiled = true"] if table.compiled else []),
-        *([f"doubt = {table.doubt}"] if table.doubt != DOUBT else []),
-        "",
-        "[casts]",
-        f"sizes = {list(table.to_low.sizes)}",
-        f"to_low_us = {_microseconds(table.to_low)}",
-        f"to_float32_us = {_microseconds(table.to_float32)}",
-    ]
-    for key, cost in table.rows:
-        lines += [
-            "",
-            f'[ops."{key}"]' if "/" in key else f"[ops.{key}]",
-            f'measure = "{cost.measure}"',
-            f"sizes = {list(cost.float32.sizes)}",
-            f"float32_us = {_microseconds(cost.float32)}",
-            f"low_us = {_microseconds(cost.low)}",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _microseconds(curve: Curve) -> str:
-    """Times as a TOML list: three digits, never in exponents, which few can read."""
-    rounded = (float(f"{time * 1e6:.3g}") for time in curve.seconds)
-    return f"[{', '.join(map(repr, rounded))}]"
-
-
-def _section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    section = data.get(key)
-    if not isinstance(section, dict):
-        raise ValueError(f"it has no section {key!r}")
-    return section
-
-
-def _text(data: Mapping[str, Any], key: str) -> str:
-    value = data.get(key)
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{key!r} must be a text; received {value!r}")
-    return value
-
-
-def _choice(data: Mapping[str, Any], key: str, legal: tuple[str, ...]) -> Any:
-    value = data.get(key)
-    if value not in legal:
-        raise ValueError(f"{key!r} must be one of {', '.join(legal)}; received {value!r}")
-    return value
-
-
-def _flag(data: Mapping[str, Any], key: str) -> bool:
-    value = data.get(key, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{key!r} must be true or false; received {value!r}")
-    return value
-
-
-def _factor(data: Mapping[str, Any], key: str, default: float) -> float:
-    value = data.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
-        raise ValueError(f"{key!r} must be a number of at least 1; received {value!r}")
-    return float(value)
-
-
-def _curve(data: Mapping[str, Any], key: str, column: str) -> Curve:
-    section = _section(data, key)
-    sizes, times = section.get("sizes"), section.get(column)
-    if not (
-        isinstance(sizes, list)
-        and isinstance(times, list)
-        and all(isinstance(size, int) for size in sizes)
-        and all(isinstance(time, int | float) for time in times)
-    ):
-        raise ValueError(
-            f"the section {key!r} must have a list of whole numbers 'sizes' and a list of numbers "
-            f"{column!r}; received {sizes!r} and {times!r}"
-        )
-    try:
-        return Curve(tuple(sizes), tuple(time * 1e-6 for time in times))
-    except ValueError as error:
-        raise ValueError(f"in the section {key!r}, {column!r}: {error}") from error
-
-
-def _op_cost(ops: Mapping[str, Any], key: str) -> OpCost:
-    return OpCost(
-        measure=_choice(_section(ops, key), "measure", get_args(Measure)),
-        float32=_curve(ops, key, "float32_us"),
-        low=_curve(ops, key, "low_us"),
-    )

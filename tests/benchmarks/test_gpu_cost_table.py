@@ -10,7 +10,7 @@ import pytest
 from gpu.cost_table import cast_price, describe, main, make_table
 
 from graph_passes import PrecisionConfig
-from graph_passes.policy.cost_table import load_table
+from graph_passes.policy.cost_table_files import load_table
 
 _START_S, _BYTES_PER_S = 2e-6, 2.5e12
 _SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)

@@ -12,7 +12,7 @@ from graph_text import graph
 from tensorflow.core.framework import graph_pb2
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
-from graph_passes.policy.cost_table import shipped_table
+from graph_passes.policy.cost_table_files import shipped_table
 
 CONFIGS = {
     "bytes": PrecisionConfig(),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graph_passes.policy.cost_table import load_table
+from graph_passes.policy.cost_table_files import load_table
 from tf_amp.cost_tables import choose_table, tensorflow_release
 from tf_amp.env_config import read_settings
 from tf_amp.hardware import Target

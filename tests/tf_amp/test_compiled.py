@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def
-from graph_passes.policy.cost_table import Curve, OpCost, shipped_table
+from graph_passes.policy.cost_table import Curve, OpCost
+from graph_passes.policy.cost_table_files import shipped_table
 from tf_amp import cost_tables
 from tf_amp.compiled import CompiledFunctions, is_compiled
 from tf_amp.env_config import read_settings

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graph_passes.policy.cost_table import format_table, shipped_table
+from graph_passes.policy.cost_table_files import format_table, shipped_table
 from tf_amp import cost_tables
 from tf_amp.cost_tables import cached_table_path, choose_table, device_class
 from tf_amp.env_config import EnvConfigError, read_settings

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from graph_passes.policy.cost_table import STRIDED, format_table, parse_table
+from graph_passes.policy.cost_table import STRIDED
+from graph_passes.policy.cost_table_files import format_table, parse_table
 from tf_amp.tuning import chosen_probes, measure_table
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    from graph_passes.policy.cost_table import format_table, shipped_table
+    from graph_passes.policy.cost_table_files import format_table, shipped_table
 
     both = target.device == "CPU" and arguments.output is None
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow
 
 from graph_passes import ListEdit, PrecisionConfig, Rule
-from graph_passes.policy.cost_table import format_table, load_table
+from graph_passes.policy.cost_table_files import format_table, load_table
 from tf_amp import __version__
 from tf_amp.env_variables import PROFILE, VARIABLES
 from tf_amp.hardware import CPU_FLAGS, probe_cpu_flags, probe_gpu_capabilities

@@ -22,14 +22,8 @@ from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement import min_cut
 from graph_passes.policy.config import ListEdit
-from graph_passes.policy.cost_table import (
-    BROADCAST,
-    STRIDED,
-    CostTable,
-    Curve,
-    OpCost,
-    shipped_table,
-)
+from graph_passes.policy.cost_table import BROADCAST, STRIDED, CostTable, Curve, OpCost
+from graph_passes.policy.cost_table_files import shipped_table
 from graph_passes.report import Report
 
 MICRO = 1e-6

@@ -1,45 +1,20 @@
-"""Cost tables: curves, look-ups, and the files they come from."""
+"""Cost tables: curves and look-ups."""
 
 from __future__ import annotations
 
 import dataclasses
-import pickle
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_cost_table import CURVE, SMALL
 
 from graph_passes import PrecisionConfig
 from graph_passes.policy.cost_table import (
     BROADCAST,
-    DOUBT,
     STRIDED,
-    CostTable,
-    CostTableError,
     Curve,
     OpCost,
-    compiled_class,
-    format_table,
-    load_table,
-    parse_table,
-    shipped_table,
-    table_name,
-)
-
-CURVE = Curve((1000, 100_000), (1e-6, 1e-4))
-SMALL = CostTable(
-    device_class="cpu-test",
-    device="CPU",
-    target_dtype="bfloat16",
-    measured_on="nothing",
-    to_low=CURVE,
-    to_float32=Curve((1000, 100_000), (2e-6, 2e-4)),
-    rows=(
-        ("AddV2", OpCost("elements", CURVE, Curve((1000, 100_000), (2e-6, 5e-5)))),
-        ("AddV2/broadcast", OpCost("elements", CURVE, Curve((1000, 100_000), (3e-6, 3e-4)))),
-        ("MatMul", OpCost("flops", Curve((100,), (3e-6,)), Curve((100,), (1e-6,)))),
-    ),
 )
 
 
@@ -132,109 +107,6 @@ def test_one_size_alone_makes_no_gain_beyond_a_margin() -> None:
     assert once.gain_beyond(100, 1.1) == pytest.approx(-1e-5)
     twice = OpCost("flops", Curve(sizes, full), Curve(sizes, (1e-6, 1e-6, 1e-5)))
     assert twice.gain_beyond(10, 1.1) == pytest.approx(8.9e-6)
-
-
-def test_a_table_says_how_much_slower_counts() -> None:
-    strict = dataclasses.replace(SMALL, doubt=1.25)
-    assert "doubt = 1.25" in format_table(strict)
-    assert parse_table(format_table(strict), "again").doubt == 1.25
-    assert parse_table(format_table(SMALL), "again").doubt == DOUBT
-
-
-def test_a_table_says_whether_xla_compiled_what_was_measured() -> None:
-    compiled = dataclasses.replace(SMALL, compiled=True)
-    assert parse_table(format_table(compiled), "again").compiled
-    assert not parse_table(format_table(SMALL), "again").compiled
-
-
-@pytest.mark.parametrize("release", ["2.18", "2.19", "2.20", "2.21"])
-def test_a_table_for_xla_is_shipped_where_it_has_no_low_products(release: str) -> None:
-    shipped = shipped_table(compiled_class("cpu-avx512_bf16", release), "bfloat16")
-    assert shipped is not None
-    assert shipped.compiled
-    assert f"TensorFlow {release}." in shipped.measured_on
-    for op in ("MatMul", "BatchMatMulV2", "Conv2D"):
-        cost = dict(shipped.rows)[op]
-        assert cost.gain_beyond(cost.float32.sizes[-1], 1.1) <= 0
-
-
-def test_the_xla_of_tensorflow_2_17_has_low_matrix_products_but_no_convolutions() -> None:
-    shipped = shipped_table(compiled_class("cpu-avx512_bf16", "2.17"), "bfloat16")
-    assert shipped is not None
-    assert shipped.compiled
-    gains = {
-        op: cost.gain_beyond(cost.float32.sizes[-1], 1.1) > 0
-        for op, cost in shipped.rows
-        if op in ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv2DBackpropInput")
-    }
-    assert gains == {
-        "MatMul": True,
-        "BatchMatMulV2": True,
-        "Einsum": True,
-        "Conv2D": False,
-        "Conv2DBackpropInput": False,
-    }
-
-
-def test_a_table_survives_being_written_and_read() -> None:
-    again = parse_table(format_table(SMALL), "again")
-    assert format_table(again) == format_table(SMALL)
-    assert [key for key, _ in again.rows] == [key for key, _ in SMALL.rows]
-    assert again.cost_of("AddV2", BROADCAST).gain(1000) == pytest.approx(-2e-6)  # type: ignore[union-attr]
-    assert dataclasses.replace(again, rows=()) != again
-    assert {again: 1}[parse_table(format_table(SMALL), "third")] == 1
-    assert pickle.loads(pickle.dumps(again)) == again
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('device_class = "cpu-test"', "", "'device_class' must be a text"),
-        ('device = "CPU"', 'device = "TPU"', "one of GPU, CPU; received 'TPU'"),
-        ('"bfloat16"', '"float8"', "float16, bfloat16; received 'float8'"),
-        ("[casts]", "[cast]", "no section 'casts'"),
-        ("to_low_us = [1.0,", "to_low_us = [-1.0,", "'casts', 'to_low_us': there must be one time"),
-        ("to_low_us = [1.0,", 'to_low_us = ["1",', "received [1000, 100000] and ['1'"),
-        (
-            "\n\n[casts]",
-            "\ndoubt = 0.5\n[casts]",
-            "'doubt' must be a number of at least 1; received 0.5",
-        ),
-        ("\n\n[casts]", "\ncompiled = 1\n[casts]", "'compiled' must be true or false; received 1"),
-        ('measure = "flops"', 'measure = "bytes"', "elements, flops; received 'bytes'"),
-        ("[ops.MatMul]", "[ops.MatMul", "is no TOML"),
-    ],
-)
-def test_a_file_of_another_form_is_named_with_what_is_wrong(old: str, new: str, said: str) -> None:
-    text = format_table(SMALL)
-    assert old in text
-    with pytest.raises(CostTableError) as caught:
-        parse_table(text.replace(old, new, 1), "mine.toml")
-    assert said in str(caught.value)
-    assert "'mine.toml'" in str(caught.value)
-    assert "tf-amp tune" in str(caught.value)
-
-
-def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(CostTableError, match=r"nowhere\.toml.*cannot be read"):
-        load_table(tmp_path / "nowhere.toml")
-
-
-def test_the_shipped_table_is_whole() -> None:
-    table = shipped_table("cpu-avx512_bf16", "bfloat16")
-    assert table is not None
-    assert (table.device, table.target_dtype) == ("CPU", "bfloat16")
-    for op in ("MatMul", "BatchMatMulV2", "Conv2D", "Relu", "AddV2", "FusedBatchNormV3", "Sigmoid"):
-        assert table.cost_of(op) is not None, op
-    # What decides on MobileNet: a kernel that is tens of times slower in bfloat16.
-    strided = table.cost_of("DepthwiseConv2dNativeBackpropInput", STRIDED)
-    assert strided is not None
-    assert strided.low.seconds[-1] > 10 * strided.float32.seconds[-1]
-
-
-def test_no_table_is_shipped_for_what_was_not_measured() -> None:
-    assert table_name("gpu-9.0", "float16") == "gpu-9.0-float16.toml"
-    assert shipped_table("gpu-9.0", "float16") is None
 
 
 def test_a_config_takes_a_table_of_its_dtype_and_device_only() -> None:

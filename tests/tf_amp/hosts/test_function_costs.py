@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from graph_passes.policy.cost_table import CostTable, Curve, OpCost, format_table, shipped_table
+from graph_passes.policy.cost_table import CostTable, Curve, OpCost
+from graph_passes.policy.cost_table_files import format_table, shipped_table
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"

@@ -10,7 +10,8 @@ import pytest
 from cluster_ports import free_ports
 from session_facts import RunPython, facts_of
 
-from graph_passes.policy.cost_table import Curve, OpCost, format_table, shipped_table
+from graph_passes.policy.cost_table import Curve, OpCost
+from graph_passes.policy.cost_table_files import format_table, shipped_table
 
 FLOAT, BFLOAT16 = 1, 14
 # Of products 64 wide: bfloat16 takes four times as long for 32 rows, and a quarter for 2,048.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from graph_passes import ListEdit
-from graph_passes.policy.cost_table import format_table, shipped_table
+from graph_passes.policy.cost_table_files import format_table, shipped_table
 from tf_amp.env_config import Settings
 from tf_amp.hosts.process_record import PROCESS, config_of, describe
 from tf_amp.plan import make_plan

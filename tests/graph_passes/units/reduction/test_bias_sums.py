@@ -15,7 +15,7 @@ from traced_graphs import Traced, node_types, of_op, trace
 
 from graph_passes import PrecisionConfig, rewrite_function_def, rewrite_graph_def
 from graph_passes.policy.config import ListEdit
-from graph_passes.policy.cost_table import shipped_table
+from graph_passes.policy.cost_table_files import shipped_table
 from tf_amp.hosts.function_shapes import static_shapes
 
 FLOAT = tf.float32.as_datatype_enum
