@@ -19,6 +19,8 @@ from graph_passes.policy.cost_table_files import (
     table_name,
 )
 
+CLASSES = ("cpu-amx_bf16", "cpu-avx512_bf16")
+
 
 def test_a_table_says_how_much_slower_counts() -> None:
     strict = dataclasses.replace(SMALL, doubt=1.25)
@@ -33,9 +35,12 @@ def test_a_table_says_whether_xla_compiled_what_was_measured() -> None:
     assert not parse_table(format_table(SMALL), "again").compiled
 
 
+@pytest.mark.parametrize("device_class", CLASSES)
 @pytest.mark.parametrize("release", ["2.18", "2.19", "2.20", "2.21"])
-def test_a_table_for_xla_is_shipped_where_it_has_no_low_products(release: str) -> None:
-    shipped = shipped_table(compiled_class("cpu-avx512_bf16", release), "bfloat16")
+def test_a_table_for_xla_is_shipped_where_it_has_no_low_products(
+    release: str, device_class: str
+) -> None:
+    shipped = shipped_table(compiled_class(device_class, release), "bfloat16")
     assert shipped is not None
     assert shipped.compiled
     assert f"TensorFlow {release}." in shipped.measured_on
@@ -44,8 +49,11 @@ def test_a_table_for_xla_is_shipped_where_it_has_no_low_products(release: str) -
         assert cost.gain_beyond(cost.float32.sizes[-1], 1.1) <= 0
 
 
-def test_the_xla_of_tensorflow_2_17_has_low_matrix_products_but_no_convolutions() -> None:
-    shipped = shipped_table(compiled_class("cpu-avx512_bf16", "2.17"), "bfloat16")
+@pytest.mark.parametrize("device_class", CLASSES)
+def test_the_xla_of_tensorflow_2_17_has_low_matrix_products_but_no_convolutions(
+    device_class: str,
+) -> None:
+    shipped = shipped_table(compiled_class(device_class, "2.17"), "bfloat16")
     assert shipped is not None
     assert shipped.compiled
     gains = {
@@ -106,7 +114,7 @@ def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         load_table(tmp_path / "nowhere.toml")
 
 
-@pytest.mark.parametrize("device_class", ["cpu-amx_bf16", "cpu-avx512_bf16"])
+@pytest.mark.parametrize("device_class", CLASSES)
 def test_the_shipped_tables_are_whole(device_class: str) -> None:
     table = shipped_table(device_class, "bfloat16")
     assert table is not None
