@@ -148,8 +148,6 @@ def choose_table(
         return TableChoice(None, "nothing is rewritten")
     if settings.cost_table == "off":
         return TableChoice(None, "switched off")
-    if settings.cost_table == "auto" and settings.ignore_performance:
-        return TableChoice(None, f"{IGNORE_PERFORMANCE} asks not to weigh costs")
     if settings.cost_table != "auto":
         path = Path(os.path.expanduser(settings.cost_table))
         try:
@@ -161,6 +159,8 @@ def choose_table(
             ) from error
         if table.compiled == compiled:
             return TableChoice(table, str(path))
+    if settings.ignore_performance:
+        return TableChoice(None, f"{IGNORE_PERFORMANCE} asks not to weigh costs")
     name = table_class(target, compiled=compiled)
     try:
         cached = cached_table_path(name, target.target_dtype, environ)

@@ -185,3 +185,6 @@ def test_a_table_that_is_named_counts_though_performance_is_ignored(
     path.write_text(format_table(table))
     settings = read_settings({COST_TABLE: str(path), IGNORE_PERFORMANCE: "1"})
     assert choose_table(settings, CPU).table == table
+    compiled = choose_table(settings, CPU, compiled=True)
+    assert compiled.table is None
+    assert IGNORE_PERFORMANCE in compiled.reason
