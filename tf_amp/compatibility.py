@@ -47,7 +47,17 @@ _EAGER = "tensorflow.python.eager"
 _ATOMIC = f"{_EAGER}.polymorphic_function.atomic_function"
 _PYWRAP = "tensorflow.python.client.pywrap_tf_session"
 _POLICY_STATE = "tensorflow.python.training.experimental.mixed_precision_global_state"
+_FRAMEWORK = "tensorflow.python.framework"
 
+THE_PASS = (
+    # Read, by graph_passes.
+    Member(f"{_FRAMEWORK}.dtypes", "as_dtype"),
+    Member(f"{_FRAMEWORK}.kernels", "get_all_registered_kernels"),
+    Member(f"{_FRAMEWORK}.kernels", "get_registered_kernels_for_op", ("name",)),
+    Member(f"{_FRAMEWORK}.op_def_registry", "get", ("name",)),
+    Member(f"{_FRAMEWORK}.tensor_util", "MakeNdarray", ("tensor",)),
+    Member(f"{_FRAMEWORK}.tensor_util", "make_tensor_proto"),
+)
 FUNCTION_HOST = (
     # Replaced.
     Member(_ATOMIC, "from_func_graph", ("name", "graph", "attrs", "function_type", "overwrite")),
@@ -82,19 +92,24 @@ FUNCTION_HOST = (
     Member(_ATOMIC, "AtomicFunction.definition"),
     Member(_ATOMIC, "AtomicFunction.graph"),
     Member(_ATOMIC, "AtomicFunction.name"),
+    Member(f"{_EAGER}.context", "context", ()),
     Member(f"{_EAGER}.context", "Context.function_scope_id"),
     Member(f"{_EAGER}.context", "Context.get_c_function", ("self", "name")),
     Member(f"{_EAGER}.context", "Context.get_function_def", ("self", "name")),
     Member(f"{_EAGER}.context", "Context.has_function", ("self", "name")),
     Member(f"{_EAGER}.polymorphic_function.attributes", "TF_DATA_FUNCTION"),
     Member(f"{_EAGER}.polymorphic_function.polymorphic_function", "Function._initialize"),
-    Member("tensorflow.python.framework.c_api_util", "ScopedTFFunction.get"),
-    Member("tensorflow.python.framework.c_api_util", "tf_buffer"),
-    Member("tensorflow.python.framework.func_graph", "FuncGraph"),
-    Member("tensorflow.python.framework.ops", "executing_eagerly_outside_functions"),
+    Member(f"{_FRAMEWORK}.c_api_util", "ScopedTFFunction.get"),
+    Member(f"{_FRAMEWORK}.c_api_util", "tf_buffer"),
+    Member(f"{_FRAMEWORK}.errors", "OpError"),
+    Member(f"{_FRAMEWORK}.func_graph", "FuncGraph"),
+    Member(f"{_FRAMEWORK}.ops", "executing_eagerly_outside_functions"),
+    Member(f"{_FRAMEWORK}.tensor_util", "constant_value"),
+    Member("tensorflow.python.types.core", "Value"),
     Member("tensorflow.python.util.tf_stack", "GraphDebugInfoBuilder"),
     Member(_PYWRAP, "TF_FunctionToFunctionDef"),
     Member(_PYWRAP, "TF_GetBuffer"),
+    *THE_PASS,
 )
 SESSION_HOST = (
     # Replaced.
@@ -111,6 +126,7 @@ SESSION_HOST = (
     Member(_PYWRAP, "TF_LoadPluggableDeviceLibrary"),
     Member(_POLICY_STATE, "non_mixed_precision_session_created"),
     Member(_POLICY_STATE, "set_non_mixed_precision_session_created"),
+    *THE_PASS,
 )
 STEP_WATCH = (
     # Replaced.
@@ -128,16 +144,20 @@ SOURCE_MAPS = (
 )
 SCOPES = (
     # Replaced.
-    Member("tensorflow.python.framework.func_graph", "FuncGraph.__init__"),
+    Member(f"{_FRAMEWORK}.func_graph", "FuncGraph.__init__"),
     Member(
         f"{_EAGER}.execute",
         "record_gradient",
         ("op_name", "inputs", "attrs", "outputs"),
     ),
-    Member("tensorflow.python.framework.registry", "Registry.lookup", ("self", "name")),
+    Member(f"{_FRAMEWORK}.registry", "Registry.lookup", ("self", "name")),
     # Read.
-    Member("tensorflow.python.framework.ops", "Graph._attr_scope"),
-    Member("tensorflow.python.framework.ops", "_gradient_registry"),
+    Member("tensorflow.python.autograph.impl.api", "do_not_convert"),
+    Member(f"{_FRAMEWORK}.ops", "Graph._attr_scope"),
+    Member(f"{_FRAMEWORK}.ops", "Operation"),
+    Member(f"{_FRAMEWORK}.ops", "_gradient_registry"),
+    Member(f"{_FRAMEWORK}.ops", "get_default_graph", ()),
+    Member("tensorflow.python.util.tf_stack", "extract_stack"),
 )
 DIAGNOSIS = (
     # Replaced.
@@ -153,6 +173,23 @@ DIAGNOSIS = (
         ("self", "python_function"),
     ),
 )
+COMMANDS = (
+    # Read.
+    Member(f"{_FRAMEWORK}.meta_graph", "stripped_op_list_for_graph", ("graph_def",)),
+    Member("tensorflow.python.grappler.tf_optimizer", "OptimizeGraph"),
+    Member("tensorflow.python.saved_model.pywrap_saved_model", "fingerprinting"),
+)
+_LOSS_SCALE = (
+    # Read.
+    Member("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext", ("graph",)),
+    Member("tensorflow.python.trackable.base", "Trackable._lookup_dependency"),
+    Member("tensorflow.python.trackable.base", "Trackable._track_trackable"),
+    Member("tensorflow.python.trackable.base", "Trackable._trackable_children"),
+    Member(
+        "tensorflow.python.training.experimental.loss_scale_optimizer",
+        "MixedPrecisionLossScaleOptimizer",
+    ),
+)
 KERAS = (
     Member("keras", "Model.compile"),
     Member("keras", "Model.fit"),
@@ -161,6 +198,9 @@ KERAS = (
     Member("keras", "optimizers.Optimizer.apply"),
     Member("keras", "optimizers.Optimizer.apply_gradients"),
     Member("keras", "optimizers.Optimizer.scale_loss"),
+    # Read.
+    Member("keras.src.saving.keras_saveable", "KerasSaveable"),
+    *_LOSS_SCALE,
 )
 TF_KERAS = (
     Member("tf_keras", "Model.compile"),
@@ -177,11 +217,23 @@ TF_KERAS = (
         ("self", "loss", "var_list", "grad_loss", "tape"),
     ),
     Member("tf_keras", "optimizers.legacy.Optimizer.minimize"),
+    # Read.
+    Member("tf_keras", "optimizers.legacy.Optimizer._aggregate_gradients"),
+    Member("tf_keras", "optimizers.legacy.Optimizer._create_all_weights"),
+    Member("tf_keras", "optimizers.legacy.Optimizer._transform_unaggregated_gradients"),
+    Member("tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizer"),
+    Member("tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizerV3"),
+    *_LOSS_SCALE,
 )
 V1_OPTIMIZERS = (
     Member("tensorflow.python.training.optimizer", "Optimizer.apply_gradients"),
     Member("tensorflow.python.training.optimizer", "Optimizer.compute_gradients"),
     Member("tensorflow.python.training.saver", "Saver.restore"),
+    # Read.
+    Member("tensorflow.python.training.optimizer", "Optimizer._create_or_restore_slot_variable"),
+    Member("tensorflow.python.training.optimizer", "Optimizer._create_slots"),
+    Member("tensorflow.python.training.optimizer", "Optimizer._restore_slot_variable"),
+    *_LOSS_SCALE,
 )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tf_amp.compatibility import (
+    COMMANDS,
     DIAGNOSIS,
     FUNCTION_HOST,
     KERAS,
@@ -23,7 +27,27 @@ from tf_amp.compatibility import (
 )
 
 TABLES = (FUNCTION_HOST, SESSION_HOST, STEP_WATCH, SCOPES, SOURCE_MAPS, DIAGNOSIS)
-TABLES += (KERAS, TF_KERAS, V1_OPTIMIZERS)
+TABLES += (KERAS, TF_KERAS, V1_OPTIMIZERS, COMMANDS)
+REPOSITORY = Path(__file__).resolve().parents[2]
+PRIVATE = ("tensorflow.python.", "keras.src.", "tf_keras.src.")
+
+
+def private_members(source: str) -> Iterator[str]:
+    """Names in full what a module takes of the private modules of other libraries."""
+    nodes = list(ast.walk(ast.parse(source)))
+    imported: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PRIVATE):
+            for name in node.names:
+                imported[name.asname or name.name] = f"{node.module}.{name.name}"
+    used = set(imported)
+    for node in nodes:
+        owner = getattr(node, "value", None)
+        if isinstance(node, ast.Attribute) and isinstance(owner, ast.Name):
+            used.discard(owner.id)
+            if owner.id in imported and not node.attr.startswith("__"):
+                yield f"{imported[owner.id]}.{node.attr}"
+    yield from (imported[name] for name in used)
 
 
 @pytest.mark.parametrize("version", ["2.17.0", "2.19.1+cpu", "2.21.0", "2.21.0-rc1"])
@@ -45,6 +69,22 @@ def test_unsupported_version_is_named_with_the_range(version: str) -> None:
 def test_every_row_holds_here(members: tuple[Member, ...]) -> None:
     assert obstacle(members) is None
     assert len(set(members)) == len(members)
+
+
+def test_every_private_member_that_a_module_takes_is_a_row() -> None:
+    rows = {f"{member.module}.{member.path}" for members in TABLES for member in members}
+    modules = [*REPOSITORY.glob("tf_amp/**/*.py"), *REPOSITORY.glob("graph_passes/**/*.py")]
+    assert len(modules) > 100
+    missing = {
+        f"{path.relative_to(REPOSITORY)}: {name}"
+        for path in modules
+        for name in private_members(path.read_text())
+        # What has a member that is a row is there, and so is what a row has.
+        if not any(
+            f"{row}.".startswith(f"{name}.") or f"{name}.".startswith(f"{row}.") for row in rows
+        )
+    }
+    assert not missing
 
 
 @pytest.mark.parametrize(
