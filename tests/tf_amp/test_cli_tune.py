@@ -104,11 +104,23 @@ def test_wrong_calls_and_hardware_are_told_with_a_remedy(
         assert said in done.stderr
 
 
-def test_a_table_that_cannot_be_written_is_not_lost(run_python: RunPython, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    arguments = ("--only", "Neg", "--output", str(tmp_path / "file" / "x.toml"))
-    done = run_python(MAIN, IGNORE, args=("tune", *arguments), check=False)
+@pytest.mark.parametrize("fault", ["no folder", "full disk"])
+def test_a_table_that_cannot_be_written_is_not_lost(
+    run_python: RunPython, tmp_path: Path, fault: str
+) -> None:
+    path, code = tmp_path / "tables" / "x.toml", MAIN
+    if fault == "no folder":
+        path.parent.write_text("")
+    else:
+        path.parent.mkdir()
+        path.write_text("the one before")
+        code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); {MAIN}"
+    arguments = ("--only", "Neg", "--output", str(path))
+    done = run_python(code, IGNORE, args=("tune", *arguments), check=False)
     assert done.returncode == 1
     assert "on standard output" in done.stderr
     (tmp_path / "saved.toml").write_text(done.stdout)
     assert [key for key, _ in load_table(tmp_path / "saved.toml").rows] == ["Neg"]
+    if fault == "full disk":
+        assert list(path.parent.iterdir()) == [path]
+        assert path.read_text() == "the one before"
