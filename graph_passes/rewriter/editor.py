@@ -18,7 +18,7 @@ from graph_passes.rewriter.emitter import TensorFact
 from graph_passes.rewriter.gate import Gate
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.rewriter.surgery import Edits, Unread, leave_out_unread, make_edits
+from graph_passes.rewriter.surgery import Edits, Unread, make_edits
 
 _LOGGER = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
@@ -190,13 +190,8 @@ class GraphEdits(Edits):
         trial.in_place = copy.deepcopy(self.in_place)
         return trial.apply()
 
-    def applied(self) -> GraphEdits:
-        """The edits made: further ones, for the graph that they give."""
-        after = GraphEdits(self.apply(), self._preserve, self._effects, self._permits)
+    def onto(self, view: GraphView) -> GraphEdits:
+        """Further edits, for the graph that these give or for one with fewer nodes."""
+        after = GraphEdits(view, self._preserve, self._effects, self._permits)
         after.units, after.misses, after.shapes = self.units, self.misses, self.shapes
         return after
-
-    def without_unread(self, kept: Collection[int]) -> GraphEdits:
-        """Those of the graph as it is without the nodes of which nothing comes, but for some."""
-        view = leave_out_unread(self.view, Unread(self.view, self.kept.union(kept)))
-        return GraphEdits(view, self._preserve, self._effects, self._permits)

@@ -97,40 +97,54 @@ def make_edits(view: GraphView, edits: Edits, unread: Unread) -> GraphView:
         if number not in dead and number not in in_place
     }
     changed.update(in_place)
-    if dead:
-        heirs = {view.split(old)[0]: node_name(new) for old, new in redirect.items()}
-        gone = {view.names[number]: heirs.get(view.names[number], "") for number in dead}
-        _relocate_all(view, changed, gone)
-        for node in new_nodes:
-            if COLOCATION in node.attr:
-                relocate(node, gone)
-    nodes, moved, anew = _assemble(view, changed, new_nodes, dead)
-    return view.edited(nodes, moved, anew, edits.shapes)
+    heirs = {view.split(old)[0]: node_name(new) for old, new in redirect.items()}
+    return _assembled(view, changed, new_nodes, dead, heirs, edits.shapes)
 
 
 def leave_out_unread(view: GraphView, unread: Unread) -> GraphView:
     """A graph without the nodes of which nothing comes; the same view if there are none."""
     dead = unread.now()
-    if not dead:
-        return view
-    changed: dict[int, node_def_pb2.NodeDef] = {}
-    _relocate_all(view, changed, dict.fromkeys((view.names[number] for number in dead), ""))
-    nodes, moved, anew = _assemble(view, changed, (), dead)
-    return view.edited(nodes, moved, anew, {})
+    return _assembled(view, {}, (), dead, {}, {}) if dead else view
 
 
-def _relocate_all(
-    view: GraphView, changed: dict[int, node_def_pb2.NodeDef], gone: Mapping[str, str]
-) -> None:
-    """Places what stays of a graph anew, in copies that join those which were changed before."""
-    owner = graph_pb2.GraphDef()
-    for number in view.located:
-        node = view.nodes[number]
-        if node.name not in gone and _is_beside(node, gone):
-            if number not in changed:
-                changed[number] = owner.node.add()
-                changed[number].CopyFrom(node)
-            relocate(changed[number], gone)
+def _assembled(
+    view: GraphView,
+    changed: dict[int, node_def_pb2.NodeDef],
+    new_nodes: Sequence[node_def_pb2.NodeDef],
+    dead: Collection[int],
+    heirs: Mapping[str, str],
+    shapes: Mapping[str, tuple[Shape | None, ...]],
+) -> GraphView:
+    """What is left of a graph, with its changed and its new nodes.
+
+    What was placed with nodes that are gone is placed with their heirs, in copies that join the
+    changed nodes. New nodes stand behind the others, but before the results of a function.
+    """
+    if dead:
+        gone = {view.names[number]: heirs.get(view.names[number], "") for number in dead}
+        owner = graph_pb2.GraphDef()
+        for number in view.located:
+            if number not in dead and _is_beside(view.nodes[number], gone):
+                if number not in changed:
+                    changed[number] = owner.node.add()
+                    changed[number].CopyFrom(view.nodes[number])
+                relocate(changed[number], gone)
+        for node in new_nodes:
+            if COLOCATION in node.attr:
+                relocate(node, gone)
+    alive = np.ones(len(view.nodes), bool)
+    alive[list(dead)] = False
+    moved = np.where(alive, np.cumsum(alive, dtype=np.int32) - 1, -1)
+    end = len(view.nodes) - len(view.of_op(RESULT) if view.is_function else ())
+    moved[end:] += len(new_nodes)
+    first_new = int(np.count_nonzero(alive[:end]))
+    all_nodes = list(view.nodes)
+    for number, node in changed.items():
+        all_nodes[number] = node
+    nodes = list(itertools.compress(all_nodes, alive.tobytes()))
+    nodes[first_new:first_new] = new_nodes
+    anew = [*moved[list(changed)].tolist(), *range(first_new, first_new + len(new_nodes))]
+    return view.edited(nodes, moved, sorted(anew), shapes)
 
 
 def _is_beside(node: node_def_pb2.NodeDef, gone: Container[str]) -> bool:
@@ -163,31 +177,6 @@ def _with_inputs(
     return new
 
 
-def _assemble(
-    view: GraphView,
-    changed: Mapping[int, node_def_pb2.NodeDef],
-    new_nodes: Sequence[node_def_pb2.NodeDef],
-    dead: Collection[int],
-) -> tuple[list[node_def_pb2.NodeDef], np.ndarray, list[int]]:
-    """What is left of a graph, with its changed and its new nodes, as `GraphView.edited` takes it.
-
-    New nodes stand behind the others, but before the results of a function.
-    """
-    alive = np.ones(len(view.nodes), bool)
-    alive[list(dead)] = False
-    moved = np.where(alive, np.cumsum(alive, dtype=np.int32) - 1, -1)
-    end = len(view.nodes) - len(view.of_op(RESULT) if view.is_function else ())
-    moved[end:] += len(new_nodes)
-    first_new = int(np.count_nonzero(alive[:end]))
-    all_nodes = list(view.nodes)
-    for number, node in changed.items():
-        all_nodes[number] = node
-    nodes = list(itertools.compress(all_nodes, alive.tobytes()))
-    nodes[first_new:first_new] = new_nodes
-    anew = [*moved[list(changed)].tolist(), *range(first_new, first_new + len(new_nodes))]
-    return nodes, moved, sorted(anew)
-
-
 class Unread:
     """Finds nodes of which nothing comes: no effect, no result, and none that must stay.
 
@@ -214,7 +203,7 @@ class Unread:
 
     def now(self) -> set[int]:
         """Those of the graph as it is, by number."""
-        return self._behind(np.flatnonzero(self._uses == 0).tolist(), self._uses.tolist(), {})
+        return self.after({}, (), (), np.flatnonzero(self._uses == 0).tolist())
 
     def after(
         self,
@@ -239,11 +228,7 @@ class Unread:
                 uses[read] -= 1
         for read in numbers_of(self._view, itertools.chain(*reads.values(), *added)):
             uses[read] += 1
-        return self._behind([number for number in orphans if not uses[number]], uses, reads)
-
-    def _behind(
-        self, pending: list[int], uses: list[int], reads: Mapping[int, Sequence[str]]
-    ) -> set[int]:
+        pending = [number for number in orphans if not uses[number]]
         dead: set[int] = set()
         read_before, view = self.read_before, self._view
         while pending:

@@ -21,13 +21,7 @@ from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
 from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
 from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
-from graph_passes.units.reduction import (
-    bias_sums,
-    broadcast_sums,
-    dead_sums,
-    gradient_sums,
-    unread_nodes,
-)
+from graph_passes.units.reduction import bias_sums, broadcast_sums, gradient_sums, unread
 from graph_passes.units.unit_pass import Float32Unit, UnitPass, UnitSearch
 from graph_passes.units.update import fused_updates
 
@@ -141,7 +135,7 @@ def _keep_norms(rule: str, search: UnitSearch) -> None:
 
 
 UNIT_PASSES = (
-    UnitPass(unread_nodes.RULE, unread_nodes.leave_out_unread_nodes, ops=()),
+    UnitPass(unread.NODES, unread.leave_out_unread_nodes, ops=()),
     UnitPass(fused_updates.RULE, fused_updates.fuse_updates, ops=fused_updates.OPS, alone=True),
     UnitPass(OF_BATCH, fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
     UnitPass(FUSED_LAYER_NORM, fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
@@ -185,6 +179,6 @@ UNIT_PASSES = (
         requires=("idle sums",),
     ),
     UnitPass(gelu.RULE, gelu.lower_gelus, ops=("Tanh", "Erf", "Erfc"), ensures=("lists",)),
-    UnitPass(dead_sums.RULE, dead_sums.pass_unread_sums, ops=("Sum", "Mean"), requires=("lists",)),
+    UnitPass(unread.SUMS, unread.pass_unread_sums, ops=unread.REDUCTIONS, requires=("lists",)),
 )
 """The passes in the order in which they run; what a pass requires, passes before it ensure."""

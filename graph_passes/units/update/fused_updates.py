@@ -61,7 +61,7 @@ def fuse_updates(search: UnitSearch) -> None:
         if edits.propose(RULE, last, _write, op, arguments, update, known):
             constants = known
     if edits.in_place:
-        search.edits = edits.applied()
+        search.edits = edits.onto(edits.apply())
 
 
 def _find(
