@@ -46,7 +46,10 @@ class Polynomial:
         return _sum(self.terms, other.terms)
 
     def __sub__(self, other: Polynomial) -> Polynomial:
-        return _sum(self.terms, _multiplied(other.terms, _MINUS_ONE).terms)
+        return _sum(self.terms, (-other).terms)
+
+    def __neg__(self) -> Polynomial:
+        return _multiplied(self.terms, _MINUS_ONE)
 
     def __mul__(self, other: Polynomial) -> Polynomial:
         return _multiplied(self.terms, other.terms)

@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2
 
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.matcher import Matcher
 
 _Values = Sequence[np.ndarray]
 
 
-def _squeeze(node: node_def_pb2.NodeDef, values: _Values) -> np.ndarray:
-    axes = tuple(node.attr["squeeze_dims"].list.i)
+def _squeezed(m: Matcher, number: int, values: _Values) -> np.ndarray:
+    axes = tuple(m.node(number).attr["squeeze_dims"].list.i)
     return np.squeeze(values[0], axes or None)
 
 
-def _elementwise(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    return lambda _, values: function(*values)
+def _of_values(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    return lambda _, __, values: function(*values)
 
 
-_FUNCTIONS: dict[str, Callable[[node_def_pb2.NodeDef, _Values], np.ndarray]] = {
-    "Identity": lambda _, values: values[0],
-    "Reshape": lambda _, values: values[0].reshape(values[1].ravel().tolist()),
-    "ExpandDims": lambda _, values: np.expand_dims(values[0], int(values[1].item())),
-    "Squeeze": _squeeze,
-    "AddV2": _elementwise(np.add),
-    "Add": _elementwise(np.add),
-    "Sub": _elementwise(np.subtract),
-    "Mul": _elementwise(np.multiply),
-    "Neg": _elementwise(np.negative),
-    "Rsqrt": _elementwise(lambda value: (1 / np.sqrt(value)).astype(value.dtype)),
+_FUNCTIONS: dict[str, Callable[[Matcher, int, _Values], np.ndarray]] = {
+    "Const": lambda m, number, _: m.constant(m.output(number)),
+    "Identity": _of_values(lambda value: value),
+    "Reshape": _of_values(lambda value, sizes: value.reshape(sizes.ravel().tolist())),
+    "ExpandDims": _of_values(lambda value, axis: np.expand_dims(value, int(axis.item()))),
+    "Squeeze": _squeezed,
+    "AddV2": _of_values(np.add),
+    "Add": _of_values(np.add),
+    "Sub": _of_values(np.subtract),
+    "Mul": _of_values(np.multiply),
+    "Neg": _of_values(np.negative),
+    "Rsqrt": _of_values(lambda value: (1 / np.sqrt(value)).astype(value.dtype)),
 }
 
 
@@ -42,26 +42,15 @@ class ConstantEvaluator:
         self._m = matcher
         self._values: dict[int, np.ndarray] = {}
 
-    def value(self, tensor: str) -> np.ndarray:
-        """The value of a tensor.
-
-        Raises:
-            NoMatchError: it is made of something other than constants, or cannot be computed.
-        """
+    def value(self, tensor: str) -> np.ndarray | None:
+        """The value of a tensor; None where other ops or no constants make it, or it has none."""
         m, values = self._m, self._values
         pending = [m.maker(tensor)]
         while pending:
             number = pending[-1]
-            if number in values:
-                pending.pop()
-                continue
-            op = m.op(number)
-            if op == "Const":
-                values[number] = m.constant(m.output(number))
-                continue
-            name = m.node(number).name
-            if op not in _FUNCTIONS:
-                raise NoMatchError(f"{name!r} is {op}, whose value is not known")
+            function = _FUNCTIONS.get(m.op(number))
+            if function is None:
+                return None
             makers = m.makers(number)
             missing = [maker for maker in makers if maker not in values]
             if missing:
@@ -69,8 +58,8 @@ class ConstantEvaluator:
                 continue
             try:
                 with np.errstate(all="ignore"):
-                    read = [values[maker] for maker in makers]
-                    values[number] = _FUNCTIONS[op](m.node(number), read)
-            except ValueError as error:
-                raise NoMatchError(f"{name!r} cannot be evaluated: {error}") from None
+                    values[number] = function(m, number, [values[maker] for maker in makers])
+            except ValueError:
+                return None
+            pending.pop()
         return values[m.maker(tensor)]

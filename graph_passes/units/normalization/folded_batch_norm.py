@@ -21,7 +21,7 @@ from tensorflow.core.framework import node_def_pb2
 from graph_passes.ir.view import Shape, elements
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import ADDS, Matcher, NoMatchError
+from graph_passes.rewriter.matcher import ADDS, Matcher
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.forward import Norm
 
@@ -132,12 +132,12 @@ def _scaled_constants(
     m: Matcher, old: _Convolution, scale: str, offset: str
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """The scaled weight and the new bias; None unless both are known now."""
-    value_of = ConstantEvaluator(m).value
-    try:
-        factor, shift, weight = map(value_of, (scale, offset, old.weight))
-        bias = np.zeros(1) if old.bias is None else value_of(old.bias).ravel()
-    except NoMatchError:
+    tensors = (scale, offset, old.weight, *([] if old.bias is None else [old.bias]))
+    values = [value for value in map(ConstantEvaluator(m).value, tensors) if value is not None]
+    if len(values) < len(tensors):
         return None
+    factor, shift, weight, *more = values
+    bias = more[0].ravel() if more else np.zeros(1)
     return weight * factor.reshape(old.scale_shape), bias * factor.ravel() + shift.ravel()
 
 

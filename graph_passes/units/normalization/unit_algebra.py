@@ -14,7 +14,7 @@ from fractions import Fraction
 from graph_passes.ir.view import Shape
 from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
-from graph_passes.rewriter.matcher import SHAPERS, SPREADS, SUMS, Matcher, NoMatchError
+from graph_passes.rewriter.matcher import SHAPERS, SPREADS, SUMS, Matcher
 from graph_passes.units.normalization.statistics import Statistics, is_parameter, may_be_parameter
 from graph_passes.units.normalization.unit_axes import UnitAxes
 
@@ -24,7 +24,6 @@ DIVISIONS = ("RealDiv", "DivNoNan")
 _ONE_INPUT = frozenset((*SPREADERS, "Sum", "Pow"))
 _WHOLE = frozenset(("x", "d"))
 _MOST_TERMS = 12
-_MINUS_ONE = constant(-1)
 
 
 class UnitAlgebra:
@@ -129,7 +128,7 @@ class UnitAlgebra:
         if name is None:
             return None
         self.parameters.setdefault(name, []).append(tensor)
-        return symbol(name) * _MINUS_ONE if is_negative else symbol(name)
+        return -symbol(name) if is_negative else symbol(name)
 
     def reach(self, starts: Iterable[int]) -> None:
         """Gives all nodes behind some nodes their polynomials."""
@@ -176,7 +175,8 @@ class UnitAlgebra:
 
     def _power(self, number: int, read: Polynomial) -> Polynomial | None:
         # Of exponent 1, in the gradient of a square.
-        return read if self._is_one(self._m.tensor(number, 1)) else None
+        exponent = self._constants.value(self._m.tensor(number, 1))
+        return read if exponent is not None and exponent.ravel().tolist() == [1] else None
 
     def _quotient(self, number: int, read: Polynomial) -> Polynomial | None:
         return read * symbol("i") if self.axes.is_count(self._m.makers(number)[1]) else None
@@ -204,12 +204,6 @@ class UnitAlgebra:
         if other is None or not is_own:
             return None
         return symbol("r", 3) * other * constant(Fraction(-1, 2))
-
-    def _is_one(self, tensor: str) -> bool:
-        try:
-            return self._constants.value(tensor).ravel().tolist() == [1]
-        except NoMatchError:
-            return False
 
     def _with_pending(self, number: int, op: str, found: Polynomial) -> Polynomial | None:
         """What is summed over some axes only may be multiplied by what does not vary along them."""
@@ -255,7 +249,7 @@ _VALUES: dict[str, Callable[[UnitAlgebra, int, Polynomial], Polynomial | None]] 
     **dict.fromkeys(DIVISIONS, UnitAlgebra._quotient),
     "Sub": UnitAlgebra._difference,
     "Mul": UnitAlgebra._product,
-    "Neg": lambda _, __, read: read * _MINUS_ONE,
+    "Neg": lambda _, __, read: -read,
     "Pow": UnitAlgebra._power,
     "RsqrtGrad": UnitAlgebra._rsqrt_gradient,
     "Sum": UnitAlgebra._sum,

@@ -17,10 +17,9 @@ from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import FLOAT, Shape
 from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
 from graph_passes.rewriter.effects import READ, WRITES, Contraction
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.matcher import SUMS, Matcher, NoMatchError
 
-_SUMS = {"AddV2": 1, "Add": 1, "Sub": -1}
-_ARITHMETIC = (*_SUMS, "AddN", "Mul", "Neg", "RealDiv", "Rsqrt", "Sqrt", "Square")
+_ARITHMETIC = (*SUMS, "Sub", "Mul", "Neg", "RealDiv", "Rsqrt", "Sqrt", "Square")
 _SCALAR = "s "
 _MOST_NODES = 64
 """More nodes than any update has, for one variable."""
@@ -249,12 +248,12 @@ class UpdateSearch:
         self._inside.add(number)
         op = m.ops[number]
         values = [self._expand(each) for each in m.inputs(number)]
-        if op in _SUMS:
-            return values[0] + (values[1] if _SUMS[op] > 0 else constant(-1) * values[1])
-        if op == "AddN":
+        if op in SUMS:
             return sum(values, constant(0))
+        if op == "Sub":
+            return values[0] - values[1]
         if op == "Neg":
-            return constant(-1) * values[0]
+            return -values[0]
         if op in ("Mul", "Square"):
             return values[0] * values[-1]
         if op == "RealDiv":
@@ -287,7 +286,7 @@ class UpdateSearch:
         alone = len(m.readers(number)) == 1 and m.view.names[number] not in m.view.awaited
         if alone and op == "Neg":
             self._beside.add(number)
-            return constant(-1) * self._from_outside(inputs[0])
+            return -self._from_outside(inputs[0])
         scalars = [each for each in inputs if op == "Mul" and self._variables.shape(each) == ()]
         if alone and len(scalars) == 1:
             self._beside.add(number)

@@ -71,7 +71,7 @@ def _descent(formula: Formula) -> Arguments:
     if len(step) != 1 or not formula.is_scaled:
         raise _OtherFormulaError
     ((tensor, factor),) = step.items()
-    return {"var": "old 0", "alpha": _minus(factor), "delta": _name(tensor)}
+    return {"var": "old 0", "alpha": -factor, "delta": _name(tensor)}
 
 
 def _momentum(formula: Formula, accum: int) -> Arguments:
@@ -89,7 +89,7 @@ def _momentum(formula: Formula, accum: int) -> Arguments:
     return {
         "var": "old 0",
         "accum": f"old {accum}",
-        "lr": _minus(rate),
+        "lr": -rate,
         "grad": _name(gradient),
         "momentum": kept,
         "use_nesterov": nesterov,
@@ -117,7 +117,7 @@ def _adam(formula: Formula, m: int, v: int) -> Arguments:
         "v": f"old {v}",
         "beta1_power": constant(0),
         "beta2_power": constant(0),
-        "lr": _minus(factor),
+        "lr": -factor,
         "beta1": beta1,
         "beta2": beta2,
         "epsilon": terms[()],
@@ -221,10 +221,6 @@ def _name(tensors: Monomial) -> str:
     if len(tensors) != 1 or tensors[0][1] != 1 or not tensors[0][0].startswith("x "):
         raise _OtherFormulaError
     return tensors[0][0]
-
-
-def _minus(value: Polynomial) -> Polynomial:
-    return constant(-1) * value
 
 
 def write_scalar(

@@ -9,7 +9,7 @@ from tensorflow.core.framework import graph_pb2
 
 from graph_passes.ir.view import view_graph
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
-from graph_passes.rewriter.matcher import Matcher, NoMatchError
+from graph_passes.rewriter.matcher import Matcher
 
 
 def value_of(graph_def: graph_pb2.GraphDef, tensor: str) -> np.ndarray:
@@ -57,13 +57,12 @@ def test_what_is_shared_is_evaluated_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    "line",
     [
-        ("y = Exp(x)", "'y' is Exp, whose value is not known"),
-        ("p = Placeholder(dtype=float32)\ny = Mul(x, p)", "'p' is Placeholder"),
-        ("y = Squeeze(x, squeeze_dims=[2])", "'y' cannot be evaluated"),
+        "y = Exp(x)",
+        "p = Placeholder(dtype=float32)\ny = Mul(x, p)",
+        "y = Squeeze(x, squeeze_dims=[2])",
     ],
 )
-def test_what_has_no_value_says_why(line: str, why: str) -> None:
-    with pytest.raises(NoMatchError, match=why):
-        value_of(graph(f"x = Const(0.5, [1, 1, 3, 1])\n{line}\n"), "y")
+def test_what_has_no_value(line: str) -> None:
+    assert value_of(graph(f"x = Const(0.5, [1, 1, 3, 1])\n{line}\n"), "y") is None
