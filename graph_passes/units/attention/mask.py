@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from tensorflow.python.framework import dtypes
@@ -160,13 +160,13 @@ class _MaskSearch:
 
     def closed(self) -> list[_Mask]:
         """The masks that reach nothing but softmaxes."""
-        feeders: dict[int, list[int]] = {}
-        for node, readers in self._feeds.items():
-            for reader in readers:
-                feeders.setdefault(reader, []).append(node)
-        leaking = [node for node in self._feeds if node in self._conflicts or self._leak(node)]
-        reached = set(walk(leaking, lambda node: feeders.get(node, ())))
-        return [mask for mask in self._masks.values() if mask.reader not in reached]
+        leaks = {node for node in self._feeds if node in self._conflicts or self._leak(node)}
+
+        def fed(node: int) -> Collection[int]:
+            return self._feeds.get(node, ())
+
+        masks = self._masks.values()
+        return [mask for mask in masks if leaks.isdisjoint(walk([mask.reader], fed))]
 
     def _leak(self, number: int) -> bool:
         m = self.m
@@ -192,9 +192,7 @@ def _is_indicator(matcher: Matcher, tensor: str) -> bool:
             if not np.isin(matcher.constant(tensor), (0, 1)).all():
                 return False
         elif op == "Cast":
-            view = matcher.view
-            made = view.dtypes[view.sources[view.edge_starts[number]]]
-            if not _is_whole(made):
+            if not _is_whole(matcher.node(number).attr["SrcT"].type):
                 pending.append(matcher.tensor(number, 0))
         elif op in _PICKS:
             pending.append(matcher.tensor(number, 0))
