@@ -15,7 +15,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, typ
 from graph_passes.emit.verify_units import (
     VerificationError,
     require_controls,
-    same_outputs,
+    require_same_outputs,
     verify_units,
 )
 from graph_passes.ir.eligibility import node_name, numbers_of
@@ -153,11 +153,8 @@ class _Verification:
                 raise VerificationError(f"node {names[number]!r} is gone")
             if devices.get(new.device) != device_of[number]:
                 raise VerificationError(f"node {names[number]!r} has another device")
-        for number in numbers_of(view, preserve):
-            new_type = self._types.get(number)
-            if new_type is not None and not same_outputs(view.node_type(number), new_type):
-                name = view.nodes[number].name
-                raise VerificationError(f"the preserved node {name!r} was retyped")
+        for number in self._touched.keys() & numbers_of(view, preserve):
+            require_same_outputs(view, number, self._types[number])
 
     def _compare_inputs(
         self,

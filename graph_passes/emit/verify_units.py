@@ -77,19 +77,11 @@ class _Comparison:
 
     def _check_preserved(self, preserve: Collection[str]) -> None:
         original, fused = self._original, self._fused
-        numbers = np.array(numbers_of(original, preserve), np.int64)
-        there = self._numbers[numbers]
-        types, now = (
-            np.asarray(original.node_type_of)[numbers],
-            np.asarray(fused.node_type_of)[there],
-        )
-        for position in np.flatnonzero((there < 0) | (types != now)).tolist():
-            name = original.names[numbers[position]]
-            if there[position] < 0:
-                raise VerificationError(f"the preserved node {name!r} is gone")
-            before, after = original.node_types[types[position]], fused.node_types[now[position]]
-            if not same_outputs(before, after):
-                raise VerificationError(f"the preserved node {name!r} was retyped")
+        for number in numbers_of(original, preserve):
+            now = int(self._numbers[number])
+            if now < 0:
+                raise VerificationError(f"the preserved node {original.names[number]!r} is gone")
+            require_same_outputs(original, number, fused.node_type(now))
 
     def _check_controls(self) -> None:
         """No node has lost a control input, and none waits for a node that is not there."""
@@ -140,12 +132,16 @@ class _Comparison:
                 )
 
 
-def same_outputs(before: NodeType, after: NodeType) -> bool:
-    """Whether nodes of two types make tensors of the same dtypes, those of the first at least."""
-    if before is after:
-        return True
-    made = [[t.dtypes[slot] for slot in t.layout.out_slots] for t in (before, after)]
-    return made[0] == made[1][: len(made[0])]
+def require_same_outputs(view: GraphView, number: int, now: NodeType) -> None:
+    """Checks that a preserved node makes tensors of the dtypes that it made, perhaps with more.
+
+    Raises:
+        VerificationError: it does not.
+    """
+    types = (view.node_type(number), now)
+    before, after = ([t.dtypes[slot] for slot in t.layout.out_slots] for t in types)
+    if before != after[: len(before)]:
+        raise VerificationError(f"the preserved node {view.names[number]!r} was retyped")
 
 
 def require_controls(name: str, before: Iterable[str], after: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2, op_def_pb2
 from tensorflow.python.framework import tensor_util
 
 from graph_passes.ir.view import COLOCATION, Shape
@@ -141,35 +141,29 @@ class Emitter:
         shape: Shape | None,
         attrs: dict[str, Any],
     ) -> Any:
-        node, node_type = self._new(prototype, name, facts), prototype.node_type
-        node.input.extend(inputs)
-        self.read.update(inputs)
-        shapes = list(shapes_of_outputs(node.op, [fact.shape for fact in facts], attrs))
-        if shape is not None:
-            shapes[:1] = [shape]
-        tensors, full = [], node.name
-        for port, slot in enumerate(node_type.layout.out_slots):
-            known = shapes[port] if port < len(shapes) else None
-            tensor = full + node_type.layout.suffix(port, named=self._is_function)
-            self.made[tensor] = TensorFact(node_type.dtypes[slot], known)
-            self.makers[tensor] = node
-            tensors.append(tensor)
-        return tensors[0] if len(tensors) == 1 else tuple(tensors)
-
-    def _new(
-        self, prototype: Prototype, name: str, facts: Sequence[TensorFact] = ()
-    ) -> node_def_pb2.NodeDef:
-        full = f"{self.stem}/{name}" if name else self.stem
-        node = self._nodes.add()  # type: ignore[attr-defined]
+        node, node_type = self._nodes.add(), prototype.node_type  # type: ignore[attr-defined]
         node.CopyFrom(prototype.node)
+        full = f"{self.stem}/{name}" if name else self.stem
         node.name = free = free_name(full, self._known, self._taken)
         self._taken.add(free)
         if self.device:
             node.device = self.device
         if self._colocation is not None:
             node.attr[COLOCATION].CopyFrom(self._colocation)
-        self.new_nodes.append((node, prototype.node_type, facts))
-        return node
+        self.new_nodes.append((node, node_type, facts))
+        node.input.extend(inputs)
+        self.read.update(inputs)
+        shapes = list(shapes_of_outputs(node.op, [fact.shape for fact in facts], attrs))
+        if shape is not None:
+            shapes[:1] = [shape]
+        tensors = []
+        for port, slot in enumerate(node_type.layout.out_slots):
+            known = shapes[port] if port < len(shapes) else None
+            tensor = free + node_type.layout.suffix(port, named=self._is_function)
+            self.made[tensor] = TensorFact(node_type.dtypes[slot], known)
+            self.makers[tensor] = node
+            tensors.append(tensor)
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
     @property
     def shapes(self) -> dict[str, tuple[Shape | None, ...]]:
@@ -210,13 +204,10 @@ class Emitter:
             prototype = _constant(array, shape)
         else:
             prototype = _small_constant(array.dtype.str, array.shape, array.tobytes(), shape)
-        node = self._new(prototype, name)
-        if self._has_frames:
-            node.input.append(f"^{beside.partition(':')[0]}")
-        tensor = f"{node.name}:output:0" if self._is_function else node.name
         known = array.shape if shape is None else shape
-        self.made[tensor] = TensorFact(prototype.node_type.dtypes[0], known)
-        self.makers[tensor] = node
+        tensor: str = self._add(prototype, (), (), name, known, {})
+        if self._has_frames:
+            self.makers[tensor].input.append(f"^{beside.partition(':')[0]}")
         return tensor
 
     def reshape(
@@ -273,14 +264,12 @@ def prototype_of(
     op: str, dtypes: tuple[int, ...], chosen: tuple[tuple[str, Any], ...] = ()
 ) -> Prototype:
     """The node of an op for inputs of certain dtypes, with some attributes chosen."""
-    op_type = registered_op_type(op)
-    if op_type is None:
-        raise ValueError(f"TensorFlow knows no op {op!r}")
-    attrs, kinds = dict(chosen), {attr.name: attr.type for attr in op_type.op_def.attr}
-    variadic = [arg.number_attr for arg in op_type.op_def.input_arg if arg.number_attr]
-    count = len(dtypes) - (len(op_type.op_def.input_arg) - len(variadic))
+    op_def = _definition(op)
+    attrs, kinds = dict(chosen), {attr.name: attr.type for attr in op_def.attr}
+    variadic = [arg.number_attr for arg in op_def.input_arg if arg.number_attr]
+    count = len(dtypes) - (len(op_def.input_arg) - len(variadic))
     position = 0
-    for arg in op_type.op_def.input_arg:
+    for arg in op_def.input_arg:
         if arg.type_attr and position < len(dtypes):
             attrs.setdefault(arg.type_attr, dtypes[position])
         if arg.number_attr:
@@ -293,13 +282,17 @@ def prototype_of(
     return _finished(op, values)
 
 
-def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> Prototype:
-    """A node with the op's defaults for what is not given."""
+def _definition(op: str) -> op_def_pb2.OpDef:
     op_type = registered_op_type(op)
     if op_type is None:
         raise ValueError(f"TensorFlow knows no op {op!r}")
+    return op_type.op_def
+
+
+def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> Prototype:
+    """A node with the op's defaults for what is not given."""
     node = node_def_pb2.NodeDef(op=op)
-    for attr in op_type.op_def.attr:
+    for attr in _definition(op).attr:
         if attr.name in attrs:
             node.attr[attr.name].CopyFrom(attrs[attr.name])
         elif attr.HasField("default_value"):

@@ -91,15 +91,9 @@ def _fixed(norm: Norm) -> list[str]:
     """The names of stored tensors that do not vary along the axes of the statistics."""
     roles = norm.roles
     named = ((roles.gamma, norm.gamma), (roles.beta, norm.beta), (roles.mean, norm.stored_mean))
-    if norm.statistics.is_of_batch:
-        return [name for name, _ in named if name is not None]
-    return [
-        name
-        for name, tensor in named
-        if name is not None
-        and tensor is not None
-        and norm.algebra.axes.is_single(tensor, norm.axes)
-    ]
+    found = [(name, tensor) for name, tensor in named if name is not None and tensor is not None]
+    is_of_batch, is_single = norm.statistics.is_of_batch, norm.algebra.axes.is_single
+    return [name for name, tensor in found if is_of_batch or is_single(tensor, norm.axes)]
 
 
 class _Source:
