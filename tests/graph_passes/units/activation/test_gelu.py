@@ -214,6 +214,17 @@ def test_other_powers_and_exponentials_are_denied_still():
             assert [node.attr["T"].type for node in of_op(after, op)] == [FLOAT]
 
 
+def test_a_square_of_the_same_tensor_is_not_clamped():
+    def network(x):
+        before = tf.matmul(x, tf.eye(WIDTH))
+        return tf.matmul(_paper(before) + 0.25 * tf.pow(before, 2), tf.eye(WIDTH))
+
+    after = trace(network, SPEC).rewrite(CONFIGS["float16"]).graph_def
+    (clamped,) = of_op(after, "ClipByValue")
+    readers = [node for node in after.node if clamped.name in node.input]
+    assert [node.op for node in readers] == ["Pow"]
+
+
 @pytest.mark.parametrize("form", ["tanh, keras", "erf, keras"])
 def test_it_can_be_switched_off_and_follows_the_lists(form):
     traced = trace_form(form)
