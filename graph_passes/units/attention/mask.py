@@ -166,7 +166,7 @@ class _MaskSearch:
             return self._feeds.get(node, ())
 
         masks = self._masks.values()
-        return [mask for mask in masks if leaks.isdisjoint(walk([mask.reader], fed))]
+        return [m for m in masks if not any(node in leaks for node in walk([m.reader], fed))]
 
     def _leak(self, number: int) -> bool:
         m = self.m
