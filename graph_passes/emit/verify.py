@@ -7,10 +7,10 @@ the units have changed is compared with the body that the caller gave by `verify
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
-from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import function_pb2, types_pb2
 
 from graph_passes.emit.verify_units import (
     VerificationError,
@@ -18,6 +18,7 @@ from graph_passes.emit.verify_units import (
     require_same_outputs,
     verify_units,
 )
+from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import node_name, numbers_of
 from graph_passes.ir.view import ARGUMENT, OPAQUE, RESULT, GraphView
 from graph_passes.ops.kernels import KernelSupport
@@ -27,7 +28,7 @@ from graph_passes.ops.node_types import NodeType
 def verify(
     original: GraphView,
     fused: GraphView,
-    new: graph_pb2.GraphDef | function_pb2.FunctionDef,
+    new: Graph,
     support: KernelSupport,
     preserve: Collection[str] = (),
     touched: Collection[int] | None = None,
@@ -65,25 +66,18 @@ class _Verification:
     def __init__(
         self,
         view: GraphView,
-        new: graph_pb2.GraphDef | function_pb2.FunctionDef,
+        new: Graph,
         touched: Collection[int] | None,
     ) -> None:
         self._view = view
-        first, end = 0, len(view.nodes)
-        nodes: Sequence[node_def_pb2.NodeDef]
+        first, end, nodes = 0, len(view.nodes), nodes_of(new)
         self._arguments: dict[str, int] = {}
         self._results: list[tuple[str, int]] = []  # name of the tensor, dtype
         if isinstance(new, function_pb2.FunctionDef):
-            nodes = new.node_def
-            while first < end and view.node_type(first).op == ARGUMENT:
-                first += 1
-            while end > first and view.node_type(end - 1).op == RESULT:
-                end -= 1
+            first, end = len(view.of_op(ARGUMENT)), end - len(view.of_op(RESULT))
             self._arguments = {arg.name: arg.type for arg in new.signature.input_arg}
             # get: [] would write to a map that lacks the key.
             self._results = [(new.ret.get(a.name, ""), a.type) for a in new.signature.output_arg]
-        else:
-            nodes = new.node
         if len(nodes) < end - first:
             raise VerificationError("nodes are gone")
         self._first, self._end = first, end
@@ -137,11 +131,10 @@ class _Verification:
             vertices.extend(range(first, first + len(old.dtypes)))
             values.extend(new.dtypes[: len(old.dtypes)])
         dtypes[vertices] = np.array(values, dtypes.dtype) % 100
-        for number, dtype in enumerate([*self._arguments.values()][: self._first]):
-            dtypes[view.base[number]] = dtype
-        for number, (_, dtype) in zip(
-            range(self._end, len(view.nodes)), self._results, strict=False
-        ):
+        # A loop may have more arguments and results than it had.
+        arguments = zip(range(self._first), self._arguments.values(), strict=False)
+        results = zip(range(self._end, len(view.nodes)), self._results, strict=False)
+        for number, dtype in (*arguments, *((number, dtype) for number, (_, dtype) in results)):
             dtypes[view.base[number]] = dtype
         return dtypes
 

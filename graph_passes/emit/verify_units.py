@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
-from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.ir.adjacency import walk
+from graph_passes.ir.copying import Graph
 from graph_passes.ir.eligibility import numbers_of
 from graph_passes.ir.node_order import order_edges, without_order
 from graph_passes.ir.view import COLOCATION, GraphView
@@ -25,11 +25,7 @@ class VerificationError(Exception):
         rejected: that graph.
     """
 
-    def __init__(
-        self, message: str, rejected: graph_pb2.GraphDef | function_pb2.FunctionDef | None = None
-    ) -> None:
-        super().__init__(message)
-        self.rejected = rejected
+    rejected: Graph | None = None
 
 
 def verify_units(original: GraphView, fused: GraphView, preserve: Collection[str] = ()) -> None:
