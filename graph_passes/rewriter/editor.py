@@ -152,8 +152,8 @@ class GraphEdits(Edits):
         return True
 
     def _accept(self, new: Replacement) -> None:
-        self.redirect.update(new.redirect.maps[0])
-        self.inputs.update(new.inputs.maps[0])
+        self.redirect.update(new.redirect)
+        self.inputs.update(new.inputs)
         for name, controls in new.controls.items():
             self.controls[name] = (*self.controls.get(name, ()), *controls)
         self.node_lists.update(new.node_lists)

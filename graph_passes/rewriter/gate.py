@@ -99,7 +99,7 @@ class Gate:
 
     def _check_results(self, new: Replacement) -> None:
         view, m = self._m.view, self._m
-        for tensor, target in new.redirect.maps[0].items():
+        for tensor, target in new.redirect.items():
             if tensor in new.accepted.redirect:
                 raise NoMatchError(f"another unit makes {tensor!r}")
             old, made = new.fact(tensor), new.fact(target)
@@ -162,7 +162,7 @@ class Gate:
         Raises:
             NoMatchError: nothing takes their place, or waiting would make a cycle.
         """
-        ends = new.redirect.maps[0]
+        ends = new.redirect
         behind = _dependents(new)
         for tensor, target in ends.items():
             waits = interior.controls_of(self._m.maker(tensor))
@@ -209,11 +209,11 @@ class _Interior:
     def __init__(self, m: Matcher, new: Replacement, is_boundary: bytearray) -> None:
         """Walks back; `is_boundary` says by node where the walk ends in any case."""
         self._m, view = m, m.view
-        redirected = new.redirect.maps[0]
-        self.rewired = {view.index[name] for name in new.inputs.maps[0]}
+        redirected = new.redirect
+        self.rewired = {view.index[name] for name in new.inputs}
         self.dropped = {
             name: [t for t in m.inputs(view.index[name]) if t not in tensors]
-            for name, tensors in new.inputs.maps[0].items()
+            for name, tensors in new.inputs.items()
         }
         roots = [m.maker(tensor) for tensor in redirected]
         self.ends = {n for n in roots if len(view.layout(n).out_slots) == 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +21,8 @@ class Replacement(Emitter):
         accepted: what the graph's other units have changed so far.
         view: the graph.
         matcher: reads it.
-        redirect: tensor -> the tensor that its readers shall read instead; those of units that
-            were accepted show through.
-        inputs: node -> all its new data inputs; likewise.
+        redirect: tensor -> the tensor that its readers shall read instead.
+        inputs: node -> all its new data inputs.
         controls: node with new inputs -> control inputs that it gets besides.
         node_lists: node -> the list that it counts as being on.
         open: nodes that the unit leaves in place for readers outside.
@@ -35,8 +33,8 @@ class Replacement(Emitter):
     def __init__(self, edits: GraphEdits, like: int, stem: str = "") -> None:
         """Starts a replacement of the node `like`; names of new nodes begin with the stem."""
         self.accepted, self.view, self.matcher = edits, edits.view, edits.matcher
-        self.redirect = collections.ChainMap[str, str]({}, edits.redirect)
-        self.inputs = collections.ChainMap[str, Sequence[str]]({}, edits.inputs)
+        self.redirect: dict[str, str] = {}
+        self.inputs: dict[str, Sequence[str]] = {}
         self.controls: dict[str, Sequence[str]] = {}
         self.node_lists: dict[str, str] = {}
         self.open: set[int] = set()
@@ -55,14 +53,18 @@ class Replacement(Emitter):
 
     def reads(self) -> set[str]:
         """The tensors of the graph that take part in the replacement."""
-        read = self.read.union(self.redirect.maps[0].values(), *self.inputs.maps[0].values())
+        read = self.read.union(self.redirect.values(), *self.inputs.values())
         made, earlier = self.made, self.accepted.made
         return {tensor for tensor in read if tensor not in made and tensor not in earlier}
 
     @property
     def edits_graph(self) -> bool:
         """Whether it changes more than lists."""
-        return bool(self.redirect.maps[0] or self.inputs.maps[0] or self.in_place)
+        return bool(self.redirect or self.inputs or self.in_place)
+
+    def inputs_of(self, number: int) -> Sequence[str]:
+        """The data inputs that units before leave a node."""
+        return self.accepted.inputs.get(self.view.names[number], self.matcher.inputs(number))
 
     def replace(self, number: int, tensor: str) -> None:
         """Lets what reads a node's first output read another tensor."""

@@ -60,7 +60,7 @@ def _lower_powers(new: Replacement, tanh: int, clamp: bool) -> None:
         if number in new.accepted.kept:
             raise NoMatchError(f"{m.node(number).name!r} is to be preserved")
     names = [m.node(number).name for number in powers]
-    if clamp and names[0] not in new.inputs:
+    if clamp and names[0] not in new.accepted.inputs:
         clamped = _clamped(new, cube, x)
         for number, name in zip(powers, names, strict=True):
             new.inputs[name] = (clamped, m.tensor(number, 1))

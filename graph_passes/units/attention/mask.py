@@ -82,7 +82,7 @@ def _bound(new: Replacement, mask: _Mask) -> None:
     old = m.tensor(mask.reader, mask.port)
     clip = np.maximum if mask.bound < 0 else np.minimum
     value = clip(m.constant(old), np.float32(mask.bound))
-    inputs = list(new.inputs.get(name, m.inputs(mask.reader)))
+    inputs = list(new.inputs_of(mask.reader))
     inputs[mask.port] = new.constant(value, name=f"mask_{mask.port}", beside=old)
     new.inputs[name] = inputs
 

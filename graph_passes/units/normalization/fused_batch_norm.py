@@ -186,7 +186,7 @@ def _redirect(
         known = inside | numbers
         ends = [n for n in numbers if not known.issuperset(m.readers(n))]
     for number in sorted(ends, key=new.view.names.__getitem__):
-        if m.output(number) in new.redirect:
+        if m.output(number) in new.accepted.redirect:
             continue  # two units share dy, and with it its sum
         if m.shape(number) is None:
             raise NoMatchError(f"the shape of {m.view.names[number]!r} is not known")

@@ -123,7 +123,7 @@ def _parameter_sums(norm: Norm) -> tuple[list[int], list[int]]:
 
 def _write_sum(new: Replacement, norm: Norm, number: int, tensor: str) -> None:
     """Replaces a sum over all rows."""
-    if new.matcher.output(number) in new.redirect:
+    if new.matcher.output(number) in new.accepted.redirect:
         return  # two units share dy, and with it its sum
     rows, size = _rows_and_size(norm)
     stem, new.stem = new.stem, f"{new.view.names[number]}/BiasAddGrad"

@@ -62,8 +62,7 @@ class NormGradient:
         if self.dx is None:
             return
         name = new.view.names[self.dx]
-        read = new.inputs.get(name, new.matcher.inputs(self.dx))
-        others = [tensor for tensor in read if tensor not in self.dx_terms]
+        others = [tensor for tensor in new.inputs_of(self.dx) if tensor not in self.dx_terms]
         if self.dx_terms and others:
             new.inputs[name] = [*others, dx]
         else:
