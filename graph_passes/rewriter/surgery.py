@@ -193,13 +193,12 @@ class Unread:
         stays = stays[np.asarray(view.node_type_of)]
         stays[list(kept)] = True
         makers = np.asarray(self._makers)
-        # How often a node that stays reads each node, control inputs included. One that stays in
-        # any case counts as read once more, as does the maker of number -1, which is not known.
-        self._uses = np.bincount(makers + 1, minlength=len(view.nodes) + 1)
-        self._uses = np.roll(self._uses, -1)
+        # How often each node is read, control inputs included; one that stays in any case counts
+        # as read once more. The last, of number -1, stands for makers that are not known.
+        read = np.concatenate([makers[makers >= 0], view.control_edges[0]])
+        self._uses = np.bincount(read, minlength=len(view.nodes) + 1)
         self._uses[:-1] += stays
-        self._uses[-1] += len(makers) + 1
-        self._uses += np.bincount(view.control_edges[0], minlength=len(self._uses))
+        self._uses[-1] = len(makers) + 1
 
     def now(self) -> set[int]:
         """Those of the graph as it is, by number."""
