@@ -40,6 +40,8 @@ class Explanation:
                 f"{key.replace('_', ' ')} {value}" for key, value in (scale["state"] or {}).items()
             )
             yield f"loss scale of {scale['name']}: {', '.join(told) or 'not known'}"
+        if names := ", ".join(status.trained_unscaled):
+            yield f"trained in float16 without a loss scale of tf_amp's: {names}"
         yield from self._functions()
         if status.log_path:
             yield f"Why not this op? tf-amp explain {status.log_path} --op MatMul --missed"

@@ -22,6 +22,7 @@ from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
 from tf_amp.loss_scale import auto_wrap, counters, history
+from tf_amp.loss_scale.unscaled_notice import UnscaledNotice
 from tf_amp.plan import ENVIRONMENT, Plan, make_plan
 from tf_amp.state import Status
 from tf_amp.tally import NodeCounts, Tally
@@ -51,6 +52,7 @@ class Installation:
         compiled: how functions that XLA compiles are rewritten; None if nothing is rewritten.
         numbers: rewrites graphs up to the bisect limit.
         graph_log: says what was done to single graphs.
+        unscaled: says which of them train without a loss scale.
         refusals: host name -> why it could not hook this TensorFlow.
     """
 
@@ -65,6 +67,7 @@ class Installation:
         self._tally = Tally()
         self._dumps = Dumps(plan.settings.log_path, lambda: describe(plan)) if plan.config else None
         self.graph_log = GraphLog(str(plan.target.target_dtype))
+        self.unscaled = UnscaledNotice(active=plan.misses_loss_scale)
 
     @property
     def loss_scaling(self) -> bool:
@@ -235,6 +238,7 @@ class Installation:
             self.plan.status(),
             hosts=hosts | self.refusals,
             loss_scale=counters(),
+            trained_unscaled=self.unscaled.names,
             rules={f"{r} ({r.action})": n for r, n in self._matches().items()},
             **self._tally.as_dict(),
         )

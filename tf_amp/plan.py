@@ -50,6 +50,12 @@ class Plan:
         return (*self.settings.notes, *(list_notes(self.config) if self.config else ()))
 
     @property
+    def misses_loss_scale(self) -> bool:
+        """Whether training without a loss scale is worth a warning: float16, and not asked for."""
+        is_open = self.source != ENVIRONMENT and "loss_scaling" not in self.settings.decided_by
+        return self.target.target_dtype == "float16" and (self.loss_scaling or is_open)
+
+    @property
     def summary(self) -> str:
         """What is on and who decided it, as one line."""
         settings = self.settings

@@ -58,6 +58,8 @@ class Status(Mapping[str, Any]):
         functions: The functions and session graphs, those that they call included, in the order in
             which they were traced; without those in which there was nothing to do. At most 100.
         loss_scale: Counters of the loss scales in use.
+        trained_unscaled: The functions and session graphs that train in float16 without a loss
+            scale of tf_amp's, although nobody switched loss scaling off.
     """
 
     enabled: bool = False
@@ -84,6 +86,7 @@ class Status(Mapping[str, Any]):
     casts: int = 0
     functions: tuple[FunctionStatus, ...] = ()
     loss_scale: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    trained_unscaled: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:

@@ -35,6 +35,7 @@ from tf_amp.hosts.function_redirects import called_names
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
+from tf_amp.loss_scale.data_flow import Program
 from tf_amp.patches import Patches
 
 if TYPE_CHECKING:
@@ -184,14 +185,43 @@ class FunctionHost:
             functools.partial(self._deferred.covers, context),
             announce=top_level and (is_loaded or not _EXPORTED.search(name)),
         )
+        # What is traced inside another function is looked at with that one.
+        look = self._look if top_level else _look_at_nothing
         waits = False
         if counted.counts.products:
             tried = bool(counted.counts.converted)
-            waits = self._calls.watch(function, traced, config, result, counted, tried=tried)
+            waits = self._calls.watch(
+                function,
+                traced,
+                config,
+                result,
+                counted,
+                functools.partial(look, traced),
+                tried=tried,
+            )
         if waits:
             counted.wait()
         else:
             counted.say()
+            look(traced, result)
+
+    def _look(self, traced: TracedFunction, result: RewriteResult) -> None:
+        """Looks for the loss scale of a function that is to run as it was rewritten."""
+        added = {function.signature.name: function for function in result.extra_functions}
+        context, graph = traced.context, traced.graph
+        original = functools.partial(self._original_definition, context, graph._functions)
+
+        def running(name: str) -> function_pb2.FunctionDef | None:
+            if name in added:
+                return added[name]
+            return context.get_function_def(name) if context.has_function(name) else None
+
+        self._installation.unscaled.look(
+            traced.title,
+            Program(traced.definition, original),
+            Program(result.proto, running),
+            built=graph,
+        )
 
     def _rewrite_called(
         self, functions: Iterable[Any], graph: Any, context: context_lib.Context
@@ -218,6 +248,10 @@ class FunctionHost:
         if original is not None:
             return original.definition()
         return context.get_function_def(name) if context.has_function(name) else None
+
+
+def _look_at_nothing(traced: TracedFunction, result: RewriteResult) -> None:
+    """Stands in for a look at a function that runs as a part of others."""
 
 
 _installed: FunctionHost | None = None

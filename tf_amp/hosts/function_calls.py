@@ -128,6 +128,7 @@ class FunctionCalls:
         config: PrecisionConfig,
         result: RewriteResult,
         counted: CountedFunction,
+        look: Callable[[RewriteResult], None],
         *,
         tried: bool,
     ) -> bool:
@@ -139,6 +140,7 @@ class FunctionCalls:
             config: with which it was rewritten.
             result: what became of it.
             counted: is told what is planned for a size, and for which size float32 proves faster.
+            look: is shown what is planned for a size.
             tried: whether anything was converted that can be tried against float32.
 
         Returns:
@@ -170,6 +172,7 @@ class FunctionCalls:
                 self._originals,
             )
             counted.record_again(planned, callees, size)
+            look(planned)
             return planned
 
         try_out = functools.partial(

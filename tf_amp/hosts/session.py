@@ -29,6 +29,7 @@ from tf_amp.hosts.session_config import SessionConfigHook, float32_sessions_exis
 from tf_amp.hosts.session_plugin import GraphItem, GraphPlugin, graph_plugin
 from tf_amp.hosts.session_stubs import empty_stubs, fill_stubs
 from tf_amp.hosts.session_unfuse import UnfusedGraph, unfuse
+from tf_amp.loss_scale.data_flow import Program
 from tf_amp.patches import Patches
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class SessionHost:
         )
         if result.failure is not None or not result.changed:
             return None
+        self._look(item, planned, result.proto)
         return result.proto.SerializeToString()
 
     def _result_for(
@@ -133,13 +135,30 @@ class SessionHost:
             result = graph_passes.RewriteResult(proto=graph, report=report, failure=failure)
         return result, planned, origin
 
+    def _look(
+        self, item: GraphItem, planned: graph_pb2.GraphDef, running: graph_pb2.GraphDef
+    ) -> None:
+        """Looks for the loss scale of a graph that is to run."""
+        self._installation.unscaled.look(
+            f"{TITLE} ({_fetched(item)})",
+            _program(planned),
+            _program(running),
+            built=self._built(item),
+            kind=TITLE,
+        )
+
     def _lines_of(self, item: GraphItem) -> Lines:
-        """The Python lines of a graph: those of a session's that has all that is fetched."""
+        """The Python lines of a graph."""
+        built = self._built(item)
+        return no_lines if built is None else source_lines(built)
+
+    def _built(self, item: GraphItem) -> Any:
+        """The graph of a session that has all that is fetched, None if it is not known."""
         fetched = [name.partition(":")[0] for name in item.fetches]
         for graph in reversed(self._sessions.graphs):
             if all(_has(graph, name) for name in fetched):
-                return source_lines(graph)
-        return no_lines
+                return graph
+        return None
 
     def _say_invalid(self, node: str) -> None:
         # MatMul + BiasAdd + AddV2 + activation on a CPU is one such case (seen in 2.21).
@@ -159,9 +178,19 @@ class SessionHost:
         return self._config.device == "CPU" and self._config.target_dtype == "bfloat16"
 
     def _name(self, item: GraphItem) -> str:
-        shown = ", ".join(item.fetches[:_FETCHES_NAMED])
-        more = ", ..." if len(item.fetches) > _FETCHES_NAMED else ""
-        return f"{TITLE} {next(self._numbers)} ({shown}{more})"
+        return f"{TITLE} {next(self._numbers)} ({_fetched(item)})"
+
+
+def _program(graph: graph_pb2.GraphDef) -> Program:
+    """A graph with its library."""
+    library = {function.signature.name: function for function in graph.library.function}
+    return Program(graph, library.get)
+
+
+def _fetched(item: GraphItem) -> str:
+    """What is fetched of a graph, the first names of it."""
+    more = ", ..." if len(item.fetches) > _FETCHES_NAMED else ""
+    return ", ".join(item.fetches[:_FETCHES_NAMED]) + more
 
 
 def _has(graph: Any, name: str) -> bool:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_amp.loss_scale import gradients as gradient_math
 from tf_amp.loss_scale.manager import LossScaleManager
 from tf_amp.loss_scale.rule import LossScaleState
+from tf_amp.loss_scale.seen_graphs import mark_seen
 from tf_amp.loss_scale.state import FIELDS, PlannedUpdate
 
 # Applies gradients, given in the order of the step's variables.
@@ -55,6 +56,7 @@ def apply_if_finite(
         ValueError: If no variable has a gradient.
         RuntimeError: If called in the cross-replica context of a distribution strategy.
     """
+    mark_seen()
     _require_gradients(gradients, variables)
     require_replica_context()
     if not manager.rule.checks_gradients:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tensorflow as tf
 
 from tf_amp.loss_scale.manager import LossScaleManager
+from tf_amp.loss_scale.seen_graphs import mark_seen
 from tf_amp.loss_scale.step_protocol import CustomLoopMethods, StepProtocol, current_place
 
 if TYPE_CHECKING:
@@ -316,6 +317,7 @@ class CustomLoopNotice:
         Args:
             optimizer: The optimizer whose gradients are those of a loss that was not scaled.
         """
+        mark_seen()
         if self._given:
             return
         self._given = True

@@ -14,6 +14,7 @@ from tf_amp.loss_scale import telemetry
 from tf_amp.loss_scale.floor import SkippedStep, SkipReporter
 from tf_amp.loss_scale.history import History
 from tf_amp.loss_scale.rule import LossScale, LossScaleState, require_count, resolve
+from tf_amp.loss_scale.seen_graphs import mark_seen
 from tf_amp.loss_scale.state import CULPRIT, FIELDS, PlannedUpdate, StateVariables, plan_update
 from tf_amp.loss_scale.step_protocol import StepProtocol
 
@@ -126,6 +127,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         Args:
             tensors: As `loss` of `scale_loss`.
         """
+        mark_seen()
         return gradient_math.scale(tensors, self.scale) if self._rule.scales_loss else tensors
 
     def unscale(self, gradients: Sequence[Any]) -> list[Any]:

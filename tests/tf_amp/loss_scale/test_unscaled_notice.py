@@ -1,0 +1,113 @@
+"""The warning of float16 training that nothing scales. All of it runs in subprocesses."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+START = f"""
+import sys
+import tf_amp.autoload
+tf_amp.autoload.activate()
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+"""
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+LOSS_SCALING = "TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING"
+FLOAT16 = {
+    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+    f"{REWRITE}_DTYPE": "float16",
+}
+SAID = "and no loss scale of tf_amp's is in it"
+REMEDIES = (
+    "LossScaleManager(StaticLossScale(1024))",
+    "manager.multiply(loss)",
+    "manager.unscale(gradients)",
+    "tf_amp.enable_mixed_precision_graph_rewrite(optimizer)",
+    f"{REWRITE}_DTYPE=bfloat16",
+    f"{LOSS_SCALING}=0",
+)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines of the warning."""
+    return [line for line in done.stderr.splitlines() if SAID in line]
+
+
+def test_loops(run_python: RunPython) -> None:
+    """Each function is warned of once, however often it is traced, and no other one."""
+    done = run_python(
+        START + "import unscaled_cases as cases; cases.main(); print(*cases.TOLD_OF)", FLOAT16
+    )
+    told, float32, expected = done.stdout.splitlines()
+    assert told == expected
+    assert float32 == "kept_float32"
+    lines = said(done)
+    assert [line.split("'")[1] for line in lines] == told.split()
+    assert all(line.startswith("tf_amp: WARNING: ") for line in lines)
+    assert [remedy for remedy in REMEDIES if remedy not in lines[0]] == []
+    assert done.stderr.count("A custom training loop applies gradients with SGD") == 1
+
+
+def test_sessions(run_python: RunPython) -> None:
+    """Optimizers scale, also in a graph that is imported; what was built without them does not."""
+    done = run_python(START + "import unscaled_session_cases as cases; cases.main()", FLOAT16)
+    of_optimizers = [
+        line
+        for name in ("by_sgd", "by_adam")
+        for line in (f"{name} False", "imported False", "made without True")
+    ]
+    of_variables = [*of_optimizers, "by hand True False"]
+    assert done.stdout.splitlines() == [*of_variables * 2, "of TensorFlow False False"]
+    lines = said(done)
+    assert len(lines) == 6
+    assert "'session graph (GradientDescent)' trains in float16" in lines[0]
+
+
+LOOP = """
+import tensorflow as tf
+import tf_amp
+{before}
+w = tf.Variable(tf.ones([8, 8]))
+
+@tf.function(jit_compile={compiled})
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(x @ w))
+    w.assign_sub(0.01 * tape.gradient(loss, w))
+
+step(tf.ones([8, 8]))
+print(*tf_amp.status().trained_unscaled)
+print("without a loss scale of tf_amp's: step" in str(tf_amp.explain()))
+"""
+BY_CALL = "tf_amp.enable_mixed_precision_graph_rewrite()"
+NOT_BY_ENABLE = {**FLOAT16, "TF_ENABLE_AUTO_MIXED_PRECISION": ""}
+
+
+@pytest.mark.parametrize(
+    ("env", "before", "is_said"),
+    [
+        (FLOAT16, "", True),
+        (NOT_BY_ENABLE, BY_CALL, True),
+        ({**FLOAT16, f"{REWRITE}_DTYPE": "bfloat16"}, "", False),
+        ({**FLOAT16, LOSS_SCALING: "0"}, "", False),
+        ({**NOT_BY_ENABLE, LOSS_SCALING: "0"}, BY_CALL, False),
+    ],
+    ids=["on", "by call", "bfloat16", "off", "off, by call"],
+)
+def test_settings(
+    run_python: RunPython, env: dict[str, str], before: str, *, is_said: bool
+) -> None:
+    done = run_python(START + LOOP.format(before=before, compiled=False), env)
+    assert done.stdout.splitlines() == ["step" * is_said, str(is_said)]
+    assert len(said(done)) == is_said
+
+
+def test_compiled_by_xla(run_python: RunPython) -> None:
+    done = run_python(START + LOOP.format(before="", compiled=True), FLOAT16)
+    assert done.stdout.splitlines() == ["step", "True"]
