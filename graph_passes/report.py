@@ -23,6 +23,12 @@ from graph_passes.units.fusion import Fusion
 from graph_passes.units.update.fused_updates import RULE
 
 NO_MATCHES: Mapping[Rule, int] = types.MappingProxyType({})
+# Dtypes of floating-point ops that the rewrite leaves as they are.
+_NOT_FLOAT32 = {
+    types_pb2.DT_DOUBLE: "in float64, and only float32 is converted",
+    types_pb2.DT_HALF: "the program itself has it in float16",
+    types_pb2.DT_BFLOAT16: "the program itself has it in bfloat16",
+}
 _SOURCES_OF_WEIGHTS = frozenset(("Const", "ReadVariableOp", "Variable", "VariableV2"))
 
 
@@ -192,8 +198,8 @@ class Report:
             missing = f"{op} x{count}"
         if missing:
             return f"no {self.device} kernel in {self.target_dtype} for {missing}"
-        if exact := self.in_float64():
-            return f"{exact}, of the allow list: in float64, and only float32 is converted"
+        if other := self.in_other_dtypes():
+            return other
         if not self.eligible_nodes:
             return "no node has a float32 type attribute that may change"
         ops = Counter(d.op for d in self.decisions)
@@ -206,19 +212,21 @@ class Report:
         products = Counter({op: n for op, n in counts.items() if self._is_allowed(op)})
         return "".join(f"{op} x{count}" for op, count in (products or counts).most_common(1))
 
-    def in_float64(self) -> str:
-        """The op of the allow list that is most often in float64, and how often; else ""."""
+    def in_other_dtypes(self) -> str:
+        """Which op of the allow list is most often not in float32, and what it is in; else ""."""
         if self._plan is None:
             return ""
         view = self._plan.coloring.view
-        numbers = {
-            view.vertex_nodes[vertex]
-            for vertex, dtype in enumerate(view.dtypes)
-            if dtype == types_pb2.DT_DOUBLE
+        found = {
+            (number, _NOT_FLOAT32[dtype])
+            for number, dtype in zip(view.vertex_nodes, view.dtypes, strict=True)
+            if number >= 0 and dtype in _NOT_FLOAT32
         }
-        ops = (view.nodes[number].op for number in numbers if number >= 0)
-        counts = Counter(op for op in ops if self._is_allowed(op))
-        return "".join(f"{op} x{count}" for op, count in counts.most_common(1))
+        ops = ((view.nodes[number].op, why) for number, why in found)
+        counts = Counter((op, why) for op, why in ops if self._is_allowed(op))
+        return "".join(
+            f"{op} x{count}, of the allow list: {why}" for (op, why), count in counts.most_common(1)
+        )
 
     def _is_allowed(self, op: str) -> bool:
         return self._plan is not None and self._plan.coloring.lists.list_of(op) == "allow"

@@ -166,13 +166,13 @@ class Tally:
     def _leave(self, name: str, result: RewriteResult, counts: NodeCounts) -> None:
         """Takes note of a graph left alone, if it tells more than those before it.
 
-        The largest one does, first those with products, in float32 or else in float64: the first
-        one is often a function of a single op. What calls others is told with their products, by
-        the name that its line has.
+        The largest one does, first those with products, in float32 or else in another dtype: the
+        first one is often a function of a single op. What calls others is told with their
+        products, by the name that its line has.
         """
         kept = counts.said_of_kept()
         nodes = counts.total if kept else result.report.total_nodes
-        tells = 2 * bool(kept or result.failure) or int(bool(result.report.in_float64()))
+        tells = 2 * bool(kept or result.failure) or int(bool(result.report.in_other_dtypes()))
         weight = (tells, nodes)
         if weight > self._unchanged_weight:
             self._unchanged_weight = weight

@@ -131,6 +131,10 @@ def test_every_reason_has_a_text() -> None:
             "x = Placeholder(dtype=float64, shape=[4, 4])\ny = MatMul(x, x)\nz = Tanh(y)",
             "MatMul x1, of the allow list: in float64, and only float32 is converted",
         ),
+        (
+            "x = Placeholder(dtype=float16, shape=[4, 4])\ny = MatMul(x, x)\nz = Tanh(y)",
+            "MatMul x1, of the allow list: the program itself has it in float16",
+        ),
         ("n = Const(1, [4])\nm = AddV2(n, n)", "no node has a float32 type attribute"),
     ],
 )

@@ -151,6 +151,10 @@ def test_hardware_without_units_hooks_nothing(run_python: RunPython) -> None:
             "on()\nx = tf.ones([64, 64], tf.float64)\ntf.function(lambda x: tf.nn.relu(x @ x))(x)",
             "MatMul x1, of the allow list: in float64, and only float32 is converted",
         ),
+        (
+            "on()\nx = tf.ones([64, 64], tf.half)\ntf.function(lambda x: tf.nn.relu(x @ x))(x)",
+            "MatMul x1, of the allow list: the program itself has it in float16",
+        ),
         ("on()\nproduct()", None),
         ("on()\ninstallation.uninstall()", None),
         ("installation.install(Settings(loss_scaling=True), source='test')", None),

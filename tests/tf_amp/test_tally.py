@@ -169,11 +169,21 @@ def test_reason_for_nothing_is_that_of_a_graph_with_products() -> None:
     assert "'products': planted" in tally.why_nothing()
 
 
-def test_reason_for_nothing_is_float64_before_that_of_larger_graphs_without_products() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "why"),
+    [
+        (types_pb2.DT_DOUBLE, "in float64, and only float32 is converted"),
+        (types_pb2.DT_HALF, "the program itself has it in float16"),
+        (types_pb2.DT_BFLOAT16, "the program itself has it in bfloat16"),
+    ],
+)
+def test_reason_for_nothing_is_another_dtype_before_that_of_larger_graphs_without_products(
+    dtype: int, why: str
+) -> None:
     tally = Tally()
-    add(tally, "exact", rewrite_graph_def(product_graph(2, types_pb2.DT_DOUBLE), CONFIG))
+    add(tally, "other", rewrite_graph_def(product_graph(2, dtype), CONFIG))
     add(tally, "of shapes alone", converted_to_nothing(40))
-    assert "'exact': MatMul x2, of the allow list: in float64" in tally.why_nothing()
+    assert f"'other': MatMul x2, of the allow list: {why}" in tally.why_nothing()
     add(tally, "products", failed())
     assert "'products': planted" in tally.why_nothing()
 
