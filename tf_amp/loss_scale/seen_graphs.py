@@ -19,8 +19,9 @@ def mark_seen() -> None:
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None:
         _seen.add(graph)
-        # What is around the outermost function is no part of the step.
-        graph = getattr(graph, "outer_graph", None) if graph.building_function else None
+        outer = getattr(graph, "outer_graph", None)
+        # Around the outermost function is whatever graph is the default of the process.
+        graph = outer if outer is not None and outer.building_function else None
 
 
 def is_seen(graph: Any) -> bool:
