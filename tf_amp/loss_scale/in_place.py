@@ -8,7 +8,6 @@ around the methods of that class. The `Scaling` of the optimizer says when.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tensorflow as tf
 
 from tf_amp.loss_scale.manager import LossScaleManager
+from tf_amp.loss_scale.scaled_classes import scaled_class
 from tf_amp.loss_scale.seen_graphs import mark_seen
 from tf_amp.loss_scale.step_protocol import CustomLoopMethods, StepProtocol, current_place
 
@@ -247,29 +247,11 @@ def give_scaling(optimizer: Any, scaling: Scaling | LoopScaling, mixin: Any) -> 
     object.__setattr__(optimizer, _ATTRIBUTE, scaling)
     optimizer._track_trackable(scaling.manager, "loss_scale", overwrite=True)
     own_class: Any = type(optimizer)
-    object.__setattr__(optimizer, "__class__", _subclass(own_class, mixin))
-
-
-@functools.cache
-def _subclass(own_class: Any, mixin: Any) -> type:
-    shown = mixin.shown or own_class
-    # What is made by the class is made as it would be without a loss scale.
-    of_class = {
-        name: staticmethod(getattr(shown, name))
-        for one in reversed(shown.__mro__)
-        for name, member in one.__dict__.items()
-        if isinstance(member, classmethod)
-    }
-    as_it_was = {name: getattr(own_class, name) for name in _NAMES}
-    members = {"own_class": own_class, "__class__": property(lambda self: shown)}
-    return type(own_class.__name__, (mixin, own_class), {**of_class, **as_it_was, **members})
-
-
-_NAMES = ("__module__", "__qualname__", "__doc__")
+    object.__setattr__(optimizer, "__class__", scaled_class(own_class, mixin))
 
 
 def _new(own_class: Any, mixin: Any) -> Any:
-    return object.__new__(_subclass(own_class, mixin))
+    return object.__new__(scaled_class(own_class, mixin))
 
 
 @contextlib.contextmanager

@@ -73,6 +73,13 @@ for what in (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one
 made = type(optimizer)(0.02)
 show(type(made), made is optimizer, plain(made.learning_rate), train(made)[1])
 scaled_steps(made)
+# A subclass of its class is one of the class that it was made with.
+class Louder(type(optimizer)):
+    def __init__(self, learning_rate):
+        super().__init__(2 * learning_rate)
+louder = Louder(0.01)
+show(Louder.__mro__[1:], type(louder), plain(louder.learning_rate), train(louder)[1])
+scaled_steps(louder)
 # A second compile with the same optimizer keeps it, and its scale.
 model.compile(optimizer, "mse", jit_compile=True)
 show(model.optimizer is optimizer, fit(model), plain(optimizer.iterations))

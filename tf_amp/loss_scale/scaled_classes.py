@@ -1,0 +1,50 @@
+"""The classes that optimizers get with a loss scale: subclasses of their own, under its name."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+_NAMES = ("__module__", "__qualname__", "__doc__")
+
+
+@functools.cache
+def scaled_class(own_class: Any, mixin: Any) -> type:
+    """The class of an optimizer that has a loss scale, the same for the same arguments.
+
+    Args:
+        own_class: The class that the optimizer was made with.
+        mixin: The methods for its library, a subclass of `in_place.InPlace`.
+    """
+    shown = mixin.shown or own_class
+    # What is made by the class is made as it would be without a loss scale.
+    of_class = {
+        name: staticmethod(getattr(shown, name))
+        for one in reversed(shown.__mro__)
+        for name, member in one.__dict__.items()
+        if isinstance(member, classmethod)
+    }
+    as_it_was = {name: getattr(own_class, name) for name in _NAMES}
+    members = {"own_class": own_class, "__class__": property(lambda self: shown)}
+    its = type(own_class)
+    make: Any = _Maker if its is type else type(its.__name__, (_Maker, its), {})
+    return make(own_class.__name__, (mixin, own_class), {**of_class, **as_it_was, **members})
+
+
+class _Maker(type):
+    """The class of the classes made here; a `class Mine(type(optimizer))` is none of them."""
+
+    own_class: type
+
+    def __new__(
+        cls, name: str, bases: tuple[Any, ...], namespace: dict[str, Any], **keywords: Any
+    ) -> Any:
+        """Makes one, or a subclass of the class that an optimizer was made with.
+
+        Its `compile` gives it a scale, as `InPlace.__new__` says.
+        """
+        if not any(isinstance(base, _Maker) for base in bases):
+            return super().__new__(cls, name, bases, namespace, **keywords)
+        own = tuple(base.own_class if isinstance(base, _Maker) else base for base in bases)
+        return types.new_class(name, own, keywords, lambda made: made.update(namespace))
