@@ -184,7 +184,7 @@ class _Rewrite:
             target_dtype=self.config.target_dtype,
             device=self.config.device,
             total_nodes=sum(len(region.nodes) for region in regions),
-            planned_with=frozenset(one.proto.signature.name for one in regions[1:]),  # type: ignore[union-attr]
+            planned_with=frozenset(one.name for one in regions[1:]),
             notes=lists.notes,
         )
         one = _TreeRewrite(self, tree, preserve, shapes)
@@ -221,9 +221,7 @@ class _TreeRewrite:
     ) -> None:
         self._common, self._config = common, common.config
         if self._config.selection is not None:
-            is_function = isinstance(tree.proto, function_pb2.FunctionDef)
-            root = tree.proto.signature.name if is_function else ""  # type: ignore[union-attr]
-            selection = dataclasses.replace(self._config.selection, root=root)
+            selection = dataclasses.replace(self._config.selection, root=tree.name)
             self._config = dataclasses.replace(self._config, selection=selection)
         self._tree, self._preserve, self._shapes = tree, preserve, shapes
         self._node_types = node_types_with(common.library)
@@ -236,13 +234,13 @@ class _TreeRewrite:
         """What rules say of the nodes of a body as the caller gave it; a view spares a search."""
         known = self._decisions.get(id(region.proto))
         if known is None:
-            name, *names = (_name_of(region), self._common.name, _name_of(self._tree))
-            inner = "" if name == self._common.main else name
+            names = [region.name, self._common.name, self._tree.name]
+            inner = "" if region.name == self._common.main else region.name
             lines = functools.partial(self._common.lines, inner)
             nodes = region.nodes
             if view is not None and not self._config.rules:  # marks alone decide
                 nodes = [view.nodes[number] for number in view.node_index.marked]
-            known = decide(nodes, self._config, [name, *names], lines)
+            known = decide(nodes, self._config, names, lines)
             self._decisions[id(region.proto)] = known
         return known
 
@@ -257,7 +255,7 @@ class _TreeRewrite:
     def _details(self, region: Region) -> tuple[Collection[str], Shapes | None]:
         if region.is_main:
             return self._preserve, self._shapes
-        return (), self._common.function_shapes(region.proto.signature.name)  # type: ignore[union-attr]
+        return (), self._common.function_shapes(region.name)
 
     def _prepare(
         self, region: Region, body: Graph, added: Mapping[str, Sequence[Shape | None]]
@@ -333,11 +331,6 @@ class _TreeRewrite:
             return None
 
 
-def _name_of(region: Region) -> str:
-    """The name of the function that a region is the body of, "" for a GraphDef."""
-    return "" if isinstance(region.proto, graph_pb2.GraphDef) else region.proto.signature.name
-
-
 def _found_in_all(main: Region, fusions: Mapping[Region, Fusion]) -> Fusion:
     """The main graph's outcome with the units and near misses of all bodies.
 
@@ -346,7 +339,7 @@ def _found_in_all(main: Region, fusions: Mapping[Region, Fusion]) -> Fusion:
     units: list[str] = []
     misses: list[NearMiss] = []
     for region, fusion in fusions.items():
-        where = "" if region.is_main else f"{region.proto.signature.name}/"  # type: ignore[union-attr]
+        where = "" if region.is_main else f"{region.name}/"
         units.extend(unit.replace(": ", f": {where}", 1) for unit in fusion.units)
         misses.extend(dataclasses.replace(m, node=f"{where}{m.node}") for m in fusion.misses)
     # Calls of one function have bodies of their own, in which the same was found.

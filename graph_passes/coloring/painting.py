@@ -19,7 +19,7 @@ from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER, Coloring
 from graph_passes.coloring.v1_loops import ref_variable_readers
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
-from graph_passes.policy.op_lists import may_be_forced
+from graph_passes.policy.op_lists import KEPT_BY_FORCE
 
 _QUANTIZED = frozenset(
     (
@@ -45,11 +45,7 @@ def paint_allow_list(coloring: Coloring) -> None:
 
 def _may_force(coloring: Coloring, vertex: int) -> bool:
     op_type = coloring.view.op_type(coloring.view.vertex_nodes[vertex])
-    if op_type is None:
-        return False
-    op_def = op_type.op_def
-    refs = any(arg.is_ref for arg in (*op_def.input_arg, *op_def.output_arg))
-    return may_be_forced(op_type.name, is_stateful=op_def.is_stateful, has_refs=refs)
+    return op_type is not None and op_type.name not in KEPT_BY_FORCE and op_type.is_pure
 
 
 def propagate_deny(coloring: Coloring) -> None:

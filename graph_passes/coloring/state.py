@@ -204,12 +204,8 @@ def _list_codes(lists: OpLists, node_type: NodeType) -> tuple[int, ...]:
 @_OF_NODE_TYPE
 def _computes(node_type: NodeType) -> bool:
     """Whether nodes of a node type make values of others alone."""
-    op_type = node_type.op_type
-    if op_type is None or not node_type.layout.in_slots or op_type.name == "Cast":
-        return False
-    op_def = op_type.op_def
-    refs = any(arg.is_ref for arg in (*op_def.input_arg, *op_def.output_arg))
-    return not (refs or op_def.is_stateful)
+    op_type, reads = node_type.op_type, node_type.layout.in_slots
+    return bool(op_type is not None and reads and op_type.name != "Cast" and op_type.is_pure)
 
 
 @_OF_NODE_TYPE

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from tensorflow.core.framework import (
     function_pb2,
+    graph_pb2,
     node_def_pb2,
     types_pb2,
 )
@@ -96,6 +97,11 @@ class Region:
     def is_main(self) -> bool:
         """Whether it is the main graph."""
         return not self.callee_of[0]
+
+    @property
+    def name(self) -> str:
+        """The name of the function that it is the body of, "" for a GraphDef."""
+        return "" if isinstance(self.proto, graph_pb2.GraphDef) else self.proto.signature.name
 
     @property
     def nodes(self) -> Sequence[node_def_pb2.NodeDef]:
@@ -206,7 +212,7 @@ class CallTrees:
         while pending:
             region = next(pending[-1], None)
             if region is not None:
-                names.append(region.proto.signature.name)  # type: ignore[union-attr]
+                names.append(region.name)
                 above.add(names[-1])
                 pending.append(self._expand(region, above))
                 continue

@@ -113,7 +113,7 @@ def name_functions(root: Region, library: Library) -> tuple[function_pb2.Functio
                     attr, position = callee.callee_of
                     value = nodes[call.node].attr[attr]
                     func = value.list.func[position] if value.list.func else value.func
-                    func.name = callee.proto.signature.name  # type: ignore[union-attr]
+                    func.name = callee.name
         if region is root:
             break
         body: function_pb2.FunctionDef = region.proto  # type: ignore[assignment]

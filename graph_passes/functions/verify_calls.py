@@ -50,7 +50,7 @@ def verify_tree(
         nodes = {node.name: node for node in region.nodes} if region.calls else {}
         for call in region.calls:
             node = nodes[call.node]
-            callees = {c.proto.signature.name: c.proto.signature for c in call.callees}  # type: ignore[union-attr]
+            callees = {c.name: c.proto.signature for c in call.callees}  # type: ignore[union-attr]
             for attr, _, name in function_names(node, call.kind):
                 if name not in callees:
                     raise VerificationError(f"the call {call.node!r} calls {name!r}")

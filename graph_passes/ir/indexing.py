@@ -83,11 +83,13 @@ class NodeIndex:
     def _read(self, nodes: Sequence[node_def_pb2.NodeDef], numbers: Sequence[int]) -> None:
         names = [node.name for node in nodes]
         self.numbers.update(zip(names, numbers, strict=True))
-        devices = self.node_types.devices
-        self.device_of.extend([devices.setdefault(node.device, len(devices)) for node in nodes])
+        codes, devices = self.node_types.devices, [node.device for node in nodes]
+        for device in dict.fromkeys(devices):
+            codes.setdefault(device, len(codes))
+        self.device_of.extend(map(codes.__getitem__, devices))
         families, node_type_of, located, marked = self.node_types.read(nodes)
-        self.located.extend(itertools.compress(numbers, located))
-        self.marked.extend(itertools.compress(numbers, marked))
+        self.located.extend([numbers[place] for place in located])
+        self.marked.extend([numbers[place] for place in marked])
         self.node_type_of.extend(node_type_of)
         if self.named_outputs:
             self._outputs.update(zip(names, numbers, strict=True))  # arguments

@@ -16,6 +16,7 @@ OPAQUE = 0
 """The vertex that stands for every port of a node whose op type is unknown."""
 
 _NO_OUTPUT = -1
+_ONE = np.ones(1, np.int32)
 
 
 class Vertices:
@@ -27,18 +28,22 @@ class Vertices:
         slot_numbers: for each vertex the number of its slot among those of all node_types, 0 for
             `OPAQUE`; int32 [vertices].
         dtypes: for each vertex its dtype; int32 [vertices].
+        outputs: for each node the vertex of its output 0, -1 without an output; int32 [nodes].
+        arities: for each node how many inputs its type has, -1 of an unknown op; int32 [nodes].
+        ports: for each node the number of its input 0 in `SlotTables.in_slots`; int32 [nodes].
     """
 
     def __init__(self, index: NodeIndex) -> None:
-        tables, node_type_of = index.node_types.slot_tables, np.asarray(index.node_type_of)
-        counts = np.asarray(tables.counts)[node_type_of]
-        self.base = np.cumsum(counts, dtype=np.int32) - counts + 1
-        nodes = np.arange(len(counts), dtype=np.int32)
-        self.owners = np.concatenate([np.full(1, -1, np.int32), np.repeat(nodes, counts)])
+        tables = index.node_types.slot_tables
+        counts, outputs, self.arities, slots, self.ports = tables.rows(index.node_type_of)
+        self.base = counts.cumsum(dtype=np.int32) - counts + 1
+        numbers = np.arange(-1, len(counts), dtype=np.int32)
+        self.owners = numbers.repeat(np.concatenate((_ONE, counts)))
         self.slot_numbers = np.arange(len(self.owners), dtype=np.int32)
-        first = np.asarray(tables.first_slots)[node_type_of] - self.base
-        self.slot_numbers[1:] += first[self.owners[1:]]
+        self.slot_numbers[1:] += (slots - self.base)[self.owners[1:]]
         self.dtypes = np.asarray(tables.dtypes)[self.slot_numbers]
+        self.outputs = np.where(outputs == _NO_OUTPUT, _NO_OUTPUT, self.base + outputs)
+        self.outputs[self.arities < 0] = OPAQUE
 
 
 def join_ports(
@@ -65,11 +70,7 @@ def join_ports(
 def _sources(
     index: NodeIndex, vertices: Vertices, aliases: Mapping[int, tuple[int, int]]
 ) -> np.ndarray:
-    base, tables = vertices.base, index.node_types.slot_tables
-    node_type_of = np.asarray(index.node_type_of)
-    first = np.asarray(tables.first_outputs)[node_type_of]
-    first = np.where(first == _NO_OUTPUT, _NO_OUTPUT, base + first)  # the vertices of outputs 0
-    first[np.asarray(tables.is_unknown, bool)[node_type_of]] = OPAQUE
+    base, first = vertices.base, vertices.outputs
     for alias, (call, port) in aliases.items():
         first[alias] = int(base[call]) + index.layout(call).in_slots[port]
 
@@ -90,7 +91,7 @@ def _sources(
     by_reference = makers < 0
     sources = first[np.maximum(makers, 0)]
     sources[by_reference] = OPAQUE
-    if np.any(sources == _NO_OUTPUT):
+    if (sources == _NO_OUTPUT).any():
         name = index.name(int(makers[np.argmin(sources)]))
         raise InvalidGraphError(f"node {name!r} has no output 0")
     names, read = list(index.references), ~makers[by_reference]
@@ -102,18 +103,17 @@ def _sources(
 
 
 def _targets(index: NodeIndex, vertices: Vertices) -> tuple[np.ndarray, np.ndarray]:
-    tables, node_type_of = index.node_types.slot_tables, np.asarray(index.node_type_of)
-    arity, expected = np.asarray(index.arity), np.asarray(tables.arities)[node_type_of]
-    unknown = np.asarray(tables.is_unknown, bool)[node_type_of]
+    arity, expected = np.asarray(index.arity), vertices.arities
+    unknown = expected < 0
     wrong = ((arity != expected) & ~unknown).nonzero()[0].tolist()
     if wrong:
         number, op = wrong[0], index.node_type(wrong[0]).op
         raise InvalidGraphError(
             f"node {index.name(number)!r} ({op}) has {arity[number]} inputs, not {expected[number]}"
         )
-    first = np.asarray(tables.first_ports)[node_type_of] - index.starts[:-1]
-    readers = np.repeat(np.arange(len(arity), dtype=np.int32), arity)
-    # Of an unknown op nothing is known of its ports.
-    positions = np.where(unknown[readers], 0, first[readers] + np.arange(len(readers)))
-    read = vertices.base[readers] + np.asarray(tables.in_slots)[positions]
+    readers = np.arange(len(arity), dtype=np.int32).repeat(arity)
+    positions = (vertices.ports - index.starts[:-1])[readers] + np.arange(len(readers))
+    positions[unknown[readers]] = 0  # nothing is known of its ports
+    in_slots = np.asarray(index.node_types.slot_tables.in_slots)
+    read = vertices.base[readers] + in_slots[positions]
     return np.where(positions, read, OPAQUE), readers

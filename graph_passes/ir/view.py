@@ -76,7 +76,7 @@ def view_graph(
     index = NodeIndex(node_types)
     nodes = list(graph_def.node)  # a field makes each object anew
     index.extend(nodes)
-    return _checked(GraphView(nodes, index, is_function=False, shapes=shapes))
+    return _acyclic(GraphView(nodes, index, is_function=False, shapes=shapes))
 
 
 def view_function(
@@ -116,12 +116,11 @@ def view_function(
         nodes.append(pseudo)
     index = NodeIndex(node_types or NodeTypeTable(lambda _: None), named_outputs=True)
     index.extend(nodes)
-    return _checked(GraphView(nodes, index, is_function=True, shapes=shapes))
+    return _acyclic(GraphView(nodes, index, is_function=True, shapes=shapes))
 
 
-def _checked(view: GraphView) -> GraphView:
-    # Whatever follows tensors back must come to an end.
-    require_acyclic(view)
+def _acyclic(view: GraphView) -> GraphView:
+    require_acyclic(view)  # whatever follows tensors back must come to an end
     return view
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
 
+import numpy as np
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
 
 from graph_passes.ops.op_types import NO_LAYOUT, Attrs, Layout, OpType, registered_op_type
@@ -95,38 +96,39 @@ class Family:
         self.known = known
 
 
+_COLUMNS = 5
+
+
 class SlotTables:
     """What the vertices and edges of a graph are made from, for each node type by its number.
 
     Attributes:
-        counts: how many slots it has.
-        first_slots: the number of its first slot among those of all types, from 1 on.
-        dtypes: for each of these numbers the dtype.
-        is_unknown: whether this TensorFlow does not know its op.
-        first_outputs: its slot that output 0 belongs to, -1 without an output.
-        arities: how many inputs it has.
-        first_ports: the number of its input 0 among those of all types, from 1 on.
-        in_slots: for each of these numbers the type's slot that the input belongs to.
+        dtypes: of the slots of all types, from 1 on.
+        in_slots: for the inputs of all types, from 1 on, the type's slot that the input belongs to.
     """
 
     def __init__(self) -> None:
-        self.counts, self.first_slots, self.dtypes = (array.array("i") for _ in range(3))
-        self.is_unknown, self.first_outputs = array.array("b"), array.array("i")
-        self.arities, self.first_ports, self.in_slots = (array.array("i") for _ in range(3))
-        self.dtypes.append(0)  # of none
-        self.in_slots.append(0)
+        self.dtypes, self.in_slots = (array.array("i", (0,)) for _ in range(2))
+        self._rows = array.array("i")
 
-    def add(self, node_type: NodeType) -> None:
-        """Adds the next node type."""
-        layout = node_type.layout
-        self.counts.append(len(layout.slots))
-        self.first_slots.append(len(self.dtypes))
-        self.dtypes.extend(node_type.dtypes)
-        self.is_unknown.append(node_type.op_type is None)
-        self.first_outputs.append(layout.out_slots[0] if layout.out_slots else -1)
-        self.arities.append(len(layout.in_slots))
-        self.first_ports.append(len(self.in_slots))
-        self.in_slots.extend(layout.in_slots)
+    def add(self, node_types: Sequence[NodeType]) -> None:
+        """Adds the node types behind those that were added before."""
+        for node_type in node_types[len(self._rows) // _COLUMNS :]:
+            layout = node_type.layout
+            output = layout.out_slots[0] if layout.out_slots else -1
+            arity = -1 if node_type.op_type is None else len(layout.in_slots)
+            firsts = len(self.dtypes), len(self.in_slots)
+            self._rows.extend((len(layout.slots), output, arity, *firsts))
+            self.dtypes.extend(node_type.dtypes)
+            self.in_slots.extend(layout.in_slots)
+
+    def rows(self, node_types: array.array[int]) -> np.ndarray:
+        """What is known of the types of some nodes, by their numbers; int32 [5, nodes].
+
+        How many slots it has; its slot that output 0 belongs to, -1 without an output; how many
+        inputs it has, -1 for an unknown op; and the numbers of its first slot and first input.
+        """
+        return np.asarray(self._rows).reshape(-1, _COLUMNS).T.take(node_types, axis=1)
 
 
 class NodeTypeTable:
@@ -136,7 +138,6 @@ class NodeTypeTable:
         node_types: the node_types by number.
         families: op -> its node_types.
         devices: device -> its number; the empty device has number 0.
-        slot_tables: tables of the node types met so far.
     """
 
     def __init__(self, signature_of: Callable[[str], op_def_pb2.OpDef | None]) -> None:
@@ -145,16 +146,25 @@ class NodeTypeTable:
         self.families: dict[str, Family] = {}
         self.devices: dict[str, int] = {"": 0}
         self._signature_of = signature_of
-        self.slot_tables = SlotTables()
+        self._slot_tables = SlotTables()
+
+    @property
+    def slot_tables(self) -> SlotTables:
+        """Tables of the node types met so far."""
+        self._slot_tables.add(self.node_types)
+        return self._slot_tables
 
     def read(
         self, nodes: Sequence[node_def_pb2.NodeDef]
-    ) -> tuple[list[Family], list[int], list[bool], list[bool]]:
-        """For each of some nodes the family, its node type's number, if it is located, marked."""
+    ) -> tuple[list[Family], list[int], list[int], list[int]]:
+        """For each of some nodes its family and its node type's number; the places of some nodes.
+
+        These are the places of the nodes that are located, and of those that are marked.
+        """
         known = self.families
         families = [known.get(op) or self._family(op) for op in [node.op for node in nodes]]
         numbers, located, marked = [], [], []
-        for family, node in zip(families, nodes, strict=True):
+        for place, (family, node) in enumerate(zip(families, nodes, strict=True)):
             attrs = node.attr  # made anew by each reading
             if family.type_attr:
                 value = attrs.get(family.type_attr)  # [] would write to a map that lacks the key
@@ -163,8 +173,10 @@ class NodeTypeTable:
                 key = family.key_of(attrs)
             number = family.numbers.get(key)
             numbers.append(self._add(family, key, node) if number is None else number)
-            located.append(COLOCATION in attrs)
-            marked.append(MARK in attrs)
+            if COLOCATION in attrs:
+                located.append(place)
+            if MARK in attrs:
+                marked.append(place)
         return families, numbers, located, marked
 
     def node_types_of(self, nodes: Sequence[node_def_pb2.NodeDef]) -> list[NodeType]:
@@ -193,7 +205,6 @@ class NodeTypeTable:
             node_type = family.known[key] = _read_node_type(family, node)
         number = family.numbers[key] = len(self.node_types)
         self.node_types.append(node_type)
-        self.slot_tables.add(node_type)
         return number
 
 

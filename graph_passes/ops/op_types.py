@@ -133,6 +133,12 @@ class OpType:
         if not numbers and not lists:
             self.layout = self._build(lambda _: 0)
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether nodes of this type only make tensors of tensors: no state, no ref variables."""
+        args = (*self.op_def.input_arg, *self.op_def.output_arg)
+        return not (self.op_def.is_stateful or any(arg.is_ref for arg in args))
+
     def attr(self, node: node_def_pb2.NodeDef, name: str) -> attr_value_pb2.AttrValue:
         """The node's attr, or the op definition's default where the node leaves it out."""
         value = node.attr.get(name)  # [] would write to a map that lacks the key

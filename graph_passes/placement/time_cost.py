@@ -49,9 +49,8 @@ class _Times:
     def _gain(self, number: int) -> int | None:
         """The time that a node saves by being low; None if that cannot be told."""
         op = self._view.node_type(number).op
-        measured = self._table.variants_of(op)
-        variant = self._sizes.variant(number) if any(measured) else ""
-        cost = measured.get(variant) or measured.get("")
+        variant = self._sizes.variant(number) if any(self._table.variants_of(op)) else ""
+        cost = self._table.cost_of(op, variant)
         if cost is None:
             return None
         if cost.measure == "elements" and self._fused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Literal, get_args
 
 from graph_passes.policy.rules import Rule
@@ -158,7 +159,7 @@ class PrecisionConfig:
                 f"Legal: {', '.join(sorted(RULES))}."
             )
 
-    @property
+    @functools.cached_property
     def target(self) -> int:
         """The target dtype as a value of `types_pb2.DataType`."""
         # Settings are read while TensorFlow is being imported: this module must not need it.

@@ -22,7 +22,8 @@ else:
     import tomli as tomllib
 
 _OFF_LISTS = ("unlisted", "none")
-_KEPT_BY_FORCE = frozenset(("Const", "SoftmaxCrossEntropyWithLogits"))
+KEPT_BY_FORCE = frozenset(("Const", "SoftmaxCrossEntropyWithLogits"))
+"""Ops that UNSAFE_FORCE_ALL does not convert, beside those with a state or a ref variable."""
 
 
 class ListEntry(NamedTuple):
@@ -176,11 +177,6 @@ def _registered_names() -> tuple[str, ...]:
 def list_notes(config: PrecisionConfig) -> tuple[str, ...]:
     """What the edits of a configuration did that their author should know."""
     return load_op_lists(config).notes
-
-
-def may_be_forced(op: str, *, is_stateful: bool, has_refs: bool) -> bool:
-    """Whether UNSAFE_FORCE_ALL may convert an op."""
-    return op not in _KEPT_BY_FORCE and not is_stateful and not has_refs
 
 
 LIST_NAMES: tuple[ListName, ...] = get_args(ListName)
