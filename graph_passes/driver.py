@@ -225,6 +225,7 @@ class _TreeRewrite:
             self._config = dataclasses.replace(self._config, selection=selection)
         self._tree, self._preserve, self._shapes = tree, preserve, shapes
         self._node_types = node_types_with(common.library)
+        self._shapes_of = functools.cache(common.function_shapes)  # several calls ask for it
         self._plan = functools.partial(convert, config=self._config, observe=common.observe)
         self._originals: dict[int, GraphView] = {}  # by the id of the proto
         self._fused: dict[Region, GraphView] = {}
@@ -255,7 +256,7 @@ class _TreeRewrite:
     def _details(self, region: Region) -> tuple[Collection[str], Shapes | None]:
         if region.is_main:
             return self._preserve, self._shapes
-        return (), self._common.function_shapes(region.name)
+        return (), self._shapes_of(region.name)
 
     def _prepare(
         self, region: Region, body: Graph, added: Mapping[str, Sequence[Shape | None]]

@@ -17,8 +17,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from tensorflow.core.framework import types_pb2
-
 from graph_passes.coloring import tensor_lists
 from graph_passes.coloring.state import CLEAR, Coloring
 from graph_passes.ir.adjacency import Adjacency, walk
@@ -73,8 +71,8 @@ class _Origins:
         """
         view = self._coloring.view
         if self._handles is None:
-            self._handles = view.adjacency(types_pb2.DT_VARIANT, tensor_lists.nested(view))
-        ends = tensor_lists.handle_vertices(view, view.vertex_nodes[vertex])
+            self._handles = view.adjacency(tensor_lists.HANDLE, tensor_lists.nested(view))
+        ends = view.vertices_of(view.vertex_nodes[vertex], tensor_lists.HANDLE)
         shared = tensor_lists.connected(self._handles, ends)
         numbers = {view.vertex_nodes[handle] for handle in shared}
         writers = [number for number in numbers if view.nodes[number].op in _WRITERS]

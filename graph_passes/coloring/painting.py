@@ -264,8 +264,7 @@ def _may_follow(coloring: Coloring) -> np.ndarray:
     clear = (coloring.list_codes == CLEAR) & coloring.eligible
     found = clear & ~coloring.is_denied & ~coloring.is_low & coloring.has_kernel
     for number in ref_variable_readers(view):
-        first = view.base[number]
-        for vertex in range(first, first + len(view.layout(number).slots)):
+        for vertex in coloring.float_vertices(number):
             if found[vertex]:
                 found[vertex] = False
                 coloring.why[vertex] = Reason.READS_VARIABLE

@@ -78,16 +78,12 @@ class Coloring:
             node_lists: name of a node -> the list, or `FLOAT32` for what stays float32 and denies
                 nothing outside its unit.
         """
-        view = self.view
         for name, list_name in node_lists.items():
-            number = view.index[name]
-            first = view.base[number]
+            vertices = self.float_vertices(self.view.index[name])
             code = 0 if list_name == FLOAT32 else LIST_NAMES.index(list_name) + 1
-            for vertex, dtype in enumerate(view.node_type(number).dtypes, first):
-                if dtype == FLOAT:
-                    self.list_codes[vertex] = code
-                    if list_name == FLOAT32:
-                        self.block((vertex,), Reason.INSIDE_UNIT)
+            self.list_codes[vertices] = code
+            if list_name == FLOAT32:
+                self.block(vertices, Reason.INSIDE_UNIT)
 
     def obey(self, rules: Mapping[str, Rule]) -> None:
         """Takes rules of the user, and lets those that keep nodes in float32 do so.
@@ -98,11 +94,10 @@ class Coloring:
         # A unit may have taken the place of a node.
         self.rules = {number: rule for number, rule in found.items() if number is not None}
         for number, rule in self.rules.items():
-            for vertex in self.float_vertices(number) if rule.keeps else ():
-                if rule.action == "deny":
-                    self.list_codes[vertex] = DENY
-                else:
-                    self.block((vertex,), Reason.KEPT_BY_RULE)
+            if rule.action == "deny":
+                self.list_codes[self.float_vertices(number)] = DENY
+            elif rule.keeps:
+                self.block(self.float_vertices(number), Reason.KEPT_BY_RULE)
 
     def move_by_rules(self) -> None:
         """Lets rules of the user put nodes on other lists, but for what stays float32 anyway.
@@ -121,8 +116,7 @@ class Coloring:
 
     def float_vertices(self, number: int) -> list[int]:
         """The float32 vertices of a node."""
-        dtypes = self.view.node_type(number).dtypes
-        return [v for v, dtype in enumerate(dtypes, self.view.base[number]) if dtype == FLOAT]
+        return self.view.vertices_of(number, FLOAT)
 
     def connect(self, implicit_edges: list[tuple[int, int]]) -> None:
         """Makes the edge tables, with implicit edges between the ends of tensor lists."""

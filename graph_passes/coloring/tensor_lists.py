@@ -18,6 +18,7 @@ from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.op_types import SINGLE
 from graph_passes.ops.reasons import Reason
 
+HANDLE = types_pb2.DT_VARIANT
 READERS = frozenset(
     (
         "TensorListConcat",
@@ -67,8 +68,8 @@ def find_clusters(coloring: Coloring) -> None:
     if not elements:
         coloring.connect([])
         return
-    handles = view.adjacency(types_pb2.DT_VARIANT, [] if coloring.config.parity else nested(view))
-    handle_of = {number: handle_vertices(view, number) for number in elements}
+    handles = view.adjacency(HANDLE, [] if coloring.config.parity else nested(view))
+    handle_of = {number: view.vertices_of(number, HANDLE) for number in elements}
     unsafe: list[int] = []
     seen: set[int] = set()
     relays: dict[int, int] = {}
@@ -127,16 +128,6 @@ def _element_vertices(view: GraphView) -> dict[int, int]:
     return found
 
 
-def handle_vertices(view: GraphView, number: int) -> list[int]:
-    """The vertices of a node's variant handles, in order of its slots."""
-    first = view.base[number]
-    return [
-        first + position
-        for position in range(len(view.layout(number).slots))
-        if view.dtypes[first + position] == types_pb2.DT_VARIANT
-    ]
-
-
 def _is_container(node_type: NodeType) -> bool:
     return node_type.op_type is not None and node_type.op_type.name.startswith(_CONTAINERS)
 
@@ -145,7 +136,7 @@ def nested(view: GraphView) -> list[tuple[int, int]]:
     """Joins a list of lists to its elements: a list that is put in comes out again elsewhere."""
     pairs: list[tuple[int, int]] = []
     for number in view.of_node_type(_is_container):
-        handle, *elements = handle_vertices(view, number) or [0]
+        handle, *elements = view.vertices_of(number, HANDLE) or [0]
         pairs.extend((handle, element) for element in elements)
     return pairs
 

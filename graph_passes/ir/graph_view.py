@@ -237,6 +237,11 @@ class GraphView:
         number = self.vertex_nodes[vertex]
         return "" if number < 0 else self.node_type(number).op
 
+    def vertices_of(self, number: int, dtype: int) -> list[int]:
+        """The vertices of a node that have a dtype, in order of its slots."""
+        dtypes = self.node_types[self.node_type_of[number]].dtypes
+        return [vertex for vertex, of in enumerate(dtypes, self.base[number]) if of == dtype]
+
     @functools.cached_property
     def is_float(self) -> np.ndarray:
         """For each vertex whether it is float32; shape [vertices], bool."""
