@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2, types_pb2
 from tf_amp.hosts.function_shapes import called_shapes, static_shapes
 
 Shapes = Callable[[str], tuple[tuple[int | None, ...] | None, ...]]
+Run = Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray], int], dict[str, np.ndarray]]
 FLOATS = (types_pb2.DT_FLOAT, types_pb2.DT_HALF, types_pb2.DT_DOUBLE, types_pb2.DT_BFLOAT16)
 
 
@@ -69,26 +71,51 @@ class Program:
         Raises:
             Exception: TensorFlow does not take the graph, or an op fails in it.
         """
+        with self.running(graph_def) as run:
+            return run(self.feeds, self.state, steps)
+
+    @contextlib.contextmanager
+    def running(self, graph_def: graph_pb2.GraphDef) -> Iterator[Run]:
+        """A graph that was made from this one, in a session: it may run more than once.
+
+        Args:
+            graph_def: the graph.
+
+        Yields:
+            What runs it as `run` does, from feeds, what the variables hold at first and a number
+            of steps.
+
+        Raises:
+            Exception: TensorFlow does not take the graph.
+        """
         options = tf.compat.v1.ConfigProto(allow_soft_placement=True)
         options.graph_options.rewrite_options.disable_meta_optimizer = True
         options.graph_options.optimizer_options.opt_level = -1
         with tf.Graph().as_default() as graph:
             import_copy(graph_def)
-            start, read = [], {}
+            start, read, given = [], {}, {}
             for name, value in self.state.items():
                 handle = tf.raw_ops.VarHandleOp(
                     dtype=value.dtype, shape=value.shape, shared_name=name
                 )
-                start.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
+                given[name] = tf.raw_ops.Placeholder(dtype=value.dtype, shape=value.shape)
+                start.append(tf.raw_ops.AssignVariableOp(resource=handle, value=given[name]))
                 with tf.control_dependencies([]):
                     made = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
                 read[f"variable {name}"] = made
             targets = [graph.get_operation_by_name(name) for name in self.targets]
-            with tf.compat.v1.Session(graph=graph, config=options) as session:
-                session.run(start)
-                for _ in range(steps):
-                    found, _ = session.run([{f: f for f in self.fetches}, targets], self.feeds)
-                return {**found, **session.run(read)}
+        fetches = [{f: f for f in self.fetches}, targets]
+
+        def run(
+            feeds: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray], steps: int
+        ) -> dict[str, np.ndarray]:
+            session.run(start, {given[name]: value for name, value in state.items()})
+            for _ in range(steps):
+                found, _ = session.run(fetches, feeds)
+            return {**found, **session.run(read)}
+
+        with contextlib.closing(tf.compat.v1.Session(graph=graph, config=options)) as session:
+            yield run
 
 
 def import_copy(graph_def: graph_pb2.GraphDef) -> None:

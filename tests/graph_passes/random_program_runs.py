@@ -15,10 +15,10 @@ import tensorflow as tf
 from programs import Program, of_concrete
 from random_programs import RandomProgram, step_of
 from random_steps import Scene
-from rewrite_checks import ROUNDING, BrokenPromiseError, check_rewrite, rewrite_graph
+from rewrite_checks import ROUNDING, BrokenPromiseError, Rewritten, check_rewrite, rewrite_graph
 from rounded_graphs import rounded
 
-from graph_passes import PrecisionConfig, rewrite_graph_def
+from graph_passes import PrecisionConfig
 from tf_amp import installation
 from tf_amp.env_config import Settings
 
@@ -64,7 +64,7 @@ class Reference:
             raise InvalidProgramError("it gives what is not finite")
         self._names = {}
         self._noisy: dict[str, float] = {}
-        self._shaken = self._shaken_errors()
+        self._errors = self._naive_errors()
         handles = {id(v.handle): w for w, v in _variables(self.scene).items()}
         captured = self._concrete.captured_inputs
         for outer, inner in zip(captured, self._concrete.inputs[-len(captured) :], strict=True):
@@ -79,7 +79,7 @@ class Reference:
     @functools.cached_property
     def naive(self) -> Mapping[str, float]:
         """The largest error of each float that the graph gives, everything rounded."""
-        return self._errors_of(self.graph)
+        return next(self._errors)
 
     def noisy(self, name: str, enough: float) -> float:
         """An error of naive low precision that is enough, or else the largest of some runs.
@@ -89,30 +89,32 @@ class Reference:
         """
         if not self._noisy:
             self._noisy.update(self.naive)
-        while self._noisy[name] < enough and (errors := next(self._shaken, None)):
+        while self._noisy[name] < enough and (errors := next(self._errors, None)):
             for found, error in errors.items():
                 self._noisy[found] = max(self._noisy[found], error)
         return self._noisy[name]
 
-    def _shaken_errors(self) -> Iterator[dict[str, float]]:
+    def _naive_errors(self) -> Iterator[dict[str, float]]:
+        """The errors of the run where everything is rounded, then those of the noisy runs."""
+        graph, dtype = self.graph, self.program.dtype
         rng = np.random.default_rng(0)
 
-        def shaken(value: np.ndarray) -> np.ndarray:
-            if value.dtype != np.float32:
-                return value
-            noise = rng.uniform(-1, 1, value.shape) * ROUNDING[self.program.dtype]
-            return (value * (1 + noise)).astype(np.float32)
+        def shaken(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {name: _shaken(value, ROUNDING[dtype], rng) for name, value in values.items()}
 
-        for run in range(NOISY_RUNS):
-            graph = dataclasses.replace(
-                self.graph,
-                feeds={k: shaken(v) for k, v in self.graph.feeds.items()},
-                state={k: shaken(v) for k, v in self.graph.state.items()},
-            )
-            yield self._errors_of(graph, run if run % 2 else None)
+        # The graphs that round everything are one graph: making a session takes longer than a run.
+        with graph.running(rounded(graph.graph_def, dtype)) as run_all:
+            yield self._errors_of(run_all(graph.feeds, graph.state, STEPS))
+            for number in range(NOISY_RUNS):
+                feeds, state = shaken(graph.feeds), shaken(graph.state)
+                if number % 2 == 0:
+                    found = run_all(feeds, state, STEPS)
+                else:
+                    with graph.running(rounded(graph.graph_def, dtype, number)) as run_half:
+                        found = run_half(feeds, state, STEPS)
+                yield self._errors_of(found)
 
-    def _errors_of(self, graph: Program, half: int | None = None) -> dict[str, float]:
-        found = graph.run(rounded(graph.graph_def, self.program.dtype, half), STEPS)
+    def _errors_of(self, found: Mapping[str, np.ndarray]) -> dict[str, float]:
         return {
             name: float(np.abs(found[name].astype(np.float64) - value).max(initial=0))
             for name, value in self.expected.items()
@@ -170,6 +172,12 @@ class Reference:
         """
         if sorted(log) != self.log:
             raise BrokenPromiseError("effects", f"Python saw {sorted(log)}, was {self.log}")
+
+
+def _shaken(value: np.ndarray, rounding: float, rng: np.random.Generator) -> np.ndarray:
+    if value.dtype != np.float32:
+        return value
+    return (value * (1 + rng.uniform(-1, 1, value.shape) * rounding)).astype(np.float32)
 
 
 def check(program: RandomProgram) -> str:
@@ -246,25 +254,17 @@ def _check_offline(reference: Reference) -> str:
         reference.compare_log(reference.scene.log)
         reference.compare(found)
 
-    _require_reasons(reference.graph, config)
     reference.scene.log.clear()
     result = check_rewrite(reference.graph, config, reference.expected, rewrite_graph, compare)
+    _require_reasons(reference.graph, result)
     return "changed" if result.changed else "unchanged"
 
 
-def _require_reasons(graph: Program, config: PrecisionConfig) -> None:
+def _require_reasons(graph: Program, result: Rewritten) -> None:
     """Requires that the report says why a product of the main graph has stayed in float32."""
-    result = rewrite_graph_def(
-        graph.graph_def,
-        config,
-        preserve=graph.preserve,
-        shapes=graph.shapes,
-        function_shapes=graph.function_shapes,
-    )
-    kept = {decision.node for decision in result.report.decisions if not decision.converted}
     for node in result.graph_def.node:
-        is_old = node.op in PRODUCTS and node.name in graph.nodes
-        if is_old and node.attr["T"].type == tf.float32.as_datatype_enum and node.name not in kept:
+        is_product = node.op in PRODUCTS and node.attr["T"].type == tf.float32.as_datatype_enum
+        if is_product and node.name in graph.nodes and node.name not in result.kept:
             raise BrokenPromiseError("silence", f"nothing is said of {node.op} {node.name!r}")
 
 

@@ -45,11 +45,19 @@ class BrokenPromiseError(AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Rewritten:
-    """A rewritten program: its graph, and the units that were found in it."""
+    """A rewritten program.
+
+    Attributes:
+        graph_def: its graph.
+        changed: whether that is another than before.
+        units: those that were found in it.
+        kept: the nodes of which the report says why they stay as they are.
+    """
 
     graph_def: graph_pb2.GraphDef
     changed: bool
     units: tuple[str, ...]
+    kept: frozenset[str] = frozenset()
 
 
 Rewrite = Callable[[Program, PrecisionConfig], Rewritten]
@@ -112,7 +120,7 @@ def rewrite_graph(program: Program, config: PrecisionConfig) -> Rewritten:
         function_shapes=program.function_shapes,
     )
     _require_success(result)
-    return Rewritten(result.graph_def, result.changed, result.report.fused_units)
+    return Rewritten(result.graph_def, result.changed, result.report.fused_units, _kept(result))
 
 
 def rewrite_called_function(program: Program, config: PrecisionConfig) -> Rewritten:
@@ -134,7 +142,11 @@ def rewrite_called_function(program: Program, config: PrecisionConfig) -> Rewrit
         if function.signature.name == name:
             function.CopyFrom(result.proto)
     graph_def.library.function.extend(result.extra_functions)
-    return Rewritten(graph_def, result.changed, result.report.fused_units)
+    return Rewritten(graph_def, result.changed, result.report.fused_units, _kept(result))
+
+
+def _kept(result: RewriteResult) -> frozenset[str]:
+    return frozenset(d.node for d in result.report.decisions if not d.converted)
 
 
 def _require_success(result: RewriteResult) -> None:
