@@ -25,7 +25,7 @@ from typing import Any
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-BATCH = 100
+BATCH = 200
 FLOAT32_RUNS = 5
 """How often a program that ended its process is run in float32: damaged memory shows by chance."""
 SECONDS_A_CASE = 30
@@ -52,18 +52,19 @@ def run_batch(options: argparse.Namespace, seed: int, cases: int) -> dict[str, A
         made = Path(folder, "results.json")
         result = json.loads(made.read_text()) if made.exists() else {"counts": {}, "found": []}
         counts = Counter(result["counts"])
-        found = [f for f in result["found"] if not ends_in_float32([f["program"]])]
-        counts["ends in float32 too"] += len(result["found"]) - len(found)
+        found, apart = [], []
+        for finding in result["found"]:
+            (apart if ends_in_float32([finding["program"]]) else found).append(finding)
         if why:
             begun = Path(folder, "programs")
             said = Path(folder, "output").read_text(errors="replace")[-2000:]
             programs = begun.read_text().splitlines() if begun.exists() else []
-            if programs and ends_in_float32(programs):
-                counts["ends in float32 too"] += 1
-            else:
-                program = programs[-1] if programs else "before the first program"
-                found.append({"what": why, "why": said, "program": program})
-        return {"counts": +counts, "found": found, "seed": seed}
+            program = programs[-1] if programs else "before the first program"
+            is_apart = bool(programs) and ends_in_float32(programs)
+            finding = {"what": why, "why": said, "program": program}
+            (apart if is_apart else found).append(finding)
+        counts["ends in float32 too"] += len(apart)
+        return {"counts": +counts, "found": found, "apart": apart, "seed": seed}
 
 
 def ends_in_float32(programs: Sequence[str]) -> bool:
@@ -98,6 +99,7 @@ def run_in_float32(programs: Sequence[str]) -> None:
 
 def run_here(options: argparse.Namespace) -> None:
     """Runs a batch in this process and leaves the results in a folder."""
+    import gc
     import logging
 
     import tensorflow as tf
@@ -108,6 +110,7 @@ def run_here(options: argparse.Namespace) -> None:
 
     logging.getLogger("tf_amp").setLevel(logging.WARNING)
     tf.get_logger().setLevel("ERROR")
+    gc.freeze()  # what the imports made lives on: a tenth of the time went into walking over it
     folder: Path = options.in_process
     counts: Counter[str] = Counter()
     found: dict[str, dict[str, str]] = {}
@@ -186,6 +189,9 @@ def main() -> int:
         for run in concurrent.futures.as_completed(runs):
             result = run.result()
             counts.update(result["counts"])
+            for finding in result["apart"]:
+                told = f"(seed {result['seed']}): {finding['why']}\n    {finding['program']}"
+                print(f"{finding['what']}, but it ends in float32 too {told}", flush=True)
             for finding in result["found"]:
                 finding["seed"] = result["seed"]
                 found.append(finding)
