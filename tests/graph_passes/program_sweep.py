@@ -123,10 +123,11 @@ def run_here(options: argparse.Namespace) -> None:
     def one(program: RandomProgram) -> None:
         with (folder / "programs").open("a") as begun:
             begun.write(f"{program!r}\n")
+        how = f"{program.route} {program.dtype}"
         try:
-            counts[f"{program.route}: {check(program)}"] += 1
+            counts[f"{how}: {check(program)}"] += 1
         except Exception as error:
-            counts[f"{program.route}: broken"] += 1
+            counts[f"{how}: broken"] += 1
             what = error.what if isinstance(error, BrokenPromiseError) else type(error).__name__
             keep(what, str(error)[:1000], program)
             if options.shrink:

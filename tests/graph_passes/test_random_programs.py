@@ -148,6 +148,17 @@ def test_what_is_zero_in_each_precision_is_not_where_half_is_rounded() -> None:
     assert 1e-4 < max(largest(half) for half in range(8)) < 0.01
 
 
+def test_a_session_runs_a_graph_anew_each_time(reference: Reference) -> None:
+    graph = reference.graph
+    with graph.running(graph.graph_def) as run:
+        for _ in range(2):
+            found = run(graph.feeds, graph.state, 2)
+            np.testing.assert_equal(found, reference.expected)
+        other = run(graph.feeds, {k: v + v.dtype.type(1) for k, v in graph.state.items()}, 2)
+        assert found.keys() == other.keys()
+        assert not np.array_equal(found[graph.fetches[0]], other[graph.fetches[0]])
+
+
 @pytest.mark.parametrize(
     ("what", "change"),
     [
