@@ -30,6 +30,8 @@ FLOAT32_RUNS = 5
 """How often a program that ended its process is run in float32: damaged memory shows by chance."""
 SECONDS_A_CASE = 30
 """What a batch may take before it counts as hung."""
+DIFFERS = 9
+"""The exit status of a process whose runs of one program in float32 differ."""
 ROUTES = ("offline", "function", "session", "v1 session", "xla", "saved", "tape outside")
 
 
@@ -71,30 +73,31 @@ def ends_in_float32(programs: Sequence[str]) -> bool:
     """Whether one of some processes that run programs in float32 alone hangs or is ended.
 
     The last one is tried by itself first: memory that an earlier one has damaged may end a process
-    in any later one. It may also change values, so what is found is tried too.
+    in any later one. It may also change values, so what is found is tried too, and runs that
+    differ from one another count as an end.
     """
     for tried in (programs[-1:], programs) if len(programs) > 1 else (programs,):
         limit = SECONDS_A_CASE * (10 + len(tried))
         command = [sys.executable, __file__, "--float32", *tried]
         try:
-            if any(
-                subprocess.run(command, capture_output=True, timeout=limit).returncode < 0
-                for _ in range(FLOAT32_RUNS)
-            ):
-                return True
+            for _ in range(FLOAT32_RUNS):
+                status = subprocess.run(command, capture_output=True, timeout=limit).returncode
+                if status < 0 or status == DIFFERS:
+                    return True
         except subprocess.TimeoutExpired:
             return True
     return False
 
 
-def run_in_float32(programs: Sequence[str]) -> None:
-    """Runs programs, as their reprs, by the routes that need no rewrite."""
+def run_in_float32(programs: Sequence[str]) -> int:
+    """Runs programs, as their reprs, by the routes that need no rewrite; the exit status."""
     from random_program_runs import run_exact
     from random_programs import RandomProgram
     from random_steps import Step
 
-    for program in programs:
-        run_exact(eval(program, {"RandomProgram": RandomProgram, "Step": Step}))
+    known = {"RandomProgram": RandomProgram, "Step": Step}
+    is_same = [run_exact(eval(program, known)) for program in programs]
+    return 0 if all(is_same) else DIFFERS
 
 
 def run_here(options: argparse.Namespace) -> None:
@@ -174,8 +177,7 @@ def main() -> int:
     parser.add_argument("--in-process", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.float32 is not None:
-        run_in_float32(options.float32)
-        return 0
+        return run_in_float32(options.float32)
     if options.in_process:
         run_here(options)
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -10,8 +11,8 @@ import program_sweep
 import pytest
 import tensorflow as tf
 from cpu_units import HAS_BFLOAT16_UNITS, NO_BFLOAT16_UNITS
-from programs import of_concrete
-from random_program_runs import Reference, check
+from programs import Program, of_concrete
+from random_program_runs import Reference, check, run_exact
 from random_programs import RandomProgram
 from random_steps import Step
 from rewrite_checks import BrokenPromiseError
@@ -109,17 +110,32 @@ def test_five_hundred_programs(run_python: Any) -> None:
 
 
 ENDS = "__import__('os').abort()"
+DIFFERS = f"__import__('os')._exit({program_sweep.DIFFERS})"
 RUNS = repr(RandomProgram("rows", (Step("dense"),)))
 
 
 @pytest.mark.parametrize(
-    ("programs", "ends"), [([ENDS], True), ([ENDS, RUNS], True), ([RUNS], False)]
+    ("programs", "ends"),
+    [([ENDS], True), ([ENDS, RUNS], True), ([DIFFERS], True), ([RUNS], False)],
 )
 def test_a_process_that_ends_in_float32_too(
     programs: list[str], ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program_sweep, "FLOAT32_RUNS", 1)
     assert program_sweep.ends_in_float32(programs) is ends
+
+
+def test_runs_in_float32_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = RandomProgram("rows", (Step("dense"),))
+    assert run_exact(program)
+    run, factors = Program.run, itertools.count(1)
+
+    def damaged(self: Program, *given: Any) -> dict[str, np.ndarray]:
+        factor = next(factors)
+        return {name: value * factor for name, value in run(self, *given).items()}
+
+    monkeypatch.setattr(Program, "run", damaged)
+    assert not run_exact(program)
 
 
 @pytest.fixture(scope="module")
