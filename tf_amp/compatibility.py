@@ -53,9 +53,9 @@ THE_PASS = (
     # Read, by graph_passes.
     Member(f"{_FRAMEWORK}.dtypes", "as_dtype"),
     Member(f"{_FRAMEWORK}.kernels", "get_all_registered_kernels"),
-    Member(f"{_FRAMEWORK}.kernels", "get_registered_kernels_for_op", ("name",)),
-    Member(f"{_FRAMEWORK}.op_def_registry", "get", ("name",)),
-    Member(f"{_FRAMEWORK}.tensor_util", "MakeNdarray", ("tensor",)),
+    Member(f"{_FRAMEWORK}.kernels", "get_registered_kernels_for_op"),
+    Member(f"{_FRAMEWORK}.op_def_registry", "get"),
+    Member(f"{_FRAMEWORK}.tensor_util", "MakeNdarray"),
     Member(f"{_FRAMEWORK}.tensor_util", "make_tensor_proto"),
 )
 FUNCTION_HOST = (
@@ -92,7 +92,7 @@ FUNCTION_HOST = (
     Member(_ATOMIC, "AtomicFunction.definition"),
     Member(_ATOMIC, "AtomicFunction.graph"),
     Member(_ATOMIC, "AtomicFunction.name"),
-    Member(f"{_EAGER}.context", "context", ()),
+    Member(f"{_EAGER}.context", "context"),
     Member(f"{_EAGER}.context", "Context.function_scope_id"),
     Member(f"{_EAGER}.context", "Context.get_c_function", ("self", "name")),
     Member(f"{_EAGER}.context", "Context.get_function_def", ("self", "name")),
@@ -156,7 +156,7 @@ SCOPES = (
     Member(f"{_FRAMEWORK}.ops", "Graph._attr_scope"),
     Member(f"{_FRAMEWORK}.ops", "Operation"),
     Member(f"{_FRAMEWORK}.ops", "_gradient_registry"),
-    Member(f"{_FRAMEWORK}.ops", "get_default_graph", ()),
+    Member(f"{_FRAMEWORK}.ops", "get_default_graph"),
     Member("tensorflow.python.util.tf_stack", "extract_stack"),
 )
 DIAGNOSIS = (
@@ -175,13 +175,13 @@ DIAGNOSIS = (
 )
 COMMANDS = (
     # Read.
-    Member(f"{_FRAMEWORK}.meta_graph", "stripped_op_list_for_graph", ("graph_def",)),
+    Member(f"{_FRAMEWORK}.meta_graph", "stripped_op_list_for_graph"),
     Member("tensorflow.python.grappler.tf_optimizer", "OptimizeGraph"),
     Member("tensorflow.python.saved_model.pywrap_saved_model", "fingerprinting"),
 )
 _LOSS_SCALE = (
     # Read.
-    Member("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext", ("graph",)),
+    Member("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext"),
     Member("tensorflow.python.trackable.base", "Trackable._lookup_dependency"),
     Member("tensorflow.python.trackable.base", "Trackable._track_trackable"),
     Member("tensorflow.python.trackable.base", "Trackable._trackable_children"),
