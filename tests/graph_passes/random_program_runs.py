@@ -308,6 +308,8 @@ def _amp(program: RandomProgram) -> Iterator[installation.Installation]:
             ignore_performance=True,
             cost_table="off" if program.rules == "painted" else "auto",
             disabled_rules=frozenset(COUNTING if program.rules == "painted" else ()),
+            # They train without a loss scale, and that is not to be warned of.
+            decided_by={"loss_scaling": "the programs"},
         ),
         source="test",
     )
