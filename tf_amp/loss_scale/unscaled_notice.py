@@ -75,7 +75,7 @@ _TEXT = (
     "gradients that were computed in float16, where small ones become 0. A loop that updates "
     "variables by hand scales by hand: manager = LossScaleManager(StaticLossScale(1024)) of "
     "tf_amp.loss_scale, the gradients of manager.multiply(loss), then manager.unscale(gradients). "
-    "A v1 graph gets a loss scale when it is built, also one that is exported and imported: "
+    "A v1 graph gets a loss scale where it is built: "
     "optimizer = tf_amp.enable_mixed_precision_graph_rewrite(optimizer). bfloat16 needs none: "
     f"{DTYPE}=bfloat16. If the loss is scaled otherwise, or is to be as it is: "
     f"{ENABLE_LOSS_SCALING}=0 says so."

@@ -111,3 +111,42 @@ def test_settings(
 def test_compiled_by_xla(run_python: RunPython) -> None:
     done = run_python(START + LOOP.format(before="", compiled=True), FLOAT16)
     assert done.stdout.splitlines() == ["step", "True"]
+
+
+FIT = """
+import numpy as np
+import keras
+import tensorflow as tf
+import tf_keras
+import tf_amp
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+x, y = np.ones((32, 8), np.float32), np.ones((32, 4), np.float32)
+
+def fit(library, optimizer, jit_compile=False):
+    layers = library.layers
+    model = library.Sequential([layers.Input((8,)), layers.Dense(16, "relu"),
+                                layers.BatchNormalization(), layers.Dense(4)])
+    model.compile(optimizer, "mse", jit_compile=jit_compile)
+    model.fit(x, y, batch_size=16, verbose=0)
+    model.evaluate(x, y, verbose=0)
+
+fit(keras, "adam")
+fit(keras, "sgd", jit_compile=True)
+fit(keras, keras.optimizers.SGD(gradient_accumulation_steps=2))
+fit(keras, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+fit(tf_keras, "adam")
+fit(tf_keras, tf_keras.optimizers.legacy.SGD())
+fit(tf_keras, tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD()))
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    fit(keras, "sgd")
+print(tf_amp.status().trained_unscaled, tf_amp.status().functions[0].products_low)
+"""
+
+
+@pytest.mark.slow
+def test_fit_is_not_warned_of(run_python: RunPython) -> None:
+    done = run_python(START + FIT, FLOAT16)
+    assert done.stdout.splitlines() == ["() 5"]
+    assert said(done) == []
