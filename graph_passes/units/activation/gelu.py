@@ -107,12 +107,20 @@ def _scaled(m: Matcher, tensor: str, factor: float) -> str | None:
 def _is_slope_of(m: Matcher, number: int, x: str, exponent: str) -> bool:
     """Whether a node is the Pow(x, 3 - 1) that the gradient of Pow(x, 3) makes.
 
-    A square of x that a model takes forward is none, and must not be clamped.
+    Where TensorFlow has folded the 3 - 1, what the square is multiplied by has the 3 in it. A
+    square of x that a model takes forward is none, and must not be clamped.
     """
-    if m.op(number) != "Pow" or m.tensor(number, 0) != x or m.op(m.source(number, 1)) != "Sub":
+    if m.op(number) != "Pow" or m.tensor(number, 0) != x:
         return False
-    whole, part = m.inputs(m.source(number, 1))
-    return whole == exponent and m.scalar(part) == 1
+    lowered = m.source(number, 1)
+    if m.op(lowered) == "Sub":
+        whole, part = m.inputs(lowered)
+        return whole == exponent and m.scalar(part) == 1
+    readers = _value_readers(m, number)
+    makers = {m.maker(tensor) for reader in readers for tensor in m.inputs(reader)} - {number}
+    return m.scalar(m.output(lowered)) == 2 and all(
+        m.op(maker) == "Mul" and 3 in map(m.scalar, m.inputs(maker)) for maker in makers
+    )
 
 
 def _clamped(new: Replacement, cube: int, x: str) -> str:

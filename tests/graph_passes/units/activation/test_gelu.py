@@ -214,6 +214,22 @@ def test_other_powers_and_exponentials_are_denied_still():
             assert [node.attr["T"].type for node in of_op(after, op)] == [FLOAT]
 
 
+@pytest.mark.parametrize("dtype", CONFIGS)
+def test_a_slope_is_told_though_its_exponent_is_folded(dtype):
+    """As it is in sessions, where constants are folded before."""
+    traced = trace_form("tanh, by hand")
+    exponents = {node.input[1] for node in of_op(traced.graph_def, "Pow")}
+    (exponent,) = [node for node in of_op(traced.graph_def, "Sub") if node.name in exponents]
+    name = exponent.name
+    exponent.Clear()
+    exponent.name, exponent.op = name, "Const"
+    exponent.attr["dtype"].type = FLOAT
+    exponent.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(2.0))
+    config = CONFIGS[dtype]
+    after = traced.rewrite(config).graph_def
+    assert [node.attr["T"].type for node in of_op(after, "Pow")] == [config.target] * 2
+
+
 def test_a_square_of_the_same_tensor_is_not_clamped():
     def network(x):
         before = tf.matmul(x, tf.eye(WIDTH))
