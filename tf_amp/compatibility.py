@@ -93,9 +93,12 @@ FUNCTION_HOST = (
     Member(_ATOMIC, "AtomicFunction.graph"),
     Member(_ATOMIC, "AtomicFunction.name"),
     Member(f"{_EAGER}.context", "context"),
+    Member(f"{_EAGER}.context", "context_safe"),
     Member(f"{_EAGER}.context", "Context.function_scope_id"),
     Member(f"{_EAGER}.context", "Context.get_c_function", ("self", "name")),
+    Member(f"{_EAGER}.context", "Context.get_device_details", ("self", "device")),
     Member(f"{_EAGER}.context", "Context.get_function_def", ("self", "name")),
+    Member(f"{_EAGER}.context", "Context.get_visible_devices", ("self", "device_type")),
     Member(f"{_EAGER}.context", "Context.has_function", ("self", "name")),
     Member(f"{_EAGER}.polymorphic_function.attributes", "TF_DATA_FUNCTION"),
     Member(f"{_EAGER}.polymorphic_function.polymorphic_function", "Function._initialize"),
@@ -181,6 +184,7 @@ COMMANDS = (
 )
 _LOSS_SCALE = (
     # Read.
+    Member(f"{_EAGER}.context", "Context.host_address_space", ("self",)),
     Member("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext"),
     Member("tensorflow.python.trackable.base", "Trackable._lookup_dependency"),
     Member("tensorflow.python.trackable.base", "Trackable._track_trackable"),

@@ -56,13 +56,16 @@ def probe_gpu_capabilities() -> list[tuple[int, int] | None]:
     Returns:
         One ``(major, minor)`` per GPU, None where the driver tells none (ROCm).
     """
-    import tensorflow as tf
+    from tensorflow.python.eager import context
 
-    capabilities: list[tuple[int, int] | None] = []
-    for device in tf.config.get_visible_devices("GPU"):
-        details = tf.config.experimental.get_device_details(device)
-        capabilities.append(details.get("compute_capability"))
-    return capabilities
+    # `tf.config` would make the context of the process. One that is older than the script's
+    # `disable_eager_execution` stays eager below it: in branches of a v1 graph, `init_scope` then
+    # leaves the graph.
+    asked = context.context_safe() or context.Context()
+    return [
+        asked.get_device_details(device).get("compute_capability")
+        for device in asked.get_visible_devices("GPU")
+    ]
 
 
 def probe_cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:

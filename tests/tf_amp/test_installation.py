@@ -408,3 +408,34 @@ ANYWHERE = {
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
 }
+
+
+def test_switching_on_and_off_makes_no_context_of_tensorflow(run_python: RunPython) -> None:
+    """Made before a script disables eager execution, one lets `init_scope` leave its graph."""
+    done = run(
+        run_python,
+        """
+        import tf_amp
+        from tensorflow.python.eager import context
+
+        on(target_dtype="float16")
+        optimizer = tf_amp.enable_mixed_precision_graph_rewrite(
+            tf.compat.v1.train.AdamOptimizer(0.5)
+        )
+        print(tf_amp.status().enabled, context.context_safe())
+        tf_amp.disable_mixed_precision_graph_rewrite()
+        print(context.context_safe())
+
+        on(target_dtype="float16")
+        tf.compat.v1.disable_eager_execution()
+
+        def where():
+            with tf.init_scope():
+                return tf.constant(tf.executing_eagerly())
+
+        in_a_branch = tf.cond(tf.constant(True), where, where)
+        with tf.compat.v1.Session() as session:
+            print(session.run(in_a_branch))
+        """,
+    )
+    assert done.stdout.splitlines()[-3:] == ["True None", "None", "False"]

@@ -77,7 +77,8 @@ class FunctionHost:
     def uninstall(self) -> None:
         """Takes the hooks off and makes the runtime run the originals."""
         self._patches.undo()
-        self._originals.restore_all(context_lib.context())
+        if (context := context_lib.context_safe()) is not None:
+            self._originals.restore_all(context)
         self._originals.unhook_unless_needed()
 
     def _make_from_func_graph(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,7 +34,8 @@ def traced_function_names() -> list[str]:
     Left out are functions of tf.data, and parts of functions such as loop bodies.
     """
     names = set()
-    context = context_lib.context()
+    if (context := context_lib.context_safe()) is None:
+        return []
     for scope, name in list(atomic_function.RUNTIME_FUNCTION_REFS):
         if not name.startswith(b"__inference_") or scope != context.function_scope_id:
             continue

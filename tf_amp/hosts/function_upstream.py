@@ -35,12 +35,13 @@ def hold_off(patches: Patches) -> None:
 
         return without_upstream
 
-    context = context_lib.context()
-    # The public getter would list the devices, which must not happen during an import.
-    options = dict(getattr(context, "_optimizer_experimental_options", {}))
-    held_off = _held_off(options)
-    if held_off != options:
-        context.set_optimizer_experimental_options(held_off)
+    # Before there is a context nothing can have been asked for, and an import must not make one.
+    if (context := context_lib.context_safe()) is not None:
+        # The public getter would list the devices, which must not happen during an import.
+        options = dict(getattr(context, "_optimizer_experimental_options", {}))
+        held_off = _held_off(options)
+        if held_off != options:
+            context.set_optimizer_experimental_options(held_off)
     patches.replace(context_lib.Context, "set_optimizer_experimental_options", make)
 
 

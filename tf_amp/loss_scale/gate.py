@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_amp.loss_scale import gradients as gradient_math
+from tf_amp.loss_scale.host_call import call_where_built
 from tf_amp.loss_scale.manager import LossScaleManager
 from tf_amp.loss_scale.rule import LossScaleState
 from tf_amp.loss_scale.seen_graphs import mark_seen
@@ -96,17 +97,21 @@ def _branches_for(variables: Sequence[Any]) -> Iterator[None]:
 
     A branch that is a function of its own captures values: of a v1 reference variable it gets what
     the variable holds, which no op can update. The switches of v1 control flow pass references.
+
+    In such a branch an optimizer asks `init_scope` for its graph. It finds a v1 graph that was
+    entered; of one that is the default because a script disabled eager execution it only knows
+    where nothing, not even `tf.config.list_physical_devices`, came before.
     """
     v1 = tf.compat.v1
+    graph = v1.get_default_graph()
     references = any(getattr(variable.dtype, "_is_ref_dtype", False) for variable in variables)
-    if not references or not v1.control_flow_v2_enabled():
+    with contextlib.ExitStack() as stack:
+        if not tf.executing_eagerly() and not graph.building_function:
+            stack.enter_context(graph.as_default())
+        if references and v1.control_flow_v2_enabled():
+            v1.disable_control_flow_v2()
+            stack.callback(v1.enable_control_flow_v2)
         yield
-        return
-    v1.disable_control_flow_v2()
-    try:
-        yield
-    finally:
-        v1.enable_control_flow_v2()
 
 
 class _Gate:
@@ -166,9 +171,7 @@ class _Gate:
         inputs = [step, code, plan.before.scale, *(getattr(after, field) for field in FIELDS)]
         if tf.executing_eagerly():
             return self._tell(*(value.numpy() for value in inputs))
-        # The host function exists on CPUs only, wherever the step itself is placed.
-        with tf.device("/CPU:0"):
-            return tf.numpy_function(self._tell, inputs, tf.bool)
+        return call_where_built(self._tell, inputs, lambda: _log_skip(plan.before.scale, after))
 
     def _tell(self, step: Any, code: Any, before: Any, scale: Any, *counts: Any) -> Any:
         names = [field for field in FIELDS if field != "scale"]
@@ -178,6 +181,21 @@ class _Gate:
         )
         self._manager.report_skip(None if step < 0 else int(step), float(before), state, int(code))
         return True
+
+
+def _log_skip(before: tf.Tensor, after: LossScaleState) -> tf.Tensor:
+    """Logs the first, second, fourth, eighth ... skipped step, as `SkipReporter` does, in C++."""
+
+    def log() -> tf.Tensor:
+        text = tf.strings.format(
+            "tf_amp: skipped a step, a gradient is not finite; loss scale {} -> {} ({} so far).",
+            (before, after.scale, after.skipped_steps),
+        )
+        printed = tf.print(text, output_stream=tf.compat.v1.logging.info, end="")
+        return _true_after(printed)
+
+    is_due = tf.equal(tf.bitwise.bitwise_and(after.skipped_steps, after.skipped_steps - 1), 0)
+    return tf.cond(is_due, log, _true)
 
 
 def _true() -> tf.Tensor:
@@ -197,7 +215,8 @@ def _operations(result: Any) -> list[Any]:
     flat = []
     for item in tf.nest.flatten(result):
         for local in local_values(item):
-            if isinstance(local, tf.Operation) or tf.is_tensor(local):
+            # Not a Keras variable, which passes for a tensor: its optimizers return their counter.
+            if isinstance(local, tf.Operation | tf.Tensor):
                 flat.append(local)
             elif isinstance(getattr(local, "op", None), tf.Operation):
                 flat.append(local.op)

@@ -73,8 +73,8 @@ def run(
     """Trains, and tells whether it was said that nothing scales the loss."""
     switch(on=False)
     switch(on=scaled)
-    graph = built = tf.Graph()  # which holds what its skipped steps are told to
-    with built.as_default():
+    graph = tf.Graph()
+    with graph.as_default():
         step = train(*loss_and_variables(resource=resource)).name
         init = v1.global_variables_initializer().name
         # TensorFlow's own loss-scale optimizer leaves one that cannot be imported.
@@ -87,7 +87,6 @@ def run(
     with v1.Session(graph=graph) as session:
         session.run(init)
         session.run(step, {"x:0": np.ones((16, 8), np.float32)})
-    del built
     status = tf_amp.status()
     assert status.functions[-1].products_low == 5
     return bool(status.trained_unscaled)
