@@ -233,6 +233,10 @@ V1_OPTIMIZERS = (
     Member("tensorflow.python.training.optimizer", "Optimizer.apply_gradients"),
     Member("tensorflow.python.training.optimizer", "Optimizer.compute_gradients"),
     Member("tensorflow.python.training.saver", "Saver.restore"),
+    Member(
+        "tensorflow.python.training.experimental.loss_scale_optimizer",
+        "MixedPrecisionLossScaleOptimizer.compute_gradients",
+    ),
     # Read.
     Member("tensorflow.python.training.optimizer", "Optimizer._create_or_restore_slot_variable"),
     Member("tensorflow.python.training.optimizer", "Optimizer._create_slots"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.training.experimental import loss_scale_optimizer
 
 from tf_amp.compatibility import V1_OPTIMIZERS, require
 from tf_amp.loss_scale.gate import apply_if_finite
@@ -15,7 +16,7 @@ from tf_amp.loss_scale.in_place import CustomLoopNotice, applying, is_applying
 from tf_amp.loss_scale.manager import LossScaleManager
 from tf_amp.loss_scale.step_protocol import CustomLoopMethods, Phase, current_place
 from tf_amp.loss_scale.v1_saver import make_tolerant_restore
-from tf_amp.loss_scale.wrapping import is_wrapped, wrap_optimizer, wrapper_of
+from tf_amp.loss_scale.wrapping import is_wrapped, mark_driven, wrap_optimizer, wrapper_of
 from tf_amp.patches import Patches
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
@@ -180,6 +181,8 @@ def hook(patches: Patches) -> None:
     patches.replace(
         base, "apply_gradients", lambda original: _make_apply_gradients(original, notice)
     )
+    library = loss_scale_optimizer.MixedPrecisionLossScaleOptimizer
+    patches.replace(library, "compute_gradients", _make_compute_gradients_of_library)
     patches.replace(tf.compat.v1.train.Saver, "restore", make_tolerant_restore)
 
 
@@ -189,6 +192,17 @@ def _make_compute_gradients(original: Callable[..., Any], patches: Patches) -> C
         if wrapper is None:
             return original(self, loss, *args, **kwargs)
         return wrapper.compute_gradients(loss, *args, **kwargs)
+
+    return compute_gradients
+
+
+def _make_compute_gradients_of_library(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Leaves the optimizer in TensorFlow's own loss-scale optimizer, which scales, as it is."""
+
+    def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if wrapper_of(self._optimizer) is None:
+            mark_driven(self._optimizer, self)
+        return original(self, *args, **kwargs)
 
     return compute_gradients
 

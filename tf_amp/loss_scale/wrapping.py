@@ -63,8 +63,7 @@ def wrap_optimizer(opt: Any, loss_scale: Any = "dynamic", *, strict: bool = Fals
 
         # Horovod's v1 optimizer reduces in compute_gradients, before the check.
         wrapper = V1LossScaleOptimizer(opt, loss_scale)
-        # Past the attribute machinery of the optimizer, which would track the wrapper.
-        object.__setattr__(opt, _MARK, wrapper)
+        mark_driven(opt, wrapper)
         return wrapper
     return scale_by_hand(opt, loss_scale, horovod=is_of_horovod(opt))
 
@@ -119,6 +118,12 @@ def manager_of(opt: Any) -> LossScaleManager | None:
     scaling = scaling_of(opt)
     manager = getattr(opt, "manager", None) if scaling is None else scaling.manager
     return manager if isinstance(manager, LossScaleManager) else None
+
+
+def mark_driven(opt: Any, wrapper: Any) -> None:
+    """Makes `wrapper_of` return the wrapper that drives `opt`."""
+    # Past the attribute machinery of the optimizer, which would track the wrapper.
+    object.__setattr__(opt, _MARK, wrapper)
 
 
 def wrapper_of(opt: Any) -> Any:

@@ -256,6 +256,33 @@ for by_hand in (False, True):
     ]
 
 
+def test_v1_optimizers_that_tensorflow_scales_are_left_to_it(run_python) -> None:
+    done = run(
+        run_python,
+        """
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+from tensorflow.python.training.experimental import loss_scale, loss_scale_optimizer
+x = tf.placeholder(tf.float32, [])
+v = tf.get_variable("v", initializer=1.0)
+inner = tf.train.GradientDescentOptimizer(0.25)
+scale = loss_scale.DynamicLossScale(initial_loss_scale=64.0)
+optimizer = loss_scale_optimizer.MixedPrecisionLossScaleOptimizer(inner, scale)
+op = optimizer.minimize(v * x)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for value in (1.0, float("nan"), 1.0):
+        session.run(op, {x: value})
+    print("RESULT", float(session.run(v)), float(session.run(scale())))
+print("RESULT", tf.get_collection("tf_amp_loss_scale"))
+""",
+        LOSS_SCALING,
+    )
+    assert rows(done.stdout) == ["RESULT 0.5 32.0", "RESULT []"]
+    assert "wrapped" not in done.stderr
+    assert "scale_loss" not in done.stderr
+
+
 def test_v1_saver_restores_a_float32_checkpoint(run_python, tmp_path) -> None:
     """One script, run in turn without and with loss scaling, each time going on from its file."""
     done = run_python(
