@@ -120,7 +120,26 @@ class WorkSizes:
         op = view.node_type(number).op
         if op == "MatMul":
             return view.tensors[start : start + 2]
+        if op == "Sum" and (like := self._summed_like(number)) is not None:
+            return (like,)
         return (view.tensors[start],) if op == "Reshape" else ()
+
+    def _summed_like(self, number: int) -> int | None:
+        """The operand whose gradient a Sum over the axes that broadcasting repeated it on is.
+
+        Where shapes are not known there is such a Sum behind every binary op, and most of them have
+        nothing to add up: the kernel then hands on what it reads.
+        """
+        view, (start, end) = self._view, self._view.edge_starts[number : number + 2]
+        if view.node_type(number).op != "Sum" or end - start < 2:
+            return None
+        port, maker = divmod(view.tensors[start + 1], self._nodes)
+        if view.node_type(maker).op != "BroadcastGradientArgs":
+            return None
+        shape = view.tensors[view.edge_starts[maker] + port] % self._nodes
+        return (
+            view.tensors[view.edge_starts[shape]] if view.node_type(shape).op == "Shape" else None
+        )
 
     def _lengths(self, product: int) -> tuple[int, int, int] | None:
         """How many rows, terms of each sum, and columns a MatMul has; None if that is not known."""
@@ -161,9 +180,10 @@ class WorkSizes:
         """The size of a node's work as its costs count it, None where it is not known."""
         if cost.measure == "flops":
             return self.flops(number)
-        known = map(self.elements, self._read(number))
-        sizes = [size for size in (*known, self._product(self._shape(number))) if size is not None]
-        return max(sizes, default=None)
+        known = [self.elements(tensor) for tensor in (*self._read(number), number)]
+        if self._summed_like(number) is not None and known[0] == known[-1]:
+            return 0
+        return max((size for size in known if size is not None), default=None)
 
     def flops(self, number: int) -> int | None:
         """The arithmetic of a product or convolution; None of others, or of unknown shapes."""

@@ -64,6 +64,21 @@ def test_rows_of_several_axes_reach_both_gradients_of_a_dense_layer(batch, count
     assert made == sorted([4 * counted * 7, 4 * counted * 6, 6 * 7])
 
 
+def test_sums_that_broadcasting_calls_for_have_the_operands_sizes_and_mostly_no_work():
+    def gradients(x: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch([x, factors])
+            y = x * factors
+        return tape.gradient(y, [x, factors])
+
+    sizes, index = sizes_of(gradients, (None, 4, 6), (None, 1, 6))
+    sums = [index[f"gradient_tape/mul/Sum{suffix}"] for suffix in ("", "_1")]
+    of_x, of_factors = UNKNOWN_DIMENSION * 4 * 6, UNKNOWN_DIMENSION * 6
+    elements = OpCost("elements", FLOPS.float32, FLOPS.low)
+    assert [sizes.elements(number) for number in sums] == [of_x, of_factors]
+    assert [sizes.size(number, elements) for number in sums] == [0, of_x]
+
+
 def test_float32_tensors_of_several_nodes_are_told_at_once():
     def function(x: tf.Tensor) -> tf.Tensor:
         first, second = tf.raw_ops.Split(axis=1, value=x, num_split=2, name="halves")
