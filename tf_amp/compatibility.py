@@ -221,7 +221,11 @@ TF_KERAS = (
         ("self", "loss", "var_list", "grad_loss", "tape"),
     ),
     Member("tf_keras", "optimizers.legacy.Optimizer.minimize"),
+    Member("tf_keras.src.engine.training_v1", "Model.compile"),
     # Read.
+    Member("tf_keras", "optimizers.legacy.Optimizer.get_gradients", ("self", "loss", "params")),
+    Member("tf_keras", "optimizers.legacy.Optimizer.get_updates", ("self", "loss", "params")),
+    Member("tf_keras.src.backend", "track_variable"),
     Member("tf_keras", "optimizers.legacy.Optimizer._aggregate_gradients"),
     Member("tf_keras", "optimizers.legacy.Optimizer._create_all_weights"),
     Member("tf_keras", "optimizers.legacy.Optimizer._transform_unaggregated_gradients"),

@@ -72,7 +72,10 @@ def hook_tf_keras(tf_keras: ModuleType | None, patches: Patches, *, wraps: bool)
     if not wraps:
         return
     notice = CustomLoopNotice(patches)
-    patches.replace(tf_keras.Model, "compile", functools.partial(_make_compile, notice=notice))
+    from tf_keras.src.engine import training_v1
+
+    for model_class in (tf_keras.Model, training_v1.Model):
+        patches.replace(model_class, "compile", functools.partial(_make_compile, notice=notice))
     make_seen = functools.partial(_make_seen, notice=notice)
     for optimizer_class in (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer):
         patches.replace(optimizer_class, "apply_gradients", make_seen)

@@ -91,15 +91,16 @@ class Scaling:
     @property
     def begins_step(self) -> bool:
         """Whether a call that takes gradients and applies them is a step, and none runs yet."""
-        return not self.in_step and self._is_on and takes_part()
+        return not self.in_step and self.is_on and takes_part()
 
     @property
-    def _is_on(self) -> bool:
+    def is_on(self) -> bool:
+        """Whether the hooks that gave the scale are on."""
         return self.notice is None or self.notice.active
 
     def is_in_charge(self, optimizer: Any) -> bool:
         """Whether gradients that are handed to an optimizer are to be checked."""
-        if is_applying() or not self._is_on:
+        if is_applying() or not self.is_on:
             return False
         if self.notice is not None and not self.loss_was_scaled:
             self.notice.give(optimizer)
@@ -135,6 +136,7 @@ class LoopScaling:
 
     by_hand = True
     begins_step = False
+    is_on = True
 
     def __init__(self, manager: LossScaleManager, horovod: bool) -> None:
         self.manager = manager

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
+from tf_keras.src.backend import track_variable
 from tf_keras.src.mixed_precision import loss_scale_optimizer as tf_keras_loss_scale
 
 from tf_amp.loss_scale.gate import apply_if_finite
@@ -61,6 +62,16 @@ class _TfKeras(InPlace):
         pairs = [(value, variable) for value, (_, variable) in zip(values, pairs, strict=True)]
         _, *names = inspect.signature(apply).parameters
         options = {**dict(zip(names, args, strict=False)), **kwargs}
+        applied = self._apply_if_finite(pairs, options)
+        return applied if scaling.by_hand else self.iterations
+
+    def _apply_if_finite(
+        self, pairs: list[tuple[Any, Any]], options: Mapping[str, Any]
+    ) -> tf.Tensor:
+        """Applies unscaled gradients if all are finite; returns whether they were."""
+        scaling = self._tf_amp_loss_scaling
+        apply = super().apply_gradients
+        present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         # Variables are made outside the branch, and get the names they have in float32.
         with tf.name_scope(self._scope(options)), tf.init_scope():
             self._create_variables([variable for _, variable in pairs], present)
@@ -77,7 +88,7 @@ class _TfKeras(InPlace):
             with applying():
                 return apply(list(zip(values, variables, strict=True)), **options)
 
-        applied = apply_if_finite(
+        return apply_if_finite(
             scaling.manager,
             [gradient for gradient, _ in pairs],
             variables,
@@ -85,7 +96,6 @@ class _TfKeras(InPlace):
             step=self.iterations,
             horovod=scaling.horovod,
         )
-        return applied if scaling.by_hand else self.iterations
 
     def _gradients(self, compute: Callable[..., Any], loss: Any, tape: Any) -> Any:
         """Gradients of the scaled loss, which come out unscaled where a custom loop may look."""
@@ -139,6 +149,19 @@ class LegacyInPlace(_TfKeras):
         return self._gradients(
             lambda loss, tape: compute(loss, var_list, grad_loss, tape), loss, tape
         )
+
+    def get_updates(self, loss: Any, params: Any) -> list[Any]:
+        """As for the optimizer's own class: the step of `fit` in a graph of TensorFlow 1."""
+        scaling = self._tf_amp_loss_scaling
+        if not scaling.is_on:
+            return list(super().get_updates(loss, params))
+        variables = tf.nest.flatten(params)
+        gradients = super().get_gradients(scaling.manager.multiply(loss), variables)
+        values = scaling.manager.unscale(gradients)
+        applied = self._apply_if_finite(list(zip(values, variables, strict=True)), {})
+        for variable in scaling.manager.variables:
+            track_variable(variable)  # or tf_keras would not initialize it
+        return [applied]
 
     def _scope(self, options: Mapping[str, Any]) -> str:
         del options

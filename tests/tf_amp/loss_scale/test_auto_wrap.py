@@ -283,6 +283,42 @@ print("RESULT", tf.get_collection("tf_amp_loss_scale"))
     assert "scale_loss" not in done.stderr
 
 
+KERAS_IN_A_V1_GRAPH = """
+import os
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import numpy as np
+import tensorflow as tf
+tf.config.list_physical_devices("GPU")
+tf.compat.v1.disable_eager_execution()
+def made():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False, input_shape=(2,))])
+    model.compile("adam", "mse")
+    return model
+model = made()
+model.set_weights([np.ones((2, 1), "float32")])
+x = np.array([VALUES, VALUES], "float32").T
+model.fit(x, np.zeros(len(x)), batch_size=1, epochs=2, shuffle=False, verbose=0)
+model.optimizer.learning_rate = 0.002
+model.train_on_batch(x[:1], np.zeros(1))
+optimizer = model.optimizer
+print("RESULT", [round(float(value), 5) for value in model.get_weights()[0].ravel()])
+print("RESULT", int(tf.keras.backend.get_value(optimizer.iterations)),
+      isinstance(optimizer, tf.keras.optimizers.legacy.Adam),
+      [weight.name for weight in optimizer.weights])
+print("SCALE", [float(tf.keras.backend.get_value(v))
+                for v in tf.compat.v1.get_collection("tf_amp_loss_scale")[:3]])
+"""
+
+
+def test_fit_of_tf_keras_in_a_v1_graph(run_python) -> None:
+    on = run(run_python, KERAS_IN_A_V1_GRAPH.replace("VALUES", "[1, np.nan, 2]"), LOSS_SCALING)
+    off = run(run_python, KERAS_IN_A_V1_GRAPH.replace("VALUES", "[1, 2]"), {})
+    assert rows(on.stdout) == rows(off.stdout)
+    assert "SCALE [8192.0, 2.0, 2.0]" in on.stdout
+    assert "of compile() scales its loss" in on.stderr
+    assert "custom training loop" not in on.stderr
+
+
 def test_v1_saver_restores_a_float32_checkpoint(run_python, tmp_path) -> None:
     """One script, run in turn without and with loss scaling, each time going on from its file."""
     done = run_python(
