@@ -137,9 +137,11 @@ class WorkSizes:
         if view.node_type(maker).op != "BroadcastGradientArgs":
             return None
         shape = view.tensors[view.edge_starts[maker] + port] % self._nodes
-        return (
-            view.tensors[view.edge_starts[shape]] if view.node_type(shape).op == "Shape" else None
-        )
+        if view.node_type(shape).op == "StridedSlice":  # the axes that count matrices
+            shape = view.tensors[view.edge_starts[shape]] % self._nodes
+        if view.node_type(shape).op != "Shape":
+            return None
+        return view.tensors[view.edge_starts[shape]]
 
     def _lengths(self, product: int) -> tuple[int, int, int] | None:
         """How many rows, terms of each sum, and columns a MatMul has; None if that is not known."""
