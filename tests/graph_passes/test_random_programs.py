@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 from subprocess import CompletedProcess
 from typing import Any
@@ -190,6 +192,19 @@ def test_what_is_wrong_is_seen(reference: Reference, what: str, change: Any) -> 
     with pytest.raises(BrokenPromiseError) as raised:
         reference.compare({**reference.expected, name: change(reference.expected[name])})
     assert raised.value.what == what
+
+
+def test_beyond_the_range_of_the_dtype_there_may_be_infinities(reference: Reference) -> None:
+    found, large = reference.graph.fetches[1:3]
+    beyond = copy.copy(reference)
+    beyond.program = dataclasses.replace(reference.program, dtype="float16")
+    infinite = {found: reference.expected[found] * np.inf}
+    with pytest.raises(BrokenPromiseError):
+        beyond.compare(infinite)
+    beyond.expected = {**reference.expected, large: np.float32(1e6)}
+    beyond.compare(infinite)
+    with pytest.raises(BrokenPromiseError):
+        beyond.compare({found: reference.expected[found] + np.float32(1e3)})
 
 
 def test_an_effect_too_many_is_seen(reference: Reference) -> None:
