@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import program_sweep
 import pytest
+import random_program_runs
 import tensorflow as tf
 from cpu_units import HAS_BFLOAT16_UNITS, NO_BFLOAT16_UNITS
 from programs import Program, of_concrete
@@ -205,6 +206,20 @@ def test_beyond_the_range_of_the_dtype_there_may_be_infinities(reference: Refere
     beyond.compare(infinite)
     with pytest.raises(BrokenPromiseError):
         beyond.compare({found: reference.expected[found] + np.float32(1e3)})
+
+
+def test_a_program_may_end_itself_where_naive_low_precision_gives_nan(
+    reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_numerics(_: Reference) -> str:
+        raise BrokenPromiseError("runs", "InvalidArgumentError: Tensor had NaN values")
+
+    monkeypatch.setattr(random_program_runs, "Reference", lambda _: reference)
+    monkeypatch.setattr(random_program_runs, "_check", check_numerics)
+    with pytest.raises(BrokenPromiseError):
+        check(reference.program)
+    monkeypatch.setitem(reference.naive, reference.graph.fetches[1], np.nan)
+    assert check(reference.program) == "invalid"
 
 
 def test_an_effect_too_many_is_seen(reference: Reference) -> None:
