@@ -120,7 +120,7 @@ class WorkSizes:
         op = view.node_type(number).op
         if op == "MatMul":
             return view.tensors[start : start + 2]
-        if op == "Sum" and (like := self._summed_like(number)) is not None:
+        if (like := self._summed_like(number)) is not None:
             return (like,)
         return (view.tensors[start],) if op == "Reshape" else ()
 
@@ -183,7 +183,7 @@ class WorkSizes:
         if cost.measure == "flops":
             return self.flops(number)
         known = [self.elements(tensor) for tensor in (*self._read(number), number)]
-        if self._summed_like(number) is not None and known[0] == known[-1]:
+        if known[0] is not None and known[0] == known[-1] and self._summed_like(number) is not None:
             return 0
         return max((size for size in known if size is not None), default=None)
 

@@ -42,8 +42,6 @@ NOISY_RUNS = 8
 Outcome = dict[str, np.ndarray]
 PRODUCTS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "DepthwiseConv2dNative")
 COUNTING = ("cost", "cast-cut")
-
-
 _CHECKED = "Tensor had "
 """What CheckNumerics says of NaN and infinities."""
 

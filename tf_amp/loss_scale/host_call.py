@@ -1,10 +1,10 @@
 """What a graph tells the Python that built it, and what it does in any other process.
 
 A host function (`tf.numpy_function`) lives in one process, and no longer than the graph that it was
-made for. A training step is exported all the same, as a `.meta` file or a SavedModel, or runs on a
-server of a cluster; asked for there, the function ends the step ("Could not find callback"). So
-each one gets an empty file in TensorFlow's own memory (`ram://`), which goes when it does and which
-no other process has. Graphs look for the file before they call.
+made for. A training step is exported all the same, as a `.meta` file or a SavedModel; asked for in
+another process, the function ends the step ("Could not find callback"). So each one gets an empty
+file in TensorFlow's own memory (`ram://`), which goes when it does and which no other process has.
+Graphs look for the file before they call.
 """
 
 from __future__ import annotations

@@ -78,6 +78,10 @@ def test_sums_that_broadcasting_calls_for_have_the_operands_sizes_and_mostly_no_
     elements = OpCost("elements", FLOPS.float32, FLOPS.low)
     assert [sizes.elements(number) for number in sums] == [of_x, of_factors]
     assert [sizes.size(number, elements) for number in sums] == [0, of_x]
+    sizes, index = sizes_of(gradients, None, None)
+    assert [sizes.size(number, elements) for name, number in index.items() if "/Sum" in name] == (
+        [None, None]
+    )
 
 
 def test_float32_tensors_of_several_nodes_are_told_at_once():

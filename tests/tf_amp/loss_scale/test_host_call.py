@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
+
+from tf_amp.loss_scale.host_call import call_where_built
 
 WRITE_META = """
 import sys
@@ -134,3 +137,21 @@ with tf.compat.v1.Session(graph=copy) as session:
 
 def test_a_copy_that_outlives_the_graph_does_not_call(run_python) -> None:
     assert run_python(IN_THIS_PROCESS).stdout.splitlines() == ["told 7", "True", "None False"]
+
+
+def test_the_search_is_made_where_the_function_is_called() -> None:
+    """In a cluster that is the process that asks for the step, not the one that runs it."""
+
+    @tf.function
+    def step(number: tf.Tensor) -> tf.Tensor:
+        return call_where_built(lambda _: True, [number], lambda: tf.constant(False))
+
+    made = step.get_concrete_function(tf.TensorSpec([], tf.int64)).graph.as_graph_def()
+    nodes = [
+        *made.node,
+        *(node for function in made.library.function for node in function.node_def),
+    ]
+    places = {node.op: node.device for node in nodes if node.op in ("MatchingFiles", "PyFunc")}
+    assert len(places) == 2
+    assert places["MatchingFiles"] == places["PyFunc"]
+    assert "/task:0" in places["PyFunc"]
