@@ -198,6 +198,8 @@ RULES: dict[str, str] = {
     "unread": "what nothing reads in a function is left out before costs are weighed",
     "unread-sum": "a sum that nothing reads denies nothing, nor does what it is made with",
     "gelu": "the powers and exponentials in a GELU and its gradient deny nothing",
+    "local-derivative": "the gradient of a GELU and the like is multiplied once, by a derivative "
+    "that is made with the value",
     "layer-norm": "a layer or group normalization takes and gives the target dtype",
     "rms-norm": "a root-mean-square normalization takes and gives the target dtype",
     "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",

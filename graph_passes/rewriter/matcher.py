@@ -27,6 +27,11 @@ SELECTS = ("SelectV2", "Select")
 """Ops that give those of one of two tensors."""
 SIZES = ("Shape", "ShapeN", "Size", "Rank")
 """Ops that ask for the shape of a tensor only."""
+UNARY = (
+    *("Abs", "Cos", "Erf", "Erfc", "Exp", "Expm1", "Identity", "Log", "Log1p", "Neg", "Relu"),
+    *("Relu6", "Rsqrt", "Sigmoid", "Sin", "Softplus", "Sqrt", "Square", "Tanh"),
+)
+"""Element-wise ops of one tensor."""
 ADDS = ("AddV2", "Add")
 """Sums of two tensors."""
 SUMS = ("AddN", *ADDS)

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graph_passes.ir.view import Shape
+from graph_passes.rewriter.matcher import UNARY
 
 _ELEMENT_WISE = ("Mul", "AddV2", "Sub", "RealDiv")
-_OF_FIRST = ("ClipByValue", "BiasAdd", "Cast", "Identity", "Neg", "Relu")
+_OF_FIRST = (*UNARY, "AddN", "BiasAdd", "Cast", "ClipByValue", "SigmoidGrad", "TanhGrad")
 _Shapes = Sequence[Shape | None]
 
 

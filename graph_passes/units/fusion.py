@@ -15,7 +15,7 @@ from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.policy.rules import Rule
 from graph_passes.rewriter.editor import GraphEdits, NearMiss
-from graph_passes.units.activation import gelu
+from graph_passes.units.activation import gelu, local_derivative
 from graph_passes.units.attention import mask, softmax_gradient
 from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
 from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
@@ -179,6 +179,12 @@ UNIT_PASSES = (
         requires=("idle sums",),
     ),
     UnitPass(gelu.RULE, gelu.lower_gelus, ops=("Tanh", "Erf", "Erfc"), ensures=("lists",)),
+    UnitPass(
+        local_derivative.RULE,
+        local_derivative.use_local_derivatives,
+        ops=local_derivative.OPS,
+        requires=("lists",),
+    ),
     UnitPass(unread.SUMS, unread.pass_unread_sums, ops=unread.REDUCTIONS, requires=("lists",)),
 )
 """The passes in the order in which they run; what a pass requires, passes before it ensure."""

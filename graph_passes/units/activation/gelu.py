@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.rewriter.matcher import ADDS, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
@@ -56,7 +57,7 @@ def _lower_powers(new: Replacement, tanh: int, clamp: bool) -> None:
     for number in squares:
         if any(m.op(reader) != "Mul" for reader in _value_readers(m, number)):
             raise NoMatchError("more than a product reads the square")
-    for number in powers:
+    for number in (*powers, *(_between(m, tanh, cube) if clamp else ())):
         if number in new.accepted.kept:
             raise NoMatchError(f"{m.node(number).name!r} is to be preserved")
     names = [m.node(number).name for number in powers]
@@ -89,6 +90,15 @@ def _cube_in(m: Matcher, tanh: int) -> int | None:
             raise NoMatchError("the power inside the tanh is not the cube of what it is added to")
         return number
     return None
+
+
+def _between(m: Matcher, tanh: int, cube: int) -> list[int]:
+    """What must be made of the cube for the slope to be 0 where the clamp changes the square."""
+    end = m.source(cube, 0)
+    behind = walk([tanh], lambda n: [maker for maker in m.makers(n) if maker != end])
+    slopes = [reader for reader in m.readers(tanh) if m.op(reader) == "TanhGrad"]
+    steps = ("Mul", "Reshape", "Sum")
+    return [*behind, *walk(slopes, lambda n: [r for r in m.readers(n) if m.op(r) in steps])]
 
 
 def _scaled(m: Matcher, tensor: str, factor: float) -> str | None:

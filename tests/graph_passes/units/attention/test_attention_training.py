@@ -95,4 +95,5 @@ def test_it_trains_as_in_float32(step, dtype):
     found, weights = step.train(rewritten(step, CONFIGS[dtype]), 8)
     assert all(np.isfinite(weight).all() for weight in weights)
     tolerance = 0.04 * bfloat16_errors_behind_products() if dtype == "bfloat16" else 0.01
-    np.testing.assert_allclose(found, expected, rtol=tolerance)
+    # The last losses are a thousandth of the first: roundings decide their third digit.
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=1e-4 * expected[0])
