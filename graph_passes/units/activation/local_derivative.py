@@ -17,8 +17,10 @@ follows from the steps themselves, by the distributive law: which function y is 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import FLOAT
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, SIZES, SUMS, UNARY, Matcher
@@ -26,7 +28,8 @@ from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "local-derivative"
-OPS = ("Mul",)
+OPS = ("AddN",)
+"""What automatic differentiation adds gradients up with."""
 
 Terms = dict[tuple[str, ...], float]
 """A sum of products: the factors of each with its coefficient."""
@@ -35,42 +38,43 @@ _SLOPES = ("TanhGrad", "SigmoidGrad")
 """Ops linear in their second operand, by a factor made of the first; they repeat neither."""
 _ELEMENT_WISE = (*UNARY, *ADDS, "Maximum", "Minimum", "Mul", "Pow", "RealDiv", "Sub")
 _FREE = ("Identity", "Reshape", "Sum")
+_LINEAR = ("Mul", "Neg", "RealDiv", "Sub", *SUMS, *_SLOPES, *_FREE)
 _MOST_STEPS = 32
 """More than the gradient of any activation has."""
-_MOST_READERS = 8
-"""More than any factor of an activation has; a learning rate has thousands."""
+_STEM = "local_derivative"
 
 
 def use_local_derivatives(search: UnitSearch) -> None:
     """Replaces what gradients go through between a product and what both factors are made of."""
-    edits = search.edits
-    origins = _Origins(edits.matcher)
-    for number in edits.view.of_op(*OPS):
-        for gradient, by_factor in _product_rules(edits, origins, number):
+    edits, view, m = search.edits, search.edits.view, search.edits.matcher
+    origins = _Origins(m)
+    for end in view.of_op(*OPS):
+        is_float = view.dtypes[view.base[end]] == FLOAT
+        if not is_float or any(m.op(maker) not in _LINEAR for maker in m.makers(end)):
+            continue
+        for gradient, by_factor in _product_rules(m, origins, end):
             way = _Way(edits, origins, gradient, by_factor)
-            if way.end is not None and way.passes_of_derivative() + 1 < way.passes():
-                stem = f"{edits.view.names[number]}/local_derivative"
-                edits.propose(RULE, way.end, _write, way.end, way, stem=stem)
+            if way.end == end and way.passes_of_derivative() + 1 < way.passes():
+                edits.propose(RULE, end, _write, end, way, stem=f"{view.names[end]}/{_STEM}")
+                break
 
 
-def _product_rules(
-    edits: GraphEdits, origins: _Origins, number: int
-) -> Iterator[tuple[str, dict[int, str]]]:
-    """What flows back to a product and is multiplied by either factor, and by which node it is."""
-    m, view = edits.matcher, edits.view
-    factors = m.inputs(number)
-    if view.dtypes[view.base[number]] != FLOAT or len({*map(m.maker, factors)}) < 2:
-        return
-    readers = [m.readers(m.maker(factor)) for factor in factors]
-    if not all(1 < len(of_factor) <= _MOST_READERS for of_factor in readers):
-        return
-    products = [[n for n in of_factor if m.op(n) == "Mul" and n != number] for of_factor in readers]
-    if not all(products) or origins.of(factors[0]) != origins.of(factors[1]):
-        return
-    for pair in itertools.product(*products):
-        flowing = [{*m.inputs(n)} - {f} for n, f in zip(pair, factors, strict=True)]
-        if pair[0] != pair[1] and flowing[0] == flowing[1] and len(flowing[0]) == 1:
-            yield flowing[0].pop(), dict(zip(pair, factors, strict=True))
+def _product_rules(m: Matcher, origins: _Origins, end: int) -> Iterator[tuple[str, dict[int, str]]]:
+    """What is multiplied by several factors of one origin before it is added up.
+
+    Yields:
+        The tensor, and the nodes that multiply it, each with its factor.
+    """
+    behind = walk([end], lambda n: [maker for maker in m.makers(n) if m.op(maker) in _LINEAR])
+    products: dict[str, dict[int, str]] = defaultdict(dict)
+    for number in itertools.islice(behind, _MOST_STEPS):
+        if m.op(number) == "Mul":
+            for tensor, factor in itertools.permutations(m.inputs(number)):
+                products[tensor][number] = factor
+    for tensor, by_factor in products.items():
+        factors = set(by_factor.values())
+        if len(factors) > 1 and len({*map(origins.of, factors)}) == 1:
+            yield tensor, by_factor
 
 
 class _Origins:
@@ -131,7 +135,7 @@ class _Way:
                 if terms and len(terms) < _MOST_STEPS:
                     self.terms[reader] = terms
                     pending.append(reader)
-                    if m.op(reader) in SUMS and self._ends_in(reader):
+                    if m.op(reader) in OPS and self._ends_in(reader):
                         self.end = reader
                         return
             if len(pending) > _MOST_STEPS:
