@@ -45,6 +45,7 @@ FOR_VALUES = {
     "decomposition": "keeps Cholesky factors from NaN, and solutions from rounding",
     "comparison": "keeps gradients of maxima from 0 / 0 where what was picked was rounded",
     "loop-gradient-sums": "is about time: loops read and write no sums of the size of weights",
+    "local-derivative": "is about memory: one tensor is kept for a gradient, not two to four",
     "fused-update": "is about time: it makes one op of an optimizer's dozen",
     "cost": "is about time: it keeps what is slower float32, with a cost table",
 }

@@ -1,1 +1,1 @@
-"""GELU."""
+"""Activations: GELU, and the gradients of whatever is a product of functions of one tensor."""
