@@ -127,7 +127,8 @@ class _Way:
         self.end: int | None = None
         self._m = m = edits.matcher
         self._is_idle, self._origins = edits.gate.is_idle, origins
-        self._origin = origins.of(next(iter(by_factor.values())))
+        factor = next(iter(by_factor.values()))
+        self._origin, self._axes = origins.of(factor), len(m.shape_of(factor) or ())
         pending = [*self.terms]
         for passed in pending:  # grows as it goes
             for reader in m.readers(passed):
@@ -177,16 +178,21 @@ class _Way:
             return _added([(passed[0], -1.0)])
         if op == "Mul" and len(passed) == 1:
             factor = inputs[parts.index(None)]
-            value = m.scalar(factor)
+            value = self._number(factor)
             if value is not None:
                 return _added([(passed[0], value)])
             return {(*key, factor): coefficient for key, coefficient in passed[0].items()}
         if op == "RealDiv" and parts[0] and not parts[1]:
-            value = m.scalar(inputs[1])
+            value = self._number(inputs[1])
             return _added([(passed[0], 1 / value)]) if value else None
         if op in _SLOPES:
             return self._with_slope(number, parts)
         return passed[0] if self._hands_on(number, op) else None
+
+    def _number(self, tensor: str) -> float | None:
+        """The value of a constant that adds no axes, None of another tensor."""
+        value = self._m.scalar(tensor)
+        return None if value is None or self._m.constant(tensor).ndim > self._axes else value
 
     def _with_slope(self, number: int, parts: list[Terms | None]) -> Terms | None:
         value, terms = parts

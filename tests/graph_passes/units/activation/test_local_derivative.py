@@ -117,6 +117,19 @@ def test_a_batch_of_one_is_no_other_case():
     assert_the_same(traced, traced.find(CPU), *given(rows=1))
 
 
+def test_a_number_that_adds_an_axis_is_no_number():
+    def step(x: tf.Tensor, w: tf.Tensor) -> list[tf.Tensor]:
+        h = tf.matmul(x, w)
+        e = tf.sigmoid(h)
+        dy = tf.matmul(h * e, w)
+        three = np.full((1, 1, 1), 3.0, np.float32)
+        return [tf.add_n([dy * e * three, dy * h * three])]
+
+    traced = trace(step, tf.TensorSpec((None, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
+    fusion = traced.find(CPU)
+    assert_the_same(traced, fusion, *given())
+
+
 def test_large_and_small_arguments():
     traced = traced_between(FUNCTIONS["gelu, erfc"])
     x, _ = given()
