@@ -26,12 +26,19 @@ _Constraints = tuple[tuple[str, frozenset[int]], ...]
 
 
 @functools.cache
-def _registered() -> dict[str, list[kernel_def_pb2.KernelDef]]:
-    """Op -> its kernels."""
+def _registered() -> dict[str, bytes]:
+    """Op -> its kernels, a serialized KernelList: as messages all would take 14 MB."""
     found: dict[str, list[kernel_def_pb2.KernelDef]] = {}
     for kernel in kernels.get_all_registered_kernels().kernel:
         found.setdefault(kernel.op, []).append(kernel)
-    return found
+    return {
+        op: kernel_def_pb2.KernelList(kernel=of_op).SerializeToString()
+        for op, of_op in found.items()
+    }
+
+
+def _read(registered: bytes) -> Sequence[kernel_def_pb2.KernelDef]:
+    return kernel_def_pb2.KernelList.FromString(registered).kernel  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -41,8 +48,10 @@ def _devices_of(op: str) -> dict[str, list[_Constraints]]:
     # TensorFlow walks all kernels of the process whether it is asked for those of one op or of all.
     registered = _registered().get(op)
     if registered is None:  # a library may have been loaded since
-        registered = kernels.get_registered_kernels_for_op(op).kernel
-    for kernel in registered:
+        of_op = kernels.get_registered_kernels_for_op(op).kernel
+    else:
+        of_op = _read(registered)
+    for kernel in of_op:
         if kernel.label:
             continue  # chosen by a `_kernel` attr only
         constraints = tuple(
@@ -62,7 +71,8 @@ def _kernels_of(op: str, device: str) -> Sequence[_Constraints]:
 def registered_gpu_kernels() -> int:
     """How many op types have a GPU kernel in this build: few under `tensorflow-cpu`."""
     return sum(
-        any(k.device_type == "GPU" and not k.label for k in of) for of in _registered().values()
+        any(kernel.device_type == "GPU" and not kernel.label for kernel in _read(of_op))
+        for of_op in _registered().values()
     )
 
 
