@@ -53,8 +53,9 @@ def test_gpu_kernels_are_registered_without_a_gpu() -> None:
 
 def test_a_build_without_gpu_kernels_says_so(monkeypatch):
     assert missing_kernels_note("GPU") is None
-    cpu_alone = kernel_def_pb2.KernelDef(op="MatMul", device_type="CPU")
-    monkeypatch.setattr(kernels, "_registered", lambda: {"MatMul": [cpu_alone]})
+    kernel = kernel_def_pb2.KernelDef(op="MatMul", device_type="CPU")
+    cpu_alone = kernel_def_pb2.KernelList(kernel=[kernel]).SerializeToString()
+    monkeypatch.setattr(kernels, "_registered", lambda: {"MatMul": cpu_alone})
     monkeypatch.setattr(kernels, "_devices_of", lambda op: {"CPU": ((),)})
     note = missing_kernels_note("GPU")
     assert note is not None
