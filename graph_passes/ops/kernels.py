@@ -46,12 +46,10 @@ def _devices_of(op: str) -> dict[str, list[_Constraints]]:
     """Device type -> the constraints of each kernel of an op."""
     found: dict[str, list[_Constraints]] = {}
     # TensorFlow walks all kernels of the process whether it is asked for those of one op or of all.
-    registered = _registered().get(op)
-    if registered is None:  # a library may have been loaded since
-        of_op = kernels.get_registered_kernels_for_op(op).kernel
-    else:
-        of_op = _read(registered)
-    for kernel in of_op:
+    known = _registered().get(op)
+    # A library may have been loaded since.
+    registered = _read(known) if known else kernels.get_registered_kernels_for_op(op).kernel
+    for kernel in registered:
         if kernel.label:
             continue  # chosen by a `_kernel` attr only
         constraints = tuple(

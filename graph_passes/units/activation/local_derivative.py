@@ -38,10 +38,10 @@ _SLOPES = ("TanhGrad", "SigmoidGrad")
 """Ops linear in their second operand, by a factor made of the first; they repeat neither."""
 _ELEMENT_WISE = (*UNARY, *ADDS, "Maximum", "Minimum", "Mul", "Pow", "RealDiv", "Sub")
 _FREE = ("Identity", "Reshape", "Sum")
+"""Ops that a gradient goes through as it is."""
 _LINEAR = ("Mul", "Neg", "RealDiv", "Sub", *SUMS, *_SLOPES, *_FREE)
 _MOST_STEPS = 32
 """More than the gradient of any activation has."""
-_STEM = "local_derivative"
 
 
 def use_local_derivatives(search: UnitSearch) -> None:
@@ -54,8 +54,9 @@ def use_local_derivatives(search: UnitSearch) -> None:
             continue
         for gradient, by_factor in _product_rules(m, origins, end):
             way = _Way(edits, origins, gradient, by_factor)
-            if way.end == end and way.passes_of_derivative() + 1 < way.passes():
-                edits.propose(RULE, end, _write, end, way, stem=f"{view.names[end]}/{_STEM}")
+            if way.end == end and way.is_longer():
+                stem = f"{view.names[end]}/local_derivative"
+                edits.propose(RULE, end, _write, end, way, stem=stem)
                 break
 
 
@@ -142,14 +143,11 @@ class _Way:
             if len(pending) > _MOST_STEPS:
                 return
 
-    def passes(self) -> int:
-        """How many of its nodes work on all elements."""
-        return sum(self._m.op(number) not in _FREE for number in self.terms)
-
-    def passes_of_derivative(self) -> int:
-        """How many nodes the local derivative takes."""
+    def is_longer(self) -> bool:
+        """Whether it has more nodes that work on all elements than what takes its place."""
         inner = [terms for _, terms in self.slopes.values()]
-        return sum(map(_passes, (self.result, *inner))) + len(inner)
+        written = sum(map(_passes, (self.result, *inner))) + len(inner) + 1
+        return written < sum(self._m.op(number) not in _FREE for number in self.terms)
 
     @property
     def result(self) -> Terms:
@@ -160,8 +158,9 @@ class _Way:
         """Whether nothing else reads what the gradient has gone through, nor is made of it."""
         m = self._m
         readers = {r for n in self.terms if n != number for r in m.readers(n)}
-        factors = {m.maker(t) for key in self.terms[number] for t in key if t not in self.slopes}
-        return factors.isdisjoint(self.terms) and all(
+        sums = (self.terms[number], *(terms for _, terms in self.slopes.values()))
+        factors = {t for terms in sums for key in terms for t in key if t not in self.slopes}
+        return self.terms.keys().isdisjoint(map(m.maker, factors)) and all(
             r in self.terms or m.op(r) in SIZES or self._is_idle(r) for r in readers
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,13 @@ def weights(seed: int = 0, shape: tuple[int, ...] = (64, 64)) -> Any:
 def running(name: bytes | str) -> function_pb2.FunctionDef:
     """The definition that the runtime has under a name."""
     return context.context().get_function_def(name)
+
+
+def most_nodes(chosen: Callable[[Any], bool]) -> int:
+    """The nodes of a kind in the function that has the most; Keras traces a step twice."""
+    names = [name for _, name in list(atomic_function.RUNTIME_FUNCTION_REFS)]
+    runs = filter(context.context().has_function, names)
+    return max((sum(map(chosen, running(name).node_def)) for name in runs), default=0)
 
 
 def compute_types(definition: function_pb2.FunctionDef) -> list[int]:

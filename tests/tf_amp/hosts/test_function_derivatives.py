@@ -5,29 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
+HERE = str(Path(__file__).parent)
 REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 
 FIT = """
 import json
+import sys
 from tf_amp import autoload
 autoload.activate()
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function import atomic_function
-
-def derivatives():
-    found = [0]  # of each function; Keras traces a step twice
-    for scope, name in list(atomic_function.RUNTIME_FUNCTION_REFS):
-        if context.context().has_function(name):
-            nodes = context.context().get_function_def(name).node_def
-            found.append(sum(n.name.endswith("local_derivative/dx") for n in nodes))
-    return max(found)
+sys.path.append(sys.argv[1])
+from function_harness import most_nodes
 
 keras.utils.set_random_seed(0)
 model = keras.Sequential([
@@ -40,7 +35,8 @@ model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True
 random = np.random.default_rng(0)
 x, y = random.standard_normal((100, 16)).astype("f"), random.integers(0, 10, 100)
 history = model.fit(x, y, batch_size=32, epochs=3, verbose=0)
-print(json.dumps({"derivatives": derivatives(), "loss": history.history["loss"]}))
+derivatives = most_nodes(lambda node: node.name.endswith("local_derivative/dx"))
+print(json.dumps({"derivatives": derivatives, "loss": history.history["loss"]}))
 """
 
 
@@ -53,7 +49,8 @@ def test_fit_multiplies_each_gradient_once_and_trains_as_in_float32(run_python: 
     without = {**bfloat16, f"{REWRITE}_RULES_DISABLE": "local-derivative"}
     float16 = {**bfloat16, f"{REWRITE}_DTYPE": "float16"}
     float32, *low = (
-        json.loads(run_python(FIT, env=env).stdout) for env in ({}, bfloat16, float16, without)
+        json.loads(run_python(FIT, env, args=(HERE,)).stdout)
+        for env in ({}, bfloat16, float16, without)
     )
     assert [run["derivatives"] for run in (float32, *low)] == [0, 2, 2, 0]
     for run in low:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,23 +19,18 @@ BFLOAT16 = {
 FLOAT16 = {**BFLOAT16, f"{REWRITE}_DTYPE": "float16"}
 OFF = {f"{REWRITE}_RULES_DISABLE": "fused-update"}
 
-PRELUDE = """
+PRELUDE = f"""
 import json
 import sys
 from tf_amp import autoload
 autoload.activate()
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function import atomic_function
+sys.path.append({str(Path(__file__).parent)!r})
+from function_harness import most_nodes
 
 def updates():
-    found = [0]  # of each function; Keras traces a step twice
-    for scope, name in list(atomic_function.RUNTIME_FUNCTION_REFS):
-        if context.context().has_function(name):
-            nodes = context.context().get_function_def(name).node_def
-            found.append(sum(n.op == "ResourceApplyAdam" for n in nodes))
-    return max(found)
+    return most_nodes(lambda node: node.op == "ResourceApplyAdam")
 """
 
 FIT = """
