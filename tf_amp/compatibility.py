@@ -83,6 +83,9 @@ FUNCTION_HOST = (
         "OwnedIterator._create_iterator",
         ("self", "dataset"),
     ),
+    Member(
+        "tensorflow.python.data.ops.dataset_ops", "DatasetV2.__init__", ("self", "variant_tensor")
+    ),
     Member("tensorflow.python.saved_model.function_deserialization", "load_function_def_library"),
     # Read.
     Member("tensorflow.python.data.ops.dataset_autograph", "_general_purpose_scan"),

@@ -24,7 +24,7 @@ from tf_amp.hosts.function_size_sources import Source, find_source
 from tf_amp.hosts.function_sizes import FunctionSizes, add_variant, draws_by_seed, plan_anew
 from tf_amp.hosts.function_tf_data import call_originals
 from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
-from tf_amp.hosts.iterator_batches import IteratorBatches
+from tf_amp.hosts.pipeline_batches import PipelineBatches
 
 if TYPE_CHECKING:
     from graph_passes import PrecisionConfig, RewriteResult
@@ -103,12 +103,12 @@ class FunctionCalls:
         self._originals = originals
         say_fault = functools.partial(installation.record_fault, "function")
         self._sizes = FunctionSizes(say_fault)
-        self._batches = IteratorBatches()
+        self._batches = PipelineBatches()
         steps = installation.settings.trial_steps
         self._trials = FunctionTrials(steps, trials_directory(), say_fault)
 
     def install(self, patches: Patches) -> None:
-        """Starts to remember what iterators go through."""
+        """Starts to remember data sets and what iterators go through."""
         self._batches.install(patches)
 
     def call(
@@ -148,7 +148,7 @@ class FunctionCalls:
         """
         source = None
         if config.cost_table is not None and not is_compiled(traced.definition):
-            source = find_source(traced.definition, traced.shapes)
+            source = find_source(traced.definition, traced.shapes, traced.find)
         if source is None and not self._trials.steps:
             return False
         if draws_by_seed(traced.definition, traced.find):
@@ -170,6 +170,7 @@ class FunctionCalls:
                 size,
                 traced.context,
                 self._originals,
+                counted.has_plan,
             )
             counted.record_again(planned, callees, size)
             look(planned)

@@ -175,6 +175,10 @@ class CountedFunction:
         self._title = None if result.failure else traced.title
         self._announce, self._said = announce, False
 
+    def has_plan(self, name: str) -> bool:
+        """Whether a function that it calls was rewritten by itself, or looked at for that."""
+        return self._traced.graph._functions.get(name) in self._of._plans
+
     def wait(self) -> None:
         """Leaves it to the first call to say what counts."""
         if self._title is not None:

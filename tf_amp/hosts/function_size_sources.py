@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tensorflow.core.framework import function_pb2, types_pb2
+from tensorflow.core.framework import attr_value_pb2, function_pb2, types_pb2
+from tensorflow.python.eager.polymorphic_function import attributes
+
+from tf_amp.hosts.function_redirects import Find, with_callees
 
 if TYPE_CHECKING:
     from graph_passes.ir.view import Shape, Shapes
@@ -15,16 +18,19 @@ if TYPE_CHECKING:
 _GET_NEXT, _GET_OPTIONAL = "IteratorGetNext", "IteratorGetNextAsOptional"
 _BRANCHES = ("If", "StatelessIf")
 _SHAPE_OUTPUT = "tf_amp_shape"
+_SHAPES = "_output_shapes"
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
     """What shows the size at a call: an argument, or an output of an iterator.
 
+    Where neither does, since batches are read in a loop, only the data set can tell it.
+
     Attributes:
         unknown: the axes whose length is not known.
-        argument: the position of the argument, None for an iterator's output.
-        tensor: the iterator's output, as the function's body names it.
+        argument: the position of the argument, None if none shows it.
+        tensor: the iterator's output, as the function's body names it; "" if none shows it.
         dtype: its dtype.
     """
 
@@ -39,8 +45,8 @@ class Source:
         return max(1, round(product ** (1 / len(self.unknown))))
 
     def shown_by(self, definition: function_pb2.FunctionDef) -> function_pb2.FunctionDef:
-        """A function that returns the shape as well, where no argument shows it."""
-        if self.argument is not None:
+        """A function that returns the shape as well, where an iterator's output shows it."""
+        if not self.tensor:
             return definition
         shown = function_pb2.FunctionDef()
         shown.CopyFrom(definition)
@@ -52,12 +58,16 @@ class Source:
         return shown
 
 
-def find_source(definition: function_pb2.FunctionDef, shapes: Shapes) -> Source | None:
+def find_source(definition: function_pb2.FunctionDef, shapes: Shapes, find: Find) -> Source | None:
     """Finds the largest tensor that a function gets and whose shape is known in part.
 
     Args:
         definition: the function as it was traced.
         shapes: static shapes of its tensors.
+        find: gives what it calls, where a loop may read batches.
+
+    Returns:
+        What shows the size; None where all that the function gets is known, or nothing about it.
     """
     found: list[tuple[Shape | None, Source]] = []
     for position, argument in enumerate(definition.signature.input_arg):
@@ -77,7 +87,22 @@ def find_source(definition: function_pb2.FunctionDef, shapes: Shapes) -> Source 
             source = Source(_unknown(shape), tensor=f"{node.name}:{output}:{port}", dtype=dtype)
             found.append((shape, source))
     partly_known = [each for each in found if each[1].unknown]
-    return max(partly_known, key=lambda each: _known_elements(each[0]))[1] if partly_known else None
+    if partly_known:
+        return max(partly_known, key=lambda each: _known_elements(each[0]))[1]
+    read = (value for each in with_callees((definition,), find) for value in _read_by(each))
+    sizes = ([dim.size for dim in shape.dim] for value in read for shape in value.list.shape)
+    unknown = {tuple(axis for axis, size in enumerate(each) if size < 0) for each in sizes}
+    return Source((0,)) if unknown - {()} == {(0,)} else None
+
+
+def _read_by(function: function_pb2.FunctionDef) -> Iterator[attr_value_pb2.AttrValue]:
+    """Yields the shapes of what a function takes from iterators or, as a loop, from a data set."""
+    for node in function.node_def:
+        if node.op in (_GET_NEXT, _GET_OPTIONAL):
+            yield node.attr["output_shapes"]
+    if attributes.TF_DATA_FUNCTION in function.attr:
+        given = (each.attr for each in function.arg_attr.values())
+        yield from (attr[_SHAPES] for attr in given if _SHAPES in attr)
 
 
 def _unknown(shape: Shape | None) -> tuple[int, ...]:

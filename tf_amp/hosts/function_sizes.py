@@ -3,11 +3,11 @@
 Nearly every dataset is batched without `drop_remainder`, and what is worth converting depends on
 the rows. A call shows them: by the shape of an argument, or by what an iterator gave, whose shape
 the function then returns as one more output; before its first call, its data set or Keras may tell
-what an iterator will give. For each class of sizes that lasts, the runtime gets a
-variant of the function under a name of its own. Only calls from Python choose among variants;
-whatever copies the function, or calls it by its name, finds what was planned when it was traced.
-Where functions run in other processes the first call alone is looked at, since to read what it
-returns is to wait for it.
+what an iterator will give, which is all that can be known of batches that a loop reads. For each
+class of sizes that lasts, the runtime gets a variant of the function under a name of its own. Only
+calls from Python choose among variants; whatever copies the function, or calls it by its name,
+finds what was planned when it was traced. Where functions run in other processes the first call
+alone is looked at, since to read what it returns is to wait for it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Try: TypeAlias = Callable[[bytes, int], None]
 """Is told the name of a variant, and its size."""
 
 _SUFFIX = "__tf_amp_size_"
-_KEPT = frozenset(("api_implements", attributes.TF_DATA_FUNCTION))
-"""Attributes of functions that TensorFlow replaces by others, or runs in a pipeline."""
+_IMPLEMENTS = "api_implements"
+"""Attribute of functions that TensorFlow replaces by others."""
 _RATIO = 4
 """Sizes within this ratio of one another share a variant."""
 _SEEDS = ("seed", "seed2")
@@ -57,6 +57,7 @@ def plan_anew(
     size: int,
     context: context_lib.Context,
     originals: Originals,
+    has_plan: Callable[[str], bool],
 ) -> tuple[RewriteResult, list[RewriteResult]]:
     """Has a function call others that were planned for the same size, where they have plans alone.
 
@@ -66,13 +67,17 @@ def plan_anew(
         size: the size.
         context: the eager context that holds the functions that it calls.
         originals: what was rewritten.
+        has_plan: whether a function of some name was looked at, as the body of a loop over a data
+            set is, and what prepares data is not.
 
     Returns:
         The function with other calls where that is needed, and what became of the others.
     """
 
-    def wanted(_: str, float32: function_pb2.FunctionDef) -> bool:
-        return _KEPT.isdisjoint(float32.attr)
+    def wanted(name: str, float32: function_pb2.FunctionDef) -> bool:
+        if attributes.TF_DATA_FUNCTION in float32.attr and not has_plan(name):
+            return False
+        return _IMPLEMENTS not in float32.attr
 
     return call_anew(result, rewrite, wanted, context, originals, f"{_SUFFIX}{size}")
 
@@ -129,7 +134,8 @@ class FunctionSizes:
             add: adds a variant, which lives as long as the function.
             try_out: is told of each variant and its size; None lets sizes with one plan share it.
             say: is called at each call by which the size is known.
-            expect: is asked at the first call, where an iterator shows the size.
+            expect: is asked at the first call where an iterator shows the size, and at each where
+                nothing does.
             once: whether what the first call shows is for good.
         """
         sized = _SizedFunction(source, planned, plan, add, try_out, say, expect, once=once)
@@ -197,7 +203,7 @@ class _SizedFunction:
     ) -> None:
         self._source, self._planned, self._plan, self._add = source, planned, plan, add
         self._try_out, self._say, self._expect, self._once = try_out, say, expect, once
-        self._shows = source.argument is None
+        self._shows = bool(source.tensor)
         self._lock = threading.Lock()
         self._names: dict[int, bytes] = {}  # class of sizes -> variant
         self._sizes: dict[int, int] = {}  # class -> the size that was seen last
@@ -212,13 +218,21 @@ class _SizedFunction:
             Its name, and whether it returns, behind its outputs, the shape that shows the size.
         """
         with self._lock:
-            if self._source.argument is not None and not self._is_settled:
-                self._note(self._source.size_of(inputs[self._source.argument].shape))
-            elif not self._names and not self._once and self._source.unknown == (0,):
-                size = self._expect(inputs)
-                if size is not None:
-                    self._note(size)
+            size = None if self._is_settled else self._size_of(inputs)
+            if size is not None:
+                self._note(size)
             return self._serve(), self._shows
+
+    def _size_of(self, inputs: Sequence[Any]) -> int | None:
+        """The size that a call shows beforehand."""
+        source = self._source
+        if source.argument is not None:
+            return source.size_of(inputs[source.argument].shape)
+        if not source.tensor:
+            # What nobody tells stays as it is planned, which is to be said.
+            return self._expect(inputs) or (UNKNOWN_DIMENSION if self._served is None else None)
+        is_first = not self._names and not self._once
+        return self._expect(inputs) if is_first and source.unknown == (0,) else None
 
     def see(self, shape: Sequence[int]) -> None:
         """Takes note of the shape that a call returned, and plans at once for the next call."""

@@ -171,6 +171,81 @@ def iterators(which: str, given: str) -> None:
     )
 
 
+def loops() -> None:
+    """Loops over batches in functions, which show their size to nobody."""
+    switch_on(cost_table=sys.argv[1])
+    weight = tf.Variable(weights(shape=(WIDTH, WIDTH)))
+    rows = weights(1, (2 * 2048 + 7, WIDTH))
+
+    def batches(size: int) -> Any:
+        return tf.data.Dataset.from_tensor_slices(rows).batch(size)
+
+    def total(data: Any) -> tf.Tensor:
+        found = tf.zeros((WIDTH,))
+        for x in data:
+            found += tf.reduce_sum(tf.matmul(x, weight), 0)
+        return found
+
+    def from_iterator(data: Any) -> tf.Tensor:
+        found = tf.zeros((WIDTH,))
+        for _ in tf.range(3):
+            found += tf.reduce_sum(tf.matmul(next(data), weight), 0)
+        return found
+
+    def until(data: Any) -> tf.Tensor:
+        found = tf.zeros((WIDTH,))
+        for x in data.map(lambda x: tf.matmul(x, tf.eye(WIDTH))):
+            found += tf.reduce_sum(tf.matmul(x, weight), 0)
+            if tf.reduce_any(found > 1e9):
+                break
+        return found
+
+    inner = tf.function(lambda x: tf.matmul(x, weight))
+
+    def through(data: Any) -> tf.Tensor:
+        found = tf.zeros((WIDTH,))
+        for x in data:
+            found += tf.reduce_sum(inner(x), 0)
+        return found
+
+    exact = tf.reduce_sum(tf.matmul(rows, weight), 0)
+    many, few, untold = batches(2048), batches(2), batches(2048)
+    tell = untold.element_spec
+    untold = tf.data.Dataset.from_generator(lambda b=untold: iter(b), output_signature=tell)
+
+    def calls_of(body: Any, given: Any = lambda data: data) -> list[Any]:
+        step = tf.function(body)
+        return [lambda data=data: step(given(data)) for data in (many, few, untold, many)]
+
+    kinds = {
+        "argument": calls_of(total),
+        "break": calls_of(until),
+        "calls": calls_of(through),
+        "captured": [tf.function(lambda: total(many))],
+        "iterator": calls_of(from_iterator, iter),
+    }
+    for kind, calls in kinds.items():
+        said = hear()
+        seen = [ran(call) for call in calls]
+        error = float(tf.reduce_max(tf.abs(calls[-1]() - exact)) / tf.reduce_max(tf.abs(exact)))
+        report(kind, seen=seen, said=said, error=error)
+
+
+def steps_per_execution(which: str) -> None:
+    """`fit` that takes several steps in one call."""
+    if which == "keras":
+        import keras
+    else:
+        import tf_keras as keras
+    switch_on(cost_table=sys.argv[1])
+    said = hear()
+    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
+    model.compile("sgd", "mse", jit_compile=False, steps_per_execution=2)
+    x, y = (np.ones((5 * 2048 + 7, WIDTH), np.float32) for _ in range(2))
+    seen = ran(lambda: model.fit(x, y, batch_size=2048, verbose=0))
+    report("steps", seen=seen, said=said)
+
+
 def replicas(which: str) -> None:
     """`fit` under a strategy, where a branch decides whether a replica gets anything."""
     if which == "keras":

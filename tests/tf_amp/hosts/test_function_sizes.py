@@ -113,6 +113,35 @@ def test_fit_runs_as_for_its_batch(
     assert seen["finite"]
 
 
+@pytest.fixture(scope="module")
+def loops(run_python: RunPython, table: str) -> dict[str, dict[str, Any]]:
+    return facts(run_python, "sizes_cases.loops()", table)
+
+
+@pytest.mark.parametrize("kind", ["argument", "captured", "iterator", "break", "calls"])
+def test_a_loop_over_batches_runs_as_its_data_set_tells(
+    loops: dict[str, dict[str, Any]], kind: str
+) -> None:
+    seen = loops[kind]
+    # Of 2,048 rows, of 2, of what a generator gives, which nobody tells, and of 2,048 once more.
+    # The product of a `map` within the function prepares data.
+    many = [FLOAT, BFLOAT16] if kind == "break" else [BFLOAT16]
+    several = [many, [FLOAT], [FLOAT], many]
+    assert seen["seen"] == (several[:1] if kind == "captured" else several)
+    assert any("sizes near 2048: MatMul 1 of 1 in bfloat16" in line for line in seen["said"])
+    assert 1e-6 < seen["error"] < 0.05
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_steps_in_one_call_run_as_for_their_batch(
+    run_python: RunPython, table: str, library: str
+) -> None:
+    seen = facts(run_python, f"sizes_cases.steps_per_execution({library!r})", table)["steps"]
+    assert seen["seen"] == [BFLOAT16]
+    (line,) = seen["said"]
+    assert "sizes near 2048: MatMul 2 of 2 in bfloat16" in line
+
+
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_replicas_run_as_for_their_part_of_the_batch(
     run_python: RunPython, table: str, library: str

@@ -1,8 +1,8 @@
-"""The batch that an iterator is about to give, where its data set or Keras says it.
+"""The batch that a data set or its iterator is about to give, where the data set or Keras says it.
 
 What a function finds out at its first call comes too late for that call, and TensorFlow optimizes
 every variant of a function that runs. So a variant for assumed sizes should not run at all where
-the size can be told beforehand. Nothing is taken from the iterator for that.
+the size can be told beforehand. Nothing is taken from an iterator for that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.python.data.ops import iterator_ops
+from tensorflow.python.data.ops import dataset_ops, iterator_ops
 from tensorflow.python.framework import tensor_util
 
 from tf_amp.hosts.function_names import keras_frame
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from tf_amp.patches import Patches
 
 
-class IteratorBatches:
-    """Remembers which data set an iterator goes through."""
+class PipelineBatches:
+    """Remembers data sets, and which of them an iterator goes through."""
 
     def __init__(self) -> None:
-        # By the id of the tensor that the iterator holds, which lives as long as it.
+        # By the id of the tensor that each holds, which lives as long as it.
         self._iterators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._data_sets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def install(self, patches: Patches) -> None:
         """Starts to remember."""
@@ -37,22 +38,33 @@ class IteratorBatches:
 
             return create_iterator
 
+        def make_init(init: Callable[..., None]) -> Callable[..., None]:
+            def init_data_set(data_set: Any, variant_tensor: Any) -> None:
+                init(data_set, variant_tensor)
+                self._data_sets[id(variant_tensor)] = data_set
+
+            return init_data_set
+
         patches.replace(iterator_ops.OwnedIterator, "_create_iterator", make)
+        patches.replace(dataset_ops.DatasetV2, "__init__", make_init)
 
     def size(self, inputs: Sequence[Any]) -> int | None:
         """The rows that the next batch is likely to have; a last batch may have fewer.
 
         Args:
-            inputs: the flat inputs of a function that an iterator is among.
+            inputs: the flat inputs of a function that an iterator or a data set is among.
 
         Returns:
-            The `batch_size` of the Keras method that calls, or that of the data set; None where
-            neither is known.
+            For an iterator the `batch_size` of the Keras method that calls, or that of its data
+            set; for a data set its own. None where that is not known.
         """
         for tensor in inputs:
             iterator = self._iterators.get(id(tensor))
             if iterator is not None:
                 return _of_keras() or _of_data_set(iterator._dataset)
+            data_set = self._data_sets.get(id(tensor))
+            if data_set is not None:
+                return _of_data_set(data_set)
         return None
 
 
@@ -62,9 +74,9 @@ def _of_keras() -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _of_data_set(dataset: Any) -> int | None:
+def _of_data_set(data_set: Any) -> int | None:
     """The batch size of the last step of a pipeline that has one."""
-    steps = [dataset]
+    steps = [data_set]
     while steps:
         step = steps.pop(0)
         size = getattr(step, "_batch_size", None)
