@@ -195,7 +195,6 @@ class FunctionHost:
                 function,
                 traced,
                 config,
-                result,
                 counted,
                 functools.partial(look, traced),
                 tried=tried,

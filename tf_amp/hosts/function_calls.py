@@ -126,7 +126,6 @@ class FunctionCalls:
         function: Any,
         traced: TracedFunction,
         config: PrecisionConfig,
-        result: RewriteResult,
         counted: CountedFunction,
         look: Callable[[RewriteResult], None],
         *,
@@ -138,7 +137,6 @@ class FunctionCalls:
             function: the AtomicFunction.
             traced: what it takes to rewrite it.
             config: with which it was rewritten.
-            result: what became of it.
             counted: is told what is planned for a size, and for which size float32 proves faster.
             look: is shown what is planned for a size.
             tried: whether anything was converted that can be tried against float32.
@@ -184,7 +182,7 @@ class FunctionCalls:
             self._sizes.watch(
                 function,
                 source,
-                result.proto,
+                functools.partial(traced.context.get_function_def, function.name),
                 plan,
                 attach,
                 try_size,

@@ -115,7 +115,7 @@ class FunctionSizes:
         self,
         function: Any,
         source: Source,
-        planned: function_pb2.FunctionDef,
+        planned: Callable[[], function_pb2.FunctionDef],
         plan: Plan,
         add: Add,
         try_out: Try | None,
@@ -129,7 +129,8 @@ class FunctionSizes:
         Args:
             function: the AtomicFunction; what is kept of it goes with it.
             source: what shows the size.
-            planned: what was planned for `UNKNOWN_DIMENSION`, which the runtime has.
+            planned: gives what was planned for `UNKNOWN_DIMENSION`, as the runtime has it: to keep
+                it would take megabytes.
             plan: plans it for another size.
             add: adds a variant, which lives as long as the function.
             try_out: is told of each variant and its size; None lets sizes with one plan share it.
@@ -138,9 +139,10 @@ class FunctionSizes:
                 nothing does.
             once: whether what the first call shows is for good.
         """
-        sized = _SizedFunction(source, planned, plan, add, try_out, say, expect, once=once)
-        self._by_name[function.name] = sized
-        weakref.finalize(function, self._by_name.pop, function.name, None)
+        name = function.name
+        sized = _SizedFunction(name, source, planned, plan, add, try_out, say, expect, once=once)
+        self._by_name[name] = sized
+        weakref.finalize(function, self._by_name.pop, name, None)
 
     def call(
         self,
@@ -187,12 +189,13 @@ class FunctionSizes:
 
 
 class _SizedFunction:
-    """The variants of one function; the arguments are those of `FunctionSizes.watch`."""
+    """The variants of one function; `name` is its own, the rest is as in `FunctionSizes.watch`."""
 
     def __init__(
         self,
+        name: bytes,
         source: Source,
-        planned: function_pb2.FunctionDef,
+        planned: Callable[[], function_pb2.FunctionDef],
         plan: Plan,
         add: Add,
         try_out: Try | None,
@@ -201,11 +204,13 @@ class _SizedFunction:
         *,
         once: bool,
     ) -> None:
-        self._source, self._planned, self._plan, self._add = source, planned, plan, add
-        self._try_out, self._say, self._expect, self._once = try_out, say, expect, once
-        self._shows = bool(source.tensor)
+        self._name, self._source, self._planned, self._plan = name, source, planned, plan
+        self._add, self._try_out, self._say, self._expect = add, try_out, say, expect
+        self._once, self._shows = once, bool(source.tensor)
         self._lock = threading.Lock()
-        self._names: dict[int, bytes] = {}  # class of sizes -> variant
+        # Class of sizes -> variant, None where it is that for the assumed size.
+        self._names: dict[int, bytes | None] = {}
+        self._assumed: bytes | None = None
         self._sizes: dict[int, int] = {}  # class -> the size that was seen last
         self._is_assumed = True  # whether the class 0 is planned for a size that was not seen
         self._served: int | None = None
@@ -231,7 +236,7 @@ class _SizedFunction:
         if not source.tensor:
             # What nobody tells stays as it is planned, which is to be said.
             return self._expect(inputs) or (UNKNOWN_DIMENSION if self._served is None else None)
-        is_first = not self._names and not self._once
+        is_first = self._served is None and not self._once
         return self._expect(inputs) if is_first and source.unknown == (0,) else None
 
     def see(self, shape: Sequence[int]) -> None:
@@ -242,7 +247,7 @@ class _SizedFunction:
             self._note(self._source.size_of(shape))
             if self._once:
                 self._shows = False
-                self._names[0] = self._planned.signature.name.encode()
+                self._assumed = self._name
             self._serve()
 
     @property
@@ -261,21 +266,31 @@ class _SizedFunction:
 
     def _serve(self) -> bytes:
         names, served = self._names, self._served or 0
-        if not names:
-            names[0] = self._variant(UNKNOWN_DIMENSION, self._planned)
         size = self._sizes.get(served, UNKNOWN_DIMENSION)
-        is_new = served not in names and (len(names) == 1 or self._in_a_row >= _LASTING)
+        is_new = served not in (0, *names) and (not names or self._in_a_row >= _LASTING)
         is_near = served == 0 and self._is_assumed and size != UNKNOWN_DIMENSION
         if is_new or is_near:
             result = self._plan(size)
             self._is_assumed = self._is_assumed and not is_near
-            names[served] = names[0]
-            apart = self._try_out is not None or result.proto != self._planned
+            names[served] = None
+            apart = self._try_out is not None or result.proto != self._planned()
             if result.failure is None and apart:
-                names[served] = self._variant(size, result.proto, result.extra_functions)
+                names[served] = self._variant(size, result.proto, result.extra_functions)  # type: ignore[arg-type]
         if self._served is not None:
             self._say()
-        return names[min(names, key=lambda known: abs(known - served))]
+        return (
+            names.get(min((0, *names), key=lambda known: abs(known - served))) or self._as_assumed()
+        )
+
+    def _as_assumed(self) -> bytes:
+        """What is called where no other plan is better, made when it is first needed."""
+        if self._assumed is None and self._shows:
+            self._assumed = self._variant(UNKNOWN_DIMENSION, self._planned())
+        elif self._assumed is None:
+            self._assumed = self._name
+            if self._try_out is not None:
+                self._try_out(self._name, UNKNOWN_DIMENSION)
+        return self._assumed
 
     def _variant(
         self,
@@ -284,13 +299,11 @@ class _SizedFunction:
         called: tuple[function_pb2.FunctionDef, ...] = (),
     ) -> bytes:
         """Adds what was planned for a size to the runtime; returns its name there."""
-        name = planned.signature.name
-        if self._shows or planned is not self._planned:
-            shown = self._source.shown_by(planned) if self._shows else planned
-            name = add_variant(shown, f"{name}{_SUFFIX}{size}", self._add, called).decode()
+        shown = self._source.shown_by(planned) if self._shows else planned
+        name = add_variant(shown, f"{self._name.decode()}{_SUFFIX}{size}", self._add, called)
         if self._try_out is not None:
-            self._try_out(name.encode(), size)
-        return name.encode()
+            self._try_out(name, size)
+        return name
 
 
 def add_variant(

@@ -106,7 +106,8 @@ def test_fit_runs_as_for_its_batch(
     assert seen["first"] == first
     assert seen["rest"] == [BFLOAT16]
     assert seen["after"] == [BFLOAT16]
-    assert seen["sizes"] == ["2048", "32"]
+    # What was planned for the assumed size is called where nobody tells the batch.
+    assert seen["sizes"] == (["2048", "32"] if given == "generator" else ["2048"])
     (line,) = seen["said"]
     assert "sizes near 2048: MatMul 2 of 2 in bfloat16" in line
     assert seen["moved"]
