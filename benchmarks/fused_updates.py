@@ -2,11 +2,13 @@
 
     python benchmarks/fused_updates.py
     python benchmarks/fused_updates.py --variables 4 --rounds 15
+    python benchmarks/fused_updates.py --rows 512
 
 Twelve variables of 2048 x 2048, 50 million numbers, are updated with gradients that are there
-already. Two processes, with the rule and without it, run one update each in turn. Beside the time
-of the clock is that of the processor, all threads added up, which other programs disturb less. The
-ratio is the median over the rounds.
+already; with `--rows` they are of so many rows of each, as of embeddings. Two processes, with the
+rule and without it, run one update each in turn. Beside the time of the clock is that of the
+processor, all threads added up, which other programs disturb less. The ratio is the median over the
+rounds.
 """
 
 from __future__ import annotations
@@ -34,14 +36,15 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "RMSprop, momentum": ("RMSprop", {"momentum": 0.9}),
     "RMSprop, centred": ("RMSprop", {"momentum": 0.9, "centered": True}),
 }
+_BY_ROWS = ("Adam", "AdamW")
 
 
 class _Updater:
     """Runs the updates of one optimizer after another."""
 
-    def __init__(self, variables: int, size: int) -> None:
+    def __init__(self, variables: int, size: int, rows: int) -> None:
         prepare("tf_amp")
-        self._shapes = [(size, size)] * variables
+        self._shapes, self._rows = [(size, size)] * variables, rows
         self._step: Callable[[], Any] | None = None
 
     def handle(self, request: Message) -> Message:
@@ -68,15 +71,28 @@ class _Updater:
         module = importlib.import_module(library)
         make = tf.Variable if library == "tf_keras" else module.Variable
         held = [make(tf.random.normal(shape)) for shape in self._shapes]
-        gradients = [tf.random.normal(shape) for shape in self._shapes]
+        gradients = [self._gradient(shape) for shape in self._shapes]
         optimizer = getattr(module.optimizers, name)(**options)
         optimizer.build(held)
 
+        def of(given: Any, variable: Any) -> Any:
+            # The size of the table is known where its rows were gathered.
+            return tf.IndexedSlices(*given, variable.shape) if self._rows else given
+
         @tf.function(autograph=False)
         def step(*given: Any) -> None:
-            optimizer.apply_gradients(zip(given, held, strict=True))
+            gradients = map(of, given, held)
+            optimizer.apply_gradients(zip(gradients, held, strict=True))
 
         return lambda: step(*gradients)
+
+    def _gradient(self, shape: tuple[int, int]) -> Any:
+        import tensorflow as tf
+
+        if not self._rows:
+            return tf.random.normal(shape)
+        indices = tf.random.uniform((self._rows,), maxval=shape[0], dtype=tf.int32)
+        return tf.random.normal((self._rows, shape[1])), indices
 
 
 def main() -> None:
@@ -85,21 +101,23 @@ def main() -> None:
     )
     parser.add_argument("--variables", type=int, default=12)
     parser.add_argument("--size", type=int, default=2048)
+    parser.add_argument("--rows", type=int, default=0, help="0: gradients are dense")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, default=RESULTS / "fused_updates.json")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        serve(_Updater(options.variables, options.size).handle)
+        serve(_Updater(options.variables, options.size, options.rows).handle)
         return
-    sizes = ["--variables", str(options.variables), "--size", str(options.size)]
+    numbers = {name: str(getattr(options, name)) for name in ("variables", "size", "rows")}
+    sizes = [part for name, number in numbers.items() for part in (f"--{name}", number)]
     env = environment("tf_amp")
     envs = {"one op": env, "as written": {**env, _RULES_DISABLE: "fused-update"}}
     workers = {name: Worker([__file__, "--worker", *sizes], e) for name, e in envs.items()}
     results, rows = [], []
     try:
         for library in ("keras", "tf_keras"):
-            for optimizer in OPTIMIZERS:
+            for optimizer in _BY_ROWS if options.rows else OPTIMIZERS:
                 entry, row = _measure(workers, library, optimizer, options.rounds)
                 results.append({"library": library, "optimizer": optimizer, **entry})
                 rows.append([library, optimizer, *row])

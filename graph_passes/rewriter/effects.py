@@ -1,9 +1,9 @@
 """The conditions under which nodes that have effects may become one node.
 
 A `Contraction` takes reads and writes of variables, and the arithmetic between them, together in
-the place of the last write. Nodes keep their names: the last write becomes the new op, every other
-read or write a NoOp behind it, so that whoever waited for one waits for all, whether by a control
-input, as a function's control result or as what a session runs.
+the place of the last write: one new op, or several in a row. Nodes keep their names: the last write
+becomes the new op, every other read or write a NoOp behind it, so that whoever waited for one waits
+for all, whether by a control input, as a function's control result or as what a session runs.
 
 That is equal to what was there, in all orders in which the graph may run, if
 
@@ -137,7 +137,10 @@ def _leads_to(m: Matcher, start: int, end: int, inside: Collection[int]) -> bool
 
 
 def write_contraction(
-    m: Matcher, unit: Contraction, new: node_def_pb2.NodeDef
+    m: Matcher,
+    unit: Contraction,
+    new: node_def_pb2.NodeDef,
+    first: Sequence[node_def_pb2.NodeDef] = (),
 ) -> dict[int, node_def_pb2.NodeDef]:
     """What takes the place of the reads and writes, by number.
 
@@ -146,6 +149,7 @@ def write_contraction(
         unit: the nodes.
         new: the new op with its data inputs; it receives the name of the last write, and waits for
             all that any of the nodes waited for.
+        first: new nodes in a row before it, which wait for the same.
     """
     names, waits = m.view.names, m.view.waits
     members = {names[number] for number in unit.members}
@@ -154,7 +158,8 @@ def write_contraction(
     awaited: dict[str, None] = {}
     for number in (unit.last, *sorted(unit.members | unit.beside)):
         awaited.update(dict.fromkeys(waits.get(number, ())))
-    new.input.extend(f"^{name}" for name in awaited if name not in members)
+    for node in (*first, new):
+        node.input.extend(f"^{name}" for name in awaited if name not in members)
     nodes = {unit.last: new}
     for number in unit.effects - {unit.last}:
         old = m.node(number)

@@ -70,11 +70,21 @@ class Replacement(Emitter):
         """Lets what reads a node's first output read another tensor."""
         self.redirect[self.matcher.output(number)] = tensor
 
-    def contract(self, nodes: Contraction, op: str, *inputs: str, **attrs: Any) -> None:
-        """Lets nodes with effects become one node of another op, in the place of the last."""
+    def contract(
+        self,
+        nodes: Contraction,
+        op: str,
+        *inputs: str,
+        first: Sequence[node_def_pb2.NodeDef] = (),
+        **attrs: Any,
+    ) -> None:
+        """Lets nodes with effects become one node of another op, in the place of the last.
+
+        Or several new ones in a row, of which that is the last and `first` are the first.
+        """
         self.add(op, *inputs, name="", **attrs)
         self.contraction = nodes
-        self.in_place = write_contraction(self.matcher, nodes, self.new_nodes[-1][0])
+        self.in_place = write_contraction(self.matcher, nodes, self.new_nodes[-1][0], first)
 
     def shaped_as(self, tensor: str, made: str) -> str:
         """What stands for a tensor, reshaped to its static shape unless all its readers do that."""

@@ -43,6 +43,10 @@ _LOST = Fraction(1, 1 << 22)
 Arguments = Mapping[str, Polynomial | str | bool]
 """Arguments of an op: a scalar, the name of a tensor or variable in a formula, or an attribute."""
 
+SQUARES, SHIFT = "squares", "shift"
+"""Arguments that Adam's op lacks: what is averaged where that is not the gradient's square, and
+(1 - beta1) / beta1."""
+
 _Terms = dict[Monomial, Polynomial]
 
 
@@ -96,11 +100,11 @@ def _momentum(formula: Formula, accum: int) -> Arguments:
     }
 
 
-def _adam(formula: Formula, m: int, v: int) -> Arguments:
+def _adam(formula: Formula, m: int, v: int, power: int = 2) -> Arguments:
     gradient, beta1 = _average(formula, m, 1)
-    square, beta2 = _average(formula, v, 2)
+    square, beta2 = _average(formula, v, power)
     step = _step(formula)
-    if gradient != square or len(step) != 1:
+    if (gradient == square) != (power == 2) or len(step) != 1:
         raise _OtherFormulaError
     ((tensors, factor),) = step.items()
     below = _below(tensors, {f"new {m}": 1})
@@ -122,7 +126,15 @@ def _adam(formula: Formula, m: int, v: int) -> Arguments:
         "beta2": beta2,
         "epsilon": terms[()],
         "grad": gradient,
+        **(_by_rows(square, beta1) if power == 1 else {}),
     }
+
+
+def _by_rows(squares: str, beta1: Polynomial) -> Arguments:
+    kept = _number(beta1)
+    if not kept:
+        raise _OtherFormulaError
+    return {SQUARES: squares, SHIFT: constant((1 - kept) / kept)}
 
 
 def _rms(formula: Formula, ms: int, mom: int, mg: int | None = None) -> Arguments:
@@ -159,6 +171,7 @@ _FORMULAS: Sequence[tuple[str, Callable[..., Arguments], int]] = (
     ("ResourceApplyGradientDescent", _descent, 0),
     ("ResourceApplyKerasMomentum", _momentum, 1),
     ("ResourceApplyAdam", _adam, 2),
+    ("ResourceApplyAdam", functools.partial(_adam, power=1), 2),
     ("ResourceApplyRMSProp", _rms, 2),
     ("ResourceApplyCenteredRMSProp", _rms, 3),
 )

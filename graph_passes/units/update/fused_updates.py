@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 from graph_passes.ir.view import Shape
 from graph_passes.ops.kernels import has_float32_kernel
+from graph_passes.policy.config import PrecisionConfig
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.effects import in_circles
 from graph_passes.rewriter.gate import CONTROL_FLOW
@@ -18,18 +20,19 @@ from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
 from graph_passes.units.update.expression import Update, UpdateSearch, Variables, is_float32_write
-from graph_passes.units.update.formulas import Arguments, op_of_update, write_scalar
+from graph_passes.units.update.formulas import SHIFT, SQUARES, Arguments, op_of_update, write_scalar
+from graph_passes.units.update.row_updates import ReadRows, find_read_rows, write_rows
 
 RULE = "fused-update"
 OPS = ("AssignAddVariableOp", "AssignSubVariableOp")
 """What every update ends with."""
 
-_Found = tuple[str, Arguments, Update]
+_Found = tuple[str, Arguments, Update, ReadRows | None]
 
 
 def fuse_updates(search: UnitSearch) -> None:
     """Replaces updates by one op each; further units are found in the graph without them."""
-    edits, device = search.edits, search.config.device
+    edits = search.edits
     view, m = edits.view, edits.matcher
     if search.config.fused:
         return  # a compiler that fuses element-wise ops makes one loop of an update
@@ -40,7 +43,7 @@ def fuse_updates(search: UnitSearch) -> None:
     found: list[_Found] = []
     written: set[int] = set()
     for with_slots in (True, False):
-        find = functools.partial(_find, edits, variables, device, with_slots)
+        find = functools.partial(_find, edits, variables, search.config, with_slots)
         for number in steps:
             if number in written or (with_slots and m.source(number, 1) not in variables.behind):
                 continue
@@ -48,26 +51,31 @@ def fuse_updates(search: UnitSearch) -> None:
             if one is not None:
                 found.append(one)
                 written.update(one[2].contraction.writes.values())
-    circles = in_circles(view, [update.contraction for _, _, update in found])
+    circles = in_circles(view, [update.contraction for _, _, update, _ in found])
     constants: dict[tuple[str, float], str] = {}
-    lasts = {view.names[update.contraction.last]: n for n, (_, _, update) in enumerate(found)}
+    lasts = {view.names[update.contraction.last]: n for n, (_, _, update, _) in enumerate(found)}
     for _, number in sorted(lasts.items()):  # so that the order of nodes does not matter
-        op, arguments, update = found[number]
+        op, arguments, update, read = found[number]
         last = update.contraction.last
         if circles[number]:
             edits.miss(last, "something runs between the parts of the update")
             continue
         known = dict(constants)
-        if edits.propose(RULE, last, _write, op, arguments, update, known):
+        if edits.propose(RULE, last, _write, op, arguments, update, read, known):
             constants = known
     if edits.in_place:
         search.edits = edits.onto(edits.apply())
 
 
 def _find(
-    edits: GraphEdits, variables: Variables, device: str, with_slots: bool, number: int
+    edits: GraphEdits,
+    variables: Variables,
+    config: PrecisionConfig,
+    with_slots: bool,
+    number: int,
 ) -> _Found | None:
     """The update that ends with a write, None where it is none."""
+    device = config.device
     search = UpdateSearch(variables, number, with_slots=with_slots)
     if with_slots and len(search.writes) == 1:
         return None
@@ -80,9 +88,15 @@ def _find(
         if with_slots:
             raise
         return None
+    read = None
+    if SQUARES in arguments:
+        if device != "CPU":
+            raise NoMatchError("the rows of a table are updated by themselves on a CPU alone")
+        gradient, squares = (update.tensors[str(arguments[name])] for name in ("grad", SQUARES))
+        read = find_read_rows(edits.matcher, gradient, squares, config.unknown_dimension)
     if not all(has_float32_kernel(op, each) for each in ("CPU", device)):
         raise NoMatchError(f"{op} has no kernel here")
-    return op, arguments, update
+    return op, arguments, update, read
 
 
 def _require_one_device(edits: GraphEdits, device: str, writes: Mapping[str, int]) -> None:
@@ -107,20 +121,25 @@ def _write(
     op: str,
     arguments: Arguments,
     update: Update,
+    read: ReadRows | None,
     constants: dict[tuple[str, float], str],
 ) -> None:
-    inputs: list[str] = []
-    attrs: dict[str, bool] = {}
+    inputs: dict[str, str] = {}
+    attrs: dict[str, Any] = {}
     for name, value in arguments.items():
         if isinstance(value, bool):
             attrs[name] = value
         elif isinstance(value, str):
-            inputs.append(update.tensors[value])
+            inputs[name] = update.tensors[value]
             if value in update.broadcast and len(update.contraction.writes) > 1:
-                inputs[-1] = _of_shape(new, inputs[-1], update.shape, name)
+                inputs[name] = _of_shape(new, inputs[name], update.shape, name)
         else:
-            inputs.append(write_scalar(new, update, value, name, constants))
-    new.contract(update.contraction, op, *inputs, use_locking=True, **attrs)
+            inputs[name] = write_scalar(new, update, value, name, constants)
+    if read is None:
+        new.contract(update.contraction, op, *inputs.values(), use_locking=True, **attrs)
+        return
+    del inputs[SQUARES]
+    write_rows(new, update.contraction, op, inputs, read, inputs.pop(SHIFT))
 
 
 def _of_shape(new: Replacement, tensor: str, shape: Shape | None, name: str) -> str:

@@ -58,18 +58,21 @@ print(json.dumps({"updates": updates(), "loss": history.history["loss"], "weight
 SKIPPED = """
 import keras
 keras.utils.set_random_seed(0)
-model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+layers = [keras.layers.Embedding(1000, 8), keras.layers.Flatten(), keras.layers.Dense(4)]
+model = keras.Sequential([keras.Input((2,), dtype="int32"), *layers])
 model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
-x, y = np.ones((4, 8), "f"), np.ones((4, 4), "f")
+x, y = np.array([[1, 2], [2, 2], [3, 9], [2, 1]]), np.ones((4, 4), "f")
 def state():
     return [v.numpy().copy() for v in (*model.variables, *model.optimizer.variables)]
 model.train_on_batch(x, y)
 before = state()
-model.train_on_batch(np.full_like(x, np.inf), y)
+model.train_on_batch(x, np.full_like(y, np.inf))
 skipped = all(np.array_equal(a, b) for a, b in zip(before, state()))
 model.train_on_batch(x, y)
 changed = sum(not np.array_equal(a, b) for a, b in zip(before, state()))
-print(json.dumps({"updates": updates(), "skipped": skipped, "changed": changed}))
+table = before[0] != model.variables[0].numpy()
+read = np.flatnonzero(table.any(1)).tolist()
+print(json.dumps({"updates": updates(), "skipped": skipped, "changed": changed, "read": read}))
 """
 
 
@@ -105,5 +108,6 @@ def test_training_is_the_same_with_fused_updates(
 def test_a_skipped_step_changes_nothing(run_python: RunPython) -> None:
     found = result(run_python(PRELUDE + SKIPPED, FLOAT16))
     assert found["skipped"]
-    # Two weights, their four slots, and the iteration.
-    assert (found["updates"], found["changed"]) == (2, 7)
+    # A table and two weights, their six slots, and the iteration.
+    assert (found["updates"], found["changed"]) == (3, 10)
+    assert found["read"] == [1, 2, 3, 9]

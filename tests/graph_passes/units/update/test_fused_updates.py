@@ -360,24 +360,6 @@ def test_what_scales_a_step_is_one_number_or_part_of_the_gradient():
             assert units_off(old, new) <= 2
 
 
-def test_sparse_gradients_are_left():
-    table = keras.Variable(np.ones((10, 4), np.float32))
-    optimizer = keras.optimizers.Adam(0.01)
-    optimizer.build([table])
-
-    def step(ids: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.gather(table.value, ids) ** 2)
-        optimizer.apply_gradients([(tape.gradient(loss, table.value), table)])
-        return loss
-
-    program = traced(step, np.array([1, 3, 3], np.int32))
-    result = rewritten(program)
-    assert ADAM not in updates(result)
-    for _, old, new in values(program, result, 2):
-        assert units_off(old, new) <= 2
-
-
 def test_numbers_of_a_variable_without_axes_are_left():
     held, m, v = (tf.Variable(1.0) for _ in range(3))
     assert not updates(rewritten(traced(adam(held, m, v), np.float32(0.5))))
