@@ -75,7 +75,7 @@ def test_loss_scaling_follows_from_the_target(
     assert why in reason
 
 
-def test_one_line_when_switched_on_and_one_for_the_graph(run_python: RunPython) -> None:
+def test_one_line_when_switched_on_and_one_for_the_graph(run_forked: RunPython) -> None:
     script = """
         settings = dataclasses.replace(read_settings(), target_dtype="bfloat16",
                                        ignore_performance=True, cost_table="off")
@@ -91,7 +91,7 @@ def test_one_line_when_switched_on_and_one_for_the_graph(run_python: RunPython) 
         "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DENYLIST_ADD": "MatMull",
         "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRIT": "1",
     }
-    done = run(run_python, script, env=env)
+    done = run(run_forked, script, env=env)
     on, *notes, graph = ours(done)
     assert on.startswith("tf_amp: AMP on: bfloat16 on ")
     assert "2 list edits; loss scaling off (bfloat16 has the range of float32" in on
@@ -114,7 +114,7 @@ def test_one_line_when_switched_on_and_one_for_the_graph(run_python: RunPython) 
     assert (status["loss_scaling"], status["loss_scale"]["skipped_steps"]) == (False, 0)
 
 
-def test_hardware_without_units_hooks_nothing(run_python: RunPython) -> None:
+def test_hardware_without_units_hooks_nothing(run_forked: RunPython) -> None:
     script = """
         from tf_amp import hardware
         hardware.probe_cpu_flags = lambda: frozenset({"sse2"})
@@ -125,7 +125,7 @@ def test_hardware_without_units_hooks_nothing(run_python: RunPython) -> None:
         assert product().dtype == tf.float32
         print(json.dumps(installed.status().as_dict()))
     """
-    done = run(run_python, script)
+    done = run(run_forked, script)
     on, warning = ours(done)
     assert "AMP on: no graph is rewritten" in on
     assert warning.startswith(
@@ -161,9 +161,9 @@ def test_hardware_without_units_hooks_nothing(run_python: RunPython) -> None:
     ],
 )
 def test_warning_at_exit_where_nothing_was_converted(
-    run_python: RunPython, script: str, expected: str | None
+    run_forked: RunPython, script: str, expected: str | None
 ) -> None:
-    done = run_python(PRELUDE + script)
+    done = run_forked(PRELUDE + script)
     warnings = [line for line in ours(done) if "no graph was converted" in line]
     assert len(warnings) == (expected is not None)
     if expected is not None:
@@ -171,7 +171,7 @@ def test_warning_at_exit_where_nothing_was_converted(
         assert ours(done)[-1] == warnings[0]
 
 
-def test_unsupported_tensorflow_is_not_hooked(run_python: RunPython) -> None:
+def test_unsupported_tensorflow_is_not_hooked(run_forked: RunPython) -> None:
     script = """
         import tf_amp
         tf.__version__ = "2.22.0"
@@ -184,7 +184,7 @@ def test_unsupported_tensorflow_is_not_hooked(run_python: RunPython) -> None:
         with mock.patch("tf_amp.api._refuse_optimizer"):
             assert tf_amp.enable_mixed_precision_graph_rewrite(optimizer) is optimizer
     """
-    done = run(run_python, script)
+    done = run(run_forked, script)
     assert not any("AMP on" in line for line in ours(done))
     assert "AMP stays off" in ours(done)[0]
     status = json.loads(done.stdout)
@@ -201,7 +201,7 @@ MEMBERS = """
 """
 
 
-def test_everything_that_is_replaced_is_a_row_and_comes_off(run_python: RunPython) -> None:
+def test_everything_that_is_replaced_is_a_row_and_comes_off(run_forked: RunPython) -> None:
     script = f"""
         {MEMBERS}
         before = members()
@@ -224,10 +224,10 @@ def test_everything_that_is_replaced_is_a_row_and_comes_off(run_python: RunPytho
             assert (module, path) in replaced, (module, path)
         assert len(rows) == len(replaced) == 14, rows
     """
-    run(run_python, script)
+    run(run_forked, script)
 
 
-def test_an_installation_that_fails_leaves_nothing_behind(run_python: RunPython) -> None:
+def test_an_installation_that_fails_leaves_nothing_behind(run_forked: RunPython) -> None:
     script = f"""
         {MEMBERS}
         import tf_amp
@@ -250,10 +250,10 @@ def test_an_installation_that_fails_leaves_nothing_behind(run_python: RunPython)
         assert handlers == 14, handlers
         assert product().dtype == tf.float32 and tf_amp.status().graphs_rewritten == 1
     """
-    run(run_python, script)
+    run(run_forked, script)
 
 
-def test_patches_that_others_made_since_are_left_alone(run_python: RunPython) -> None:
+def test_patches_that_others_made_since_are_left_alone(run_forked: RunPython) -> None:
     script = """
         import functools
         on()
@@ -272,11 +272,11 @@ def test_patches_that_others_made_since_are_left_alone(run_python: RunPython) ->
         product()
         assert again.status().graphs_rewritten == 1
     """
-    run(run_python, script)
+    run(run_forked, script)
 
 
 def test_settings_replace_each_other_and_contradictions_name_variables(
-    run_python: RunPython,
+    run_forked: RunPython,
 ) -> None:
     script = """
         first = on()
@@ -295,13 +295,13 @@ def test_settings_replace_each_other_and_contradictions_name_variables(
         assert installation.current() is None
         assert atomic_function.from_func_graph is NOT_HOOKED
     """
-    done = run(run_python, script)
+    done = run(run_forked, script)
     assert "UNSAFE_FORCE_ALL" in done.stdout
     assert "LEVEL_VARIABLE" in done.stdout
 
 
 def test_failed_rewrites_are_said_with_the_place_of_both_graphs(
-    run_python: RunPython, tmp_path: Path
+    run_forked: RunPython, tmp_path: Path
 ) -> None:
     script = f"""
         from tf_amp.hosts import function_calls
@@ -316,7 +316,7 @@ def test_failed_rewrites_are_said_with_the_place_of_both_graphs(
             assert product().dtype == tf.float32
         print(json.dumps(installed.status().as_dict()))
     """
-    done = run(run_python, script)
+    done = run(run_forked, script)
     errors = [line for line in ours(done) if "ERROR" in line]
     assert len(errors) == 3  # of five; the number is in the status
     assert "'product'" in errors[0]
@@ -330,14 +330,14 @@ def test_failed_rewrites_are_said_with_the_place_of_both_graphs(
 
 
 def test_log_path_that_cannot_be_written_is_one_warning(
-    run_python: RunPython, tmp_path: Path
+    run_forked: RunPython, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     script = f"""
         on(log_path={str(tmp_path / "file" / "below")!r})
         product(), product()
     """
-    done = run(run_python, script)
+    done = run(run_forked, script)
     warnings = [line for line in ours(done) if "WARNING" in line]
     assert len(warnings) == 1
     assert "cannot be written" in warnings[0]
@@ -345,7 +345,7 @@ def test_log_path_that_cannot_be_written_is_one_warning(
     assert any("product: MatMul 1 of 1" in line for line in ours(done))
 
 
-def test_a_function_and_its_caller_are_counted_once(run_python: RunPython) -> None:
+def test_a_function_and_its_caller_are_counted_once(run_forked: RunPython) -> None:
     script = """
         installed = on()
         @tf.function
@@ -364,14 +364,14 @@ def test_a_function_and_its_caller_are_counted_once(run_python: RunPython) -> No
         print(alone.nodes_converted, both.nodes_converted - alone.nodes_converted,
               both.nodes_total, both.casts, both.graphs_rewritten)
     """
-    printed = list(map(int, run(run_python, script).stdout.split()))
+    printed = list(map(int, run(run_forked, script).stdout.split()))
     # The caller alone: its two calls with a product each, a product and a multiplication.
     assert printed[0] == 2
     assert printed[2] <= 10
     assert printed[4] == 2
 
 
-def test_steps_of_keras_and_a_policy_are_named(run_python: RunPython) -> None:
+def test_steps_of_keras_and_a_policy_are_named(run_forked: RunPython) -> None:
     script = """
         import keras, numpy as np
         keras.config.set_dtype_policy("mixed_bfloat16")
@@ -383,7 +383,7 @@ def test_steps_of_keras_and_a_policy_are_named(run_python: RunPython) -> None:
         model.evaluate(x, x, verbose=0)
         model.predict(x, verbose=0)
     """
-    lines = ours(run(run_python, script))
+    lines = ours(run(run_forked, script))
     for step in ("fit", "evaluate", "predict"):
         assert sum(f"({step}): MatMul" in line for line in lines) == 1
     (policy,) = [line for line in lines if "policy" in line]
@@ -410,10 +410,10 @@ ANYWHERE = {
 }
 
 
-def test_switching_on_and_off_makes_no_context_of_tensorflow(run_python: RunPython) -> None:
+def test_switching_on_and_off_makes_no_context_of_tensorflow(run_forked: RunPython) -> None:
     """Made before a script disables eager execution, one lets `init_scope` leave its graph."""
     done = run(
-        run_python,
+        run_forked,
         """
         import tf_amp
         from tensorflow.python.eager import context
