@@ -18,6 +18,12 @@ else:
     import tomli as tomllib
 
 CASES = Path(__file__).with_name("diagnosis_cases.py")
+CODE = f"""
+import runpy
+from tf_amp import autoload
+autoload.activate()
+runpy.run_path({str(CASES)!r}, run_name="__main__")
+"""
 REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 ON = {
     "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
@@ -28,10 +34,9 @@ RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(params=[ON, {}], ids=["on", "off"])
-def case(request: pytest.FixtureRequest, run_python: RunPython) -> Callable[..., dict[str, Any]]:
+def case(request: pytest.FixtureRequest, run_forked: RunPython) -> Callable[..., dict[str, Any]]:
     def run(name: str, *arguments: str) -> dict[str, Any]:
-        code = f"import runpy, sys; runpy.run_path({str(CASES)!r}, run_name='__main__')"
-        done = run_python(code, request.param, args=(name, *arguments))
+        done = run_forked(CODE, request.param, args=(name, *arguments))
         return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
     return run
@@ -96,9 +101,8 @@ def test_iterators_are_not_moved(case: Callable[..., dict[str, Any]]) -> None:
     assert "takes its data from an iterator" in case("iterator")["said"]
 
 
-def test_callback_in_fit(run_python: RunPython) -> None:
-    code = f"import runpy; runpy.run_path({str(CASES)!r}, run_name='__main__')"
-    found = json.loads(run_python(code, ON, args=("fit",)).stdout.splitlines()[-1])
+def test_callback_in_fit(run_forked: RunPython) -> None:
+    found = json.loads(run_forked(CODE, ON, args=("fit",)).stdout.splitlines()[-1])
     assert found["told"] == 1
     assert "planted" in found["nodes"][0]
     assert found["epochs"] == 1

@@ -95,18 +95,18 @@ def result(done: subprocess.CompletedProcess[str]) -> dict:
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
 def test_training_is_the_same_with_fused_updates(
-    run_python: RunPython, env: dict[str, str], arguments: tuple[str, ...], fused: int
+    run_forked: RunPython, env: dict[str, str], arguments: tuple[str, ...], fused: int
 ) -> None:
     on, off = (
-        result(run_python(PRELUDE + FIT, each, args=arguments)) for each in (env, {**env, **OFF})
+        result(run_forked(PRELUDE + FIT, each, args=arguments)) for each in (env, {**env, **OFF})
     )
     assert (on["updates"], off["updates"]) == (fused, 0)
     assert on["loss"] == pytest.approx(off["loss"], rel=0.01)
     assert on["weights"] == pytest.approx(off["weights"], abs=0.005)  # an eighth of four steps
 
 
-def test_a_skipped_step_changes_nothing(run_python: RunPython) -> None:
-    found = result(run_python(PRELUDE + SKIPPED, FLOAT16))
+def test_a_skipped_step_changes_nothing(run_forked: RunPython) -> None:
+    found = result(run_forked(PRELUDE + SKIPPED, FLOAT16))
     assert found["skipped"]
     # A table, whose size the gate's branch is not told, two weights, six slots and the iteration.
     assert (found["updates"], found["changed"]) == (2, 10)
