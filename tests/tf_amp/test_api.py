@@ -94,7 +94,7 @@ def test_status_says_that_a_variable_came_too_late(run_python: RunPython) -> Non
     assert "after TensorFlow had been imported" in why
 
 
-def test_optimizers_of_every_library(run_python: RunPython) -> None:
+def test_optimizers_of_every_library(run_forked: RunPython) -> None:
     script = """
         import keras, tf_keras
         out = {}
@@ -115,7 +115,7 @@ def test_optimizers_of_every_library(run_python: RunPython) -> None:
         out["on"] = low()
         print(json.dumps(out))
     """
-    found, lines = run(run_python, script, FAST)
+    found, lines = run(run_forked, script, FAST)
     assert found == {
         "v1": "NoLossScale",
         "keras": "NoLossScale",
@@ -136,18 +136,18 @@ def test_optimizers_of_every_library(run_python: RunPython) -> None:
         ({**FAST, "TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING": "1"}, "DynamicLossScale"),
     ],
 )
-def test_dynamic_loss_scale(run_python: RunPython, env: dict[str, str], expected: str) -> None:
+def test_dynamic_loss_scale(run_forked: RunPython, env: dict[str, str], expected: str) -> None:
     script = """
         import keras
         wrapped = tf_amp.enable_mixed_precision_graph_rewrite(keras.optimizers.SGD())
         print(json.dumps([rule(wrapped), tf_amp.status().as_dict()]))
     """
-    (found, status), _ = run(run_python, script, env)
+    (found, status), _ = run(run_forked, script, env)
     assert found == expected
     assert status["loss_scale"]["managers"] == 1
 
 
-def test_refusals_leave_everything_off(run_python: RunPython) -> None:
+def test_refusals_leave_everything_off(run_forked: RunPython) -> None:
     script = """
         import keras, tf_keras
         enable = tf_amp.enable_mixed_precision_graph_rewrite
@@ -170,7 +170,7 @@ def test_refusals_leave_everything_off(run_python: RunPython) -> None:
         assert not low()
         print(json.dumps(out))
     """
-    out, _ = run(run_python, script, FAST)
+    out, _ = run(run_forked, script, FAST)
     assert out["string"].startswith("TypeError")
     assert "'adam'" in out["string"]
     assert out["scale"].startswith("ValueError")
@@ -182,7 +182,7 @@ def test_refusals_leave_everything_off(run_python: RunPython) -> None:
     assert "tf_keras.mixed_precision.set_global_policy('float32')" in out["tf_keras"]
 
 
-def test_a_refused_call_leaves_what_was_on(run_python: RunPython) -> None:
+def test_a_refused_call_leaves_what_was_on(run_forked: RunPython) -> None:
     script = """
         import keras
         from tf_amp.env_config import Settings
@@ -192,12 +192,12 @@ def test_a_refused_call_leaves_what_was_on(run_python: RunPython) -> None:
             keras.optimizers.SGD(), -1.0))
         print(json.dumps([text, tf_amp.status().as_dict() == before, low()]))
     """
-    (text, same, converted), _ = run(run_python, script, FAST)
+    (text, same, converted), _ = run(run_forked, script, FAST)
     assert text.startswith("ValueError")
     assert (same, converted) == (True, False)
 
 
-def test_enabling_late_warns_and_disabling_is_complete(run_python: RunPython) -> None:
+def test_enabling_late_warns_and_disabling_is_complete(run_forked: RunPython) -> None:
     script = """
         @tf.function
         def early(x):
@@ -212,7 +212,7 @@ def test_enabling_late_warns_and_disabling_is_complete(run_python: RunPython) ->
         tf_amp.disable_mixed_precision_graph_rewrite()
         print(json.dumps([before, during, low(), status.as_dict(), tf_amp.status()["enabled"]]))
     """
-    (before, during, after, status, enabled), lines = run(run_python, script, FAST)
+    (before, during, after, status, enabled), lines = run(run_forked, script, FAST)
     assert (before, during, after, enabled) == (False, True, False, False)
     assert status["decided_by"]["graph_rewrite"].startswith("tf_amp.enable_mixed_precision")
     (late,) = [line for line in lines if "had been traced" in line]
@@ -221,7 +221,7 @@ def test_enabling_late_warns_and_disabling_is_complete(run_python: RunPython) ->
     assert any("did nothing: AMP is not on" in line for line in lines)
 
 
-def test_the_call_wins_over_the_variables(run_python: RunPython) -> None:
+def test_the_call_wins_over_the_variables(run_forked: RunPython) -> None:
     script = """
         tf_amp.enable_mixed_precision_graph_rewrite()
         print(json.dumps([low(), tf_amp.status()["level"]]))
@@ -231,14 +231,14 @@ def test_the_call_wins_over_the_variables(run_python: RunPython) -> None:
         "TF_ENABLE_AUTO_MIXED_PRECISION": "0",
         "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LEVEL": "TENSOR_CORES_ONLY",
     }
-    (converted, level), _ = run(run_python, script, env)
+    (converted, level), _ = run(run_forked, script, env)
     assert (converted, level) == (True, "TENSOR_CORES_ONLY")
 
 
-def test_illegal_variable_is_an_error_of_the_call(run_python: RunPython) -> None:
+def test_illegal_variable_is_an_error_of_the_call(run_forked: RunPython) -> None:
     script = "print(json.dumps(message(tf_amp.enable_mixed_precision_graph_rewrite)))"
     env = {"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LEVEL": "BOGUS"}
-    text, _ = run(run_python, script, env)
+    text, _ = run(run_forked, script, env)
     assert "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LEVEL" in text
     assert "'BOGUS'" in text
     assert "TENSOR_CORES_ONLY" in text

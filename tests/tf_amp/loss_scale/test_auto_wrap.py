@@ -37,11 +37,11 @@ def run(run_python, script: str, env: dict[str, str]):
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_compile_and_fit(run_python, library: str) -> None:
+def test_compile_and_fit(run_forked, library: str) -> None:
     script = KERAS_SCRIPT.format(library=library) + REPORT
-    off = run(run_python, script, {})
+    off = run(run_forked, script, {})
     on = run(
-        run_python,
+        run_forked,
         script
         + """
 from tf_amp.loss_scale import is_wrapped, manager_of, wrap_optimizer
@@ -114,11 +114,11 @@ print("off", manager_of(model.optimizer))
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_models_of_one_kind_share_a_line(run_python, library: str) -> None:
+def test_models_of_one_kind_share_a_line(run_forked, library: str) -> None:
     script = (
         KERAS_SCRIPT.format(library=library) + "build().compile(keras.optimizers.Adam(), 'mse')\n"
     )
-    done = run(run_python, script + "build().compile(keras.optimizers.SGD(), 'mse')", LOSS_SCALING)
+    done = run(run_forked, script + "build().compile(keras.optimizers.SGD(), 'mse')", LOSS_SCALING)
     lines = [line for line in done.stderr.splitlines() if "of compile() scales its loss" in line]
     assert ["Adam" in line for line in lines] == [True, False]
     assert "SGD" in lines[1]
@@ -138,9 +138,9 @@ ENVIRONMENTS = [
 ]
 
 
-def test_which_variables_wrap(run_python) -> None:
+def test_which_variables_wrap(run_forked) -> None:
     """Off for bfloat16 unless asked for."""
-    done = run_python(
+    done = run_forked(
         f"""
         import tensorflow as tf, keras
         from tf_amp import installation
@@ -201,9 +201,9 @@ def rows(stdout: str) -> list[str]:
     return [line for line in stdout.split("\n") if line.startswith("RESULT")]
 
 
-def test_v1_minimize_and_gradient_pairs(run_python) -> None:
-    on = run(run_python, V1_SCRIPT.replace("XS", "(1.0, float('nan'), 2.0, 0.5)"), LOSS_SCALING)
-    off = run(run_python, V1_SCRIPT.replace("XS", "(1.0, 2.0, 0.5)"), {})
+def test_v1_minimize_and_gradient_pairs(run_forked) -> None:
+    on = run(run_forked, V1_SCRIPT.replace("XS", "(1.0, float('nan'), 2.0, 0.5)"), LOSS_SCALING)
+    off = run(run_forked, V1_SCRIPT.replace("XS", "(1.0, 2.0, 0.5)"), {})
     ours, theirs = rows(on.stdout), rows(off.stdout)
     assert len(ours) == len(theirs) == 4
     for a, b in zip(ours, theirs, strict=True):
@@ -212,9 +212,9 @@ def test_v1_minimize_and_gradient_pairs(run_python) -> None:
     assert "the optimizer AdamOptimizer is wrapped" in on.stderr
 
 
-def test_v1_optimizers_made_of_optimizers_scale_once(run_python) -> None:
+def test_v1_optimizers_made_of_optimizers_scale_once(run_forked) -> None:
     done = run(
-        run_python,
+        run_forked,
         """
 import tensorflow.compat.v1 as tf
 tf.disable_eager_execution()
@@ -256,9 +256,9 @@ for by_hand in (False, True):
     ]
 
 
-def test_v1_optimizers_that_tensorflow_scales_are_left_to_it(run_python) -> None:
+def test_v1_optimizers_that_tensorflow_scales_are_left_to_it(run_forked) -> None:
     done = run(
-        run_python,
+        run_forked,
         """
 import tensorflow.compat.v1 as tf
 tf.disable_eager_execution()
@@ -319,9 +319,9 @@ def test_fit_of_tf_keras_in_a_v1_graph(run_python) -> None:
     assert "custom training loop" not in on.stderr
 
 
-def test_v1_saver_restores_a_float32_checkpoint(run_python, tmp_path) -> None:
+def test_v1_saver_restores_a_float32_checkpoint(run_forked, tmp_path) -> None:
     """One script, run in turn without and with loss scaling, each time going on from its file."""
-    done = run_python(
+    done = run_forked(
         """
         import sys, types
         import tensorflow.compat.v1 as tf
@@ -349,9 +349,9 @@ def test_v1_saver_restores_a_float32_checkpoint(run_python, tmp_path) -> None:
     assert rows(done.stdout) == ["RESULT 0.75 5", "RESULT 0.5 9", "RESULT 0.25 5", "RESULT 0.0 9"]
 
 
-def test_a_v1_saver_without_a_session_restores_eagerly(run_python, tmp_path) -> None:
+def test_a_v1_saver_without_a_session_restores_eagerly(run_forked, tmp_path) -> None:
     done = run(
-        run_python,
+        run_forked,
         f"""
 import tensorflow as tf
 v = tf.Variable(1.0, name="v")
@@ -366,9 +366,9 @@ print("RESULT", float(v))
     assert rows(done.stdout) == ["RESULT 1.0"]
 
 
-def test_custom_loops_are_told_once(run_python) -> None:
+def test_custom_loops_are_told_once(run_forked) -> None:
     done = run(
-        run_python,
+        run_forked,
         """
 import tensorflow as tf, keras, tf_keras
 v, k = tf.Variable(1.0), keras.Variable(1.0)
@@ -398,8 +398,8 @@ print("RESULT", round(float(v), 4), round(float(k.numpy()), 1))
     assert "RESULT 0.1 " in done.stdout
 
 
-def test_hooks_come_off_and_go_on_again(run_python) -> None:
-    done = run_python(
+def test_hooks_come_off_and_go_on_again(run_forked) -> None:
+    done = run_forked(
         """
         import types
         import tensorflow as tf, keras, tf_keras
@@ -444,8 +444,8 @@ def test_hooks_come_off_and_go_on_again(run_python) -> None:
     assert done.stdout == "fine\n"
 
 
-def test_a_library_that_is_not_as_expected_is_named(run_python) -> None:
-    done = run_python(
+def test_a_library_that_is_not_as_expected_is_named(run_forked) -> None:
+    done = run_forked(
         """
         import types
         import tensorflow as tf, keras

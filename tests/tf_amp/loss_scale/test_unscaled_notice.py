@@ -39,9 +39,9 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stderr.splitlines() if SAID in line]
 
 
-def test_loops(run_python: RunPython) -> None:
+def test_loops(run_forked: RunPython) -> None:
     """Each function is warned of once, however often it is traced, and no other one."""
-    done = run_python(
+    done = run_forked(
         START + "import unscaled_cases as cases; cases.main(); print(*cases.TOLD_OF)", FLOAT16
     )
     told, float32, expected = done.stdout.splitlines()
@@ -54,9 +54,9 @@ def test_loops(run_python: RunPython) -> None:
     assert done.stderr.count("A custom training loop applies gradients with SGD") == 1
 
 
-def test_sessions(run_python: RunPython) -> None:
+def test_sessions(run_forked: RunPython) -> None:
     """Optimizers scale, also in a graph that is imported; what was built without them does not."""
-    done = run_python(START + "import unscaled_session_cases as cases; cases.main()", FLOAT16)
+    done = run_forked(START + "import unscaled_session_cases as cases; cases.main()", FLOAT16)
     of_optimizers = [
         line
         for name in ("by_sgd", "by_adam")
@@ -101,15 +101,15 @@ NOT_BY_ENABLE = {**FLOAT16, "TF_ENABLE_AUTO_MIXED_PRECISION": ""}
     ids=["on", "by call", "bfloat16", "off", "off, by call"],
 )
 def test_settings(
-    run_python: RunPython, env: dict[str, str], before: str, *, is_said: bool
+    run_forked: RunPython, env: dict[str, str], before: str, *, is_said: bool
 ) -> None:
-    done = run_python(START + LOOP.format(before=before, compiled=False), env)
+    done = run_forked(START + LOOP.format(before=before, compiled=False), env)
     assert done.stdout.splitlines() == ["step" * is_said, str(is_said)]
     assert len(said(done)) == is_said
 
 
-def test_compiled_by_xla(run_python: RunPython) -> None:
-    done = run_python(START + LOOP.format(before="", compiled=True), FLOAT16)
+def test_compiled_by_xla(run_forked: RunPython) -> None:
+    done = run_forked(START + LOOP.format(before="", compiled=True), FLOAT16)
     assert done.stdout.splitlines() == ["step", "True"]
 
 
@@ -146,7 +146,7 @@ print(tf_amp.status().trained_unscaled, tf_amp.status().functions[0].products_lo
 
 
 @pytest.mark.slow
-def test_fit_is_not_warned_of(run_python: RunPython) -> None:
-    done = run_python(START + FIT, FLOAT16)
+def test_fit_is_not_warned_of(run_forked: RunPython) -> None:
+    done = run_forked(START + FIT, FLOAT16)
     assert done.stdout.splitlines() == ["() 5"]
     assert said(done) == []
