@@ -42,12 +42,12 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_model(run_python: RunPython, model: Path) -> None:
-    done = diagnose(run_python, str(model), *FLOAT16)
+def test_a_model(run_forked: RunPython, model: Path) -> None:
+    done = diagnose(run_forked, str(model), *FLOAT16)
     assert (done.returncode, "Nothing amiss" in done.stdout) == (0, True), done.stderr
     inputs = model.with_name("x.npz")
     np.savez(inputs, x=np.full((4, 16), 1e3, np.float32))
-    done = diagnose(run_python, str(model), *FLOAT16, "--inputs", str(inputs), "--json")
+    done = diagnose(run_forked, str(model), *FLOAT16, "--inputs", str(inputs), "--json")
     assert done.returncode == 3, done.stderr
     found = json.loads(done.stdout)["serving_default"]
     first = found["findings"][0]
@@ -58,7 +58,7 @@ def test_a_model(run_python: RunPython, model: Path) -> None:
     rules = model.with_name("rules.toml")
     rules.write_text(found["rules"])
     done = diagnose(
-        run_python, str(model), *FLOAT16, "--inputs", str(inputs), "--rules", str(rules)
+        run_forked, str(model), *FLOAT16, "--inputs", str(inputs), "--rules", str(rules)
     )
     assert done.returncode == 0, done.stdout
 
@@ -90,8 +90,8 @@ def test_a_training_step(run_python: RunPython) -> None:
     ],
 )
 def test_what_cannot_be_diagnosed(
-    run_python: RunPython, arguments: tuple[str, ...], status: int, said: str
+    run_forked: RunPython, arguments: tuple[str, ...], status: int, said: str
 ) -> None:
-    done = diagnose(run_python, *arguments)
+    done = diagnose(run_forked, *arguments)
     assert done.returncode == status
     assert said in done.stderr

@@ -39,7 +39,7 @@ def test_tune_writes_a_table_that_the_setting_takes(run_python: RunPython, tmp_p
 
 
 def test_tune_keeps_the_table_in_the_users_cache(
-    run_python: RunPython, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run_forked: RunPython, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     code = f"""
         import tf_amp.tuning_probes as probes
@@ -50,7 +50,7 @@ def test_tune_keeps_the_table_in_the_users_cache(
         {MAIN}
     """
     env = {**IGNORE, "XDG_CACHE_HOME": str(tmp_path)}
-    done = run_python(code, env, args=("tune",))
+    done = run_forked(code, env, args=("tune",))
     paths = sorted((tmp_path / "tf-amp" / "cost_tables").iterdir(), key=lambda p: "xla" in p.name)
     for path, rows in zip(paths, (["Neg"], ["MatMul"]), strict=True):
         assert path.name.startswith("cpu-")
@@ -73,21 +73,21 @@ def test_tune_keeps_the_table_in_the_users_cache(
     assert f"{str(path)!r} is no TOML" in caplog.text
 
 
-def test_tune_measures_under_xla_alone_where_asked(run_python: RunPython, tmp_path: Path) -> None:
+def test_tune_measures_under_xla_alone_where_asked(run_forked: RunPython, tmp_path: Path) -> None:
     path = tmp_path / "xla.toml"
     arguments = ("tune", "--xla", "--output", str(path), "--only", "MatMul")
-    done = run_python(MAIN, IGNORE, args=arguments)
+    done = run_forked(MAIN, IGNORE, args=arguments)
     assert load_table(path).compiled
     assert "Measured 1 ops under XLA" in done.stdout
     on = {**IGNORE, "TF_ENABLE_AUTO_MIXED_PRECISION": "1", f"{REWRITE}_COST_TABLE": str(path)}
-    used = json.loads(run_python(MAIN, on, args=("env", "--json")).stdout)
+    used = json.loads(run_forked(MAIN, on, args=("env", "--json")).stdout)
     assert used["cost_table_xla"] == str(path)
     assert used["cost_table"] != str(path)
 
 
 @pytest.mark.slow
 def test_wrong_calls_and_hardware_are_told_with_a_remedy(
-    run_python: RunPython, tmp_path: Path
+    run_forked: RunPython, tmp_path: Path
 ) -> None:
     file = tmp_path / "a file"
     file.write_text("")
@@ -98,7 +98,7 @@ def test_wrong_calls_and_hardware_are_told_with_a_remedy(
         ((), {f"{REWRITE}_DTYPE": "float16"}, "nothing to measure"),
         (("--only", "Neg", "--output", str(file / "x.toml")), IGNORE, "could not be written"),
     ):
-        done = run_python(MAIN, env, args=("tune", *arguments), check=False)
+        done = run_forked(MAIN, env, args=("tune", *arguments), check=False)
         assert done.returncode == 1, done.stderr[-2000:]
         assert said in done.stderr
 

@@ -48,34 +48,34 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
 @pytest.mark.parametrize("name", ["same.pb", "saved"])
 def test_both_plans_are_the_same(
-    run_python: RunPython, models: Path, name: str, dtype: str
+    run_forked: RunPython, models: Path, name: str, dtype: str
 ) -> None:
-    done = run_python(MAIN, args=("verify", str(models / name), "--dtype", dtype, "--json"))
+    done = run_forked(MAIN, args=("verify", str(models / name), "--dtype", dtype, "--json"))
     (found,) = json.loads(done.stdout)
     assert found["retyped"] > 0
     assert found["differences"] == []
 
 
-def test_a_cpu_on_which_the_other_pass_does_nothing(run_python: RunPython, models: Path) -> None:
+def test_a_cpu_on_which_the_other_pass_does_nothing(run_forked: RunPython, models: Path) -> None:
     """What differs there would say nothing of either."""
     without = f"from tf_amp.cli import verify; verify.probe_cpu_flags = lambda: {{'avx2'}}; {MAIN}"
     args = ("verify", str(models / "same.pb"), "--dtype", "bfloat16")
-    done = run_python(without, args=args, check=False)
+    done = run_forked(without, args=args, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "AVX512_BF16" in done.stderr
 
 
-def test_list_edits_hold_for_both(run_python: RunPython, models: Path) -> None:
+def test_list_edits_hold_for_both(run_forked: RunPython, models: Path) -> None:
     args = ("verify", str(models / "same.pb"), "--dtype", "float16")
-    done = run_python(MAIN, {LIST: "MatMul"}, args=args)
+    done = run_forked(MAIN, {LIST: "MatMul"}, args=args)
     assert "0 of them in float16, 0 casts, 0 differences" in done.stdout
 
 
 def test_differences_are_printed_and_decide_the_exit_status(
-    run_python: RunPython, models: Path
+    run_forked: RunPython, models: Path
 ) -> None:
     args = ("verify", str(models / "other.pb"), "--limit", "1", "--dtype", "float16")
-    done = run_python(MAIN, args=args, check=False)
+    done = run_forked(MAIN, args=args, check=False)
     assert done.returncode == 3, done.stderr
     assert "FusedBatchNorm U: absent, TensorFlow: float" in done.stdout
 

@@ -17,6 +17,8 @@ ENV = {
 }
 ON = {**ENV, "TF_ENABLE_AUTO_MIXED_PRECISION": "1"}
 PROGRAM = """
+from tf_amp import autoload
+autoload.activate()
 import tensorflow as tf
 from tensorflow.python.eager import context
 import tf_amp
@@ -55,29 +57,29 @@ def rules_file(folder: Path, *rules: tuple[str, str]) -> str:
     ],
 )
 def test_file_that_the_variable_names_holds(
-    run_python: RunPython, tmp_path: Path, criterion: str, value: str, types: str
+    run_forked: RunPython, tmp_path: Path, criterion: str, value: str, types: str
 ) -> None:
     env = {**ON, f"{REWRITE}_RULES": rules_file(tmp_path, (criterion, value))}
     code = "print('types:', types())\nprint('rules:', dict(tf_amp.status()['rules']))"
-    done = run_python(f"{PROGRAM}\n{code}", env)
+    done = run_forked(f"{PROGRAM}\n{code}", env)
     assert f"types: {types}\n" in done.stdout
     assert "rules.toml [1]: 'so' (keep_float32)" in done.stdout
     assert "No node met" not in done.stdout + done.stderr
 
 
-def test_rule_that_met_no_node_is_named_at_the_end(run_python: RunPython, tmp_path: Path) -> None:
+def test_rule_that_met_no_node_is_named_at_the_end(run_forked: RunPython, tmp_path: Path) -> None:
     file = rules_file(tmp_path, ("node", "first/MatMul"), ("node", "frist/.*"))
-    done = run_python(f"{PROGRAM}\ntypes()", {**ON, f"{REWRITE}_RULES": file})
+    done = run_forked(f"{PROGRAM}\ntypes()", {**ON, f"{REWRITE}_RULES": file})
     (line,) = (line for line in done.stderr.splitlines() if "No node met" in line)
     assert "1 of 2 rules" in line
     assert "rules.toml [2]: 'so'" in line
 
 
-def test_contradiction_leaves_the_function_as_it_is(run_python: RunPython, tmp_path: Path) -> None:
+def test_contradiction_leaves_the_function_as_it_is(run_forked: RunPython, tmp_path: Path) -> None:
     file = rules_file(tmp_path, ("node", "first/MatMul"))
     with open(file, "a") as text:
         text.write('[[rule]]\naction = "allow"\nop = "MatMul"\nwhy = "fast"\n')
-    done = run_python(f"{PROGRAM}\nprint('types:', types())", {**ON, f"{REWRITE}_RULES": file})
+    done = run_forked(f"{PROGRAM}\nprint('types:', types())", {**ON, f"{REWRITE}_RULES": file})
     assert "types: 1 1\n" in done.stdout
     (line,) = (line for line in done.stderr.splitlines() if "was dropped" in line)
     assert "rules.toml [1]: 'so' says keep_float32, rules.toml [2]: 'fast' says allow" in line
@@ -92,7 +94,7 @@ def test_broken_file_is_an_error_at_the_import(run_python: RunPython, tmp_path: 
     assert "`action` must be one of 'keep_float32'" in done.stderr
 
 
-def test_rules_of_a_call_win_over_those_of_the_file(run_python: RunPython, tmp_path: Path) -> None:
+def test_rules_of_a_call_win_over_those_of_the_file(run_forked: RunPython, tmp_path: Path) -> None:
     code = f"""{PROGRAM}
 rules = [
     tf_amp.Rule(action="allow", node="first/MatMul"),
@@ -109,14 +111,14 @@ for wrong in (["MatMul"], "none.toml"):
         print("error:", error)
 """
     file = rules_file(tmp_path, ("node", "first/MatMul"))
-    done = run_python(code, {**ENV, f"{REWRITE}_RULES": file})
+    done = run_forked(code, {**ENV, f"{REWRITE}_RULES": file})
     assert "types: 14 1\n" in done.stdout
     assert "rules: 3\n" in done.stdout
     assert "error: `rules` must be the path of a file or tf_amp.Rule objects" in done.stdout
     assert "error: The rules file 'none.toml' cannot be read" in done.stdout
 
 
-def test_rewritten_graph_has_rules_of_the_call(run_python: RunPython, tmp_path: Path) -> None:
+def test_rewritten_graph_has_rules_of_the_call(run_forked: RunPython, tmp_path: Path) -> None:
     file = rules_file(tmp_path, ("node", "a"), ("node", "c"))
     code = f"""
 import tensorflow as tf
@@ -131,6 +133,6 @@ result = tf_amp.rewrite_graph_def(
 types = [n.attr["T"].type for n in result.graph_def.node if n.op == "MatMul"]
 print("types:", *types)
 """
-    done = run_python(code)
+    done = run_forked(code)
     assert "types: 1 19\n" in done.stdout
     assert "No node of the graph meets the criteria of rules.toml [2]: 'so'" in done.stderr

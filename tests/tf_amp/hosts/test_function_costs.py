@@ -100,20 +100,20 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_xla_leaves_element_wise_ops_out_of_account(
-    run_python: RunPython, tmp_path: Path, own: bool
+    run_forked: RunPython, tmp_path: Path, own: bool
 ) -> None:
     costs = table(MatMul=(SLOW, FAST), Sigmoid=(FAST, SLOW))
     path = tmp_path / "costs.toml"
     path.write_text(format_table(dataclasses.replace(costs, compiled=own)))
     env = {**ENV, f"{REWRITE}_COST_TABLE": str(path)}
-    printed = lines(run_python(PRELUDE + BOTH, env, args=(UNKNOWN,)))
+    printed = lines(run_forked(PRELUDE + BOTH, env, args=(UNKNOWN,)))
     assert printed[1] == "True ['bfloat16'] ['bfloat16']"
     # A table for XLA has nothing to say of what XLA does not compile.
     assert printed[0] == f"False ['bfloat16'] ['{'bfloat16' if own else 'float32'}']"
 
 
-def test_what_xla_makes_slower_stays_float32_and_is_told_once(run_python: RunPython) -> None:
-    done = run_python(PRELUDE + BOTH + NESTED, ENV, args=(MEASURED,))
+def test_what_xla_makes_slower_stays_float32_and_is_told_once(run_forked: RunPython) -> None:
+    done = run_forked(PRELUDE + BOTH + NESTED, ENV, args=(MEASURED,))
     assert lines(done)[0].startswith("False ['bfloat16']")
     assert lines(done)[1:] == [
         "True ['float32'] ['float32']",
@@ -138,9 +138,9 @@ def test_what_xla_makes_slower_stays_float32_and_is_told_once(run_python: RunPyt
     ],
 )
 def test_without_a_table_for_xla_everything_is_converted(
-    run_python: RunPython, device_class: str, env: dict[str, str]
+    run_forked: RunPython, device_class: str, env: dict[str, str]
 ) -> None:
-    done = run_python(PRELUDE + BOTH + NESTED, {**ENV, **env}, args=(device_class,))
+    done = run_forked(PRELUDE + BOTH + NESTED, {**ENV, **env}, args=(device_class,))
     assert lines(done)[1] == "True ['bfloat16'] ['bfloat16']"
     assert lines(done)[-1] == "gradient {'bfloat16'}"
     assert not [line for line in lines(done)[2:5] if "['bf16']" not in line]

@@ -76,17 +76,17 @@ def test_plan(run_python: RunPython, models: Path) -> None:
     assert "no SavedModel" in done.stderr
 
 
-def test_plan_says_what_each_rule_met(run_python: RunPython, models: Path, tmp_path: Path) -> None:
+def test_plan_says_what_each_rule_met(run_forked: RunPython, models: Path, tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text(
         '[[rule]]\naction = "keep_float32"\nlayer = "dense_1"\nwhy = "the head"\n'
         '[[rule]]\naction = "deny"\nnode = "nothing"\n'
     )
     args = ("plan", str(models / "dense.keras"), "--device", "GPU", "--rules", str(rules))
-    printed = run_python(MAIN, args=args).stdout
+    printed = run_forked(MAIN, args=args).stdout
     assert "rule rules.toml [1]: 'the head' (keep_float32): meets nodes of 1 function" in printed
     assert "rule rules.toml [2]: node = 'nothing' (deny): meets no node" in printed
-    kept = run_python(MAIN, args=(*args, "--op", "MatMul", "--missed")).stdout
+    kept = run_forked(MAIN, args=(*args, "--op", "MatMul", "--missed")).stdout
     assert "kept by a rule (rules.toml [1]: 'the head')" in kept
 
 
@@ -95,16 +95,16 @@ def test_plan_says_what_each_rule_met(run_python: RunPython, models: Path, tmp_p
     [("casts > 1000 or product_share < 1", 0), ("products_low == 2 and casts > 0", 3), ("x>1", 2)],
 )
 def test_condition_decides_the_exit_status(
-    run_python: RunPython, models: Path, condition: str, status: int
+    run_forked: RunPython, models: Path, condition: str, status: int
 ) -> None:
     args = ("plan", str(models / "dense.keras"), "--device", "GPU", "--quick")
-    done = run_python(MAIN, args=(*args, "--fail-if", condition), check=False)
+    done = run_forked(MAIN, args=(*args, "--fail-if", condition), check=False)
     assert done.returncode == status
     said = {0: "", 3: "products_low = 2", 2: "'x' is none of these"}[status]
     assert said in done.stderr
 
 
-def test_products_are_annotated_for_a_workflow(run_python: RunPython, models: Path) -> None:
+def test_products_are_annotated_for_a_workflow(run_forked: RunPython, models: Path) -> None:
     args = ("plan", str(models / "graph.pb"), "--device", "GPU", "--format", "github")
-    printed = run_python(MAIN, args=args).stdout
+    printed = run_forked(MAIN, args=args).stdout
     assert printed.startswith("::warning title=1 MatMul in float32::fed, fetched")

@@ -50,7 +50,7 @@ MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 
 
 @pytest.fixture(scope="module")
-def directory(run_python: RunPython, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(run_forked: RunPython, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("trace")
     env = {
         "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
@@ -60,7 +60,7 @@ def directory(run_python: RunPython, tmp_path_factory: pytest.TempPathFactory) -
         f"{REWRITE}_INFERLIST_ADD": "Softplus",
         f"{REWRITE}_LOG_PATH": str(made),
     }
-    run_python(f"from tf_amp import autoload\nautoload.activate()\n{PROGRAM}", env)
+    run_forked(f"from tf_amp import autoload\nautoload.activate()\n{PROGRAM}", env)
     return made
 
 
@@ -108,7 +108,7 @@ with v1.Session() as session:
 
 
 def test_planning_the_graph_of_a_session_again_gives_what_was_planned(
-    run_python: RunPython, tmp_path: Path
+    run_forked: RunPython, tmp_path: Path
 ) -> None:
     env = {
         "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
@@ -116,7 +116,7 @@ def test_planning_the_graph_of_a_session_again_gives_what_was_planned(
         f"{REWRITE}_IGNORE_PERFORMANCE": "1",
         f"{REWRITE}_LOG_PATH": str(tmp_path),
     }
-    run_python(f"from tf_amp import autoload\nautoload.activate()\n{SESSION}", env)
+    run_forked(f"from tf_amp import autoload\nautoload.activate()\n{SESSION}", env)
     (found,) = read_traces(tmp_path)
     products = [g for g in found.graphs if figures_of([g.remarks]).products]
     assert products
@@ -166,9 +166,9 @@ def test_a_blocker_gives_what_it_promises(trace: Trace) -> None:
     ],
 )
 def test_explain(
-    run_python: RunPython, directory: Path, arguments: tuple[str, ...], said: list[str]
+    run_forked: RunPython, directory: Path, arguments: tuple[str, ...], said: list[str]
 ) -> None:
-    printed = run_python(MAIN, args=("explain", str(directory), *arguments)).stdout
+    printed = run_forked(MAIN, args=("explain", str(directory), *arguments)).stdout
     for text in said:
         assert text in printed
 
@@ -182,9 +182,9 @@ def test_explain_as_json(run_python: RunPython, directory: Path) -> None:
     assert {json.loads(line)["rule"] for line in lines.splitlines()} == {"deny_list"}
 
 
-def test_explain_as_a_page(run_python: RunPython, directory: Path, tmp_path: Path) -> None:
+def test_explain_as_a_page(run_forked: RunPython, directory: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    printed = run_python(MAIN, args=("explain", str(directory), "--html", str(page))).stdout
+    printed = run_forked(MAIN, args=("explain", str(directory), "--html", str(page))).stdout
     assert str(page) in printed
     text = page.read_text()
     assert "INFERLIST_ADD=Softplus,Exp" in text
@@ -201,9 +201,9 @@ def test_explain_as_a_page(run_python: RunPython, directory: Path, tmp_path: Pat
     ],
 )
 def test_explain_without_an_answer(
-    run_python: RunPython, directory: Path, arguments: tuple[str, ...], status: int, said: str
+    run_forked: RunPython, directory: Path, arguments: tuple[str, ...], status: int, said: str
 ) -> None:
-    done = run_python(MAIN, args=("explain", str(directory), *arguments), check=False)
+    done = run_forked(MAIN, args=("explain", str(directory), *arguments), check=False)
     assert done.returncode == status
     assert said in done.stderr
 
