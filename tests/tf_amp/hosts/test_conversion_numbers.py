@@ -99,6 +99,8 @@ def test_numbers_go_on_from_graph_to_graph_and_stay() -> None:
 
 
 PROGRAM = """
+from tf_amp import autoload
+autoload.activate()
 import json, sys, logging
 import numpy as np, tensorflow as tf
 import tf_amp
@@ -118,7 +120,7 @@ print(json.dumps([s.nodes_converted, bool(np.array_equal(y, exact))]))
 
 
 @pytest.mark.parametrize(("limit", "converted"), [("0", 0), ("1", 1), ("", 5)])
-def test_variable(run_python: RunPython, limit: str, converted: int) -> None:
+def test_variable(run_forked: RunPython, limit: str, converted: int) -> None:
     rewrite = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
     env = {
         "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
@@ -126,6 +128,6 @@ def test_variable(run_python: RunPython, limit: str, converted: int) -> None:
         f"{rewrite}_IGNORE_PERFORMANCE": "1",
         f"{rewrite}_BISECT_LIMIT": limit,
     }
-    nodes, exact = json.loads(run_python(PROGRAM, env).stdout.splitlines()[-1])
+    nodes, exact = json.loads(run_forked(PROGRAM, env).stdout.splitlines()[-1])
     assert nodes >= converted if converted == 5 else nodes == converted
     assert exact == (converted == 0)

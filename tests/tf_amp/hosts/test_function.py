@@ -12,18 +12,18 @@ Facts = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def facts(run_python: RunPython) -> Facts:
-    return facts_of(run_python, "function_cases.main()")
+def facts(run_forked: RunPython) -> Facts:
+    return facts_of(run_forked, "function_cases.main()")
 
 
 @pytest.fixture(scope="module")
-def keras(run_python: RunPython) -> Facts:
-    return facts_of(run_python, "function_cases.keras()")
+def keras(run_forked: RunPython) -> Facts:
+    return facts_of(run_forked, "function_cases.keras()")
 
 
 @pytest.fixture(scope="module")
-def off(run_python: RunPython) -> Facts:
-    return facts_of(run_python, "function_cases.off_again()")
+def off(run_forked: RunPython) -> Facts:
+    return facts_of(run_forked, "function_cases.off_again()")
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,14 @@ step(tf.ones([32, 64]))
 """
 
 
-def test_what_replicas_make_has_lines(run_python: RunPython, tmp_path: Path) -> None:
+def test_what_replicas_make_has_lines(run_forked: RunPython, tmp_path: Path) -> None:
     env = {
         "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
         f"{REWRITE}_DTYPE": "bfloat16",
         f"{REWRITE}_IGNORE_PERFORMANCE": "1",
         f"{REWRITE}_LOG_PATH": str(tmp_path),
     }
-    run_python(PROGRAM, env)
+    run_forked(PROGRAM, env)
     (trace,) = read_traces(tmp_path)
     (step,) = [graph.remarks for graph in trace.graphs if graph.remarks.name == "step"]
     places = [remark for remark in step.remarks if remark.node]
@@ -90,7 +90,7 @@ step(tf.ones([80, 64]), tf.ones([64, 8]))
 
 
 def test_a_function_of_v1_has_no_lines_and_stops_nothing(
-    run_python: RunPython, tmp_path: Path
+    run_forked: RunPython, tmp_path: Path
 ) -> None:
     env = {
         "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
@@ -98,7 +98,7 @@ def test_a_function_of_v1_has_no_lines_and_stops_nothing(
         f"{REWRITE}_IGNORE_PERFORMANCE": "1",
         f"{REWRITE}_LOG_PATH": str(tmp_path),
     }
-    done = run_python(CTC, env)
+    done = run_forked(CTC, env)
     assert "Traceback" not in done.stderr
     (trace,) = read_traces(tmp_path)
     (step,) = [graph.remarks for graph in trace.graphs if graph.remarks.name == "step"]

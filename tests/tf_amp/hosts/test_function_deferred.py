@@ -12,8 +12,8 @@ Facts = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def facts(run_python: RunPython) -> Facts:
-    return facts_of(run_python, "function_deferred_cases.main()")
+def facts(run_forked: RunPython) -> Facts:
+    return facts_of(run_forked, "function_deferred_cases.main()")
 
 
 def test_functions_inside_others_are_planned_once(facts: Facts) -> None:

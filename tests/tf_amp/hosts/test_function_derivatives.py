@@ -40,7 +40,7 @@ print(json.dumps({"derivatives": derivatives, "loss": history.history["loss"]}))
 """
 
 
-def test_fit_multiplies_each_gradient_once_and_trains_as_in_float32(run_python: RunPython) -> None:
+def test_fit_multiplies_each_gradient_once_and_trains_as_in_float32(run_forked: RunPython) -> None:
     bfloat16 = {
         "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
         f"{REWRITE}_DTYPE": "bfloat16",
@@ -49,7 +49,7 @@ def test_fit_multiplies_each_gradient_once_and_trains_as_in_float32(run_python: 
     without = {**bfloat16, f"{REWRITE}_RULES_DISABLE": "local-derivative"}
     float16 = {**bfloat16, f"{REWRITE}_DTYPE": "float16"}
     float32, *low = (
-        json.loads(run_python(FIT, env, args=(HERE,)).stdout)
+        json.loads(run_forked(FIT, env, args=(HERE,)).stdout)
         for env in ({}, bfloat16, float16, without)
     )
     assert [run["derivatives"] for run in (float32, *low)] == [0, 2, 2, 0]

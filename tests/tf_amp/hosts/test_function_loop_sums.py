@@ -22,13 +22,13 @@ ENV = {
 
 
 @pytest.fixture(scope="module")
-def plain(run_python: RunPython) -> dict[str, Any]:
-    return json.loads(run_python(CODE, args=("float32",)).stdout.splitlines()[-1])
+def plain(run_forked: RunPython) -> dict[str, Any]:
+    return json.loads(run_forked(CODE, args=("float32",)).stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def amp(run_python: RunPython) -> dict[str, Any]:
-    return json.loads(run_python(CODE, ENV, args=("amp",)).stdout.splitlines()[-1])
+def amp(run_forked: RunPython) -> dict[str, Any]:
+    return json.loads(run_forked(CODE, ENV, args=("amp",)).stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("case", ["gradient", "second", "through a function", "inside XLA"])

@@ -18,8 +18,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def facts(run_python: RunPython, directory: Path) -> Facts:
-    return facts_of(run_python, f"function_export_cases.saved_models({str(directory)!r})")
+def facts(run_forked: RunPython, directory: Path) -> Facts:
+    return facts_of(run_forked, f"function_export_cases.saved_models({str(directory)!r})")
 
 
 def test_saved_model_is_float32(facts: Facts) -> None:

@@ -99,9 +99,9 @@ ENV = {
 
 
 def test_a_unit_that_needs_shapes_is_found_in_a_branch_that_runs(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
+    run_forked: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    made = json.loads(run_python(CODE, ENV).stdout.splitlines()[-1])
+    made = json.loads(run_forked(CODE, ENV).stdout.splitlines()[-1])
     branch = {name: dtype for name, dtype in made["found"].items() if "_amp_" in name}
     assert branch
     assert set(branch.values()) == {"bfloat16"}

@@ -70,10 +70,10 @@ ENV = {
 
 @pytest.mark.parametrize("jit", ["no", pytest.param("jit", marks=pytest.mark.slow)])
 def test_lstm_trains_with_loops_in_bfloat16(
-    run_python: Callable[..., subprocess.CompletedProcess[str]], jit: str
+    run_forked: Callable[..., subprocess.CompletedProcess[str]], jit: str
 ) -> None:
     plain, amp = (
-        json.loads(run_python(CODE, ENV, args=(kind, jit)).stdout.splitlines()[-1])
+        json.loads(run_forked(CODE, ENV, args=(kind, jit)).stdout.splitlines()[-1])
         for kind in ("float32", "amp")
     )
     assert plain["bodies"] == {}

@@ -12,8 +12,8 @@ Facts = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def facts(run_python: RunPython) -> Facts:
-    return facts_of(run_python, "function_surroundings_cases.main()")
+def facts(run_forked: RunPython) -> Facts:
+    return facts_of(run_forked, "function_surroundings_cases.main()")
 
 
 def test_error_messages_keep_the_python_stack(facts: Facts) -> None:

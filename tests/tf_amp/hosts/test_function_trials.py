@@ -218,9 +218,9 @@ def test_a_digest_is_that_of_the_graph_and_of_what_it_calls() -> None:
     assert len({digest("a", "Conv2D", 1), digest("a", "MatMul", 1), digest("a", "MatMul", 2)}) == 3
 
 
-def test_every_call_runs_one_of_the_two(run_python: RunPython, tmp_path: Path) -> None:
+def test_every_call_runs_one_of_the_two(run_forked: RunPython, tmp_path: Path) -> None:
     env = {"XDG_CACHE_HOME": str(tmp_path)}
-    seen = facts_of(run_python, "trials_cases.main()", env)
+    seen = facts_of(run_forked, "trials_cases.main()", env)
     for case in ("arguments", "iterator"):
         types = seen[case]["types"]
         assert sorted(types[:6]) == [[FLOAT]] * 3 + [[BFLOAT16]] * 3
@@ -228,16 +228,16 @@ def test_every_call_runs_one_of_the_two(run_python: RunPython, tmp_path: Path) -
         assert seen[case]["count"] == 8
     assert seen["iterator"]["shape"] == [3, 64]
     assert len(list((tmp_path / "tf-amp" / "trials").glob("*.json"))) == 2
-    again = facts_of(run_python, "trials_cases.main()", env)
+    again = facts_of(run_forked, "trials_cases.main()", env)
     for case in ("arguments", "iterator"):
         assert len(set(map(tuple, again[case]["types"]))) == 1
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_what_lost_is_not_counted_as_converted(
-    run_python: RunPython, tmp_path: Path, batched: bool
+    run_forked: RunPython, tmp_path: Path, batched: bool
 ) -> None:
-    seen = facts_of(run_python, f"trials_cases.lost({batched})", {"XDG_CACHE_HOME": str(tmp_path)})
+    seen = facts_of(run_forked, f"trials_cases.lost({batched})", {"XDG_CACHE_HOME": str(tmp_path)})
     # The product and what it gives; then two of each, and the call between them.
     assert seen["traced"]["converted"] == [1, 2]
     assert (seen["lost"]["converted"], seen["lost"]["types"]) == ([0, 0], [FLOAT])
