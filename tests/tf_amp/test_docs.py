@@ -41,8 +41,8 @@ def blocks(language: str) -> list[object]:
 
 
 @pytest.mark.parametrize("code", blocks("python"))
-def test_python_runs(run_python, code):
-    run_python(PRELUDE + code, {"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16"})
+def test_python_runs(run_forked, code):
+    run_forked(PRELUDE + code, {"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16"})
 
 
 @pytest.mark.parametrize("code", blocks("toml"))

@@ -40,9 +40,9 @@ LINE = r"^I\d{4} .*\] \S+: MatMul 1 of 1 in bfloat16"
     ],
 )
 def test_flags_decide(
-    run_python: RunPython, args: tuple[str, ...], env: Mapping[str, str], said: str, line: bool
+    run_forked: RunPython, args: tuple[str, ...], env: Mapping[str, str], said: str, line: bool
 ) -> None:
-    done = run_python(PROGRAM, env, args=args)
+    done = run_forked(PROGRAM, env, args=args)
     assert said in done.stdout
     if "--amp_level=TENSOR_CORES_ONLY" in args:
         assert "TENSOR_CORES_ONLY" in done.stdout

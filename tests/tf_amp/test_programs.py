@@ -50,7 +50,7 @@ def run(run_python: RunPython, program: str, *, check: bool = True) -> Completed
     return done
 
 
-def test_keras_ctc_trains_as_in_float32(run_python: RunPython) -> None:
+def test_keras_ctc_trains_as_in_float32(run_forked: RunPython) -> None:
     """Its loss calls a function of TensorFlow 1 (a `Defun`)."""
     program = """
 import keras
@@ -77,7 +77,7 @@ wanted = losses()
 assert low != wanted
 np.testing.assert_allclose(low, wanted, rtol=5e-3)
 """
-    assert "in bfloat16" in run(run_python, program).stderr
+    assert "in bfloat16" in run(run_forked, program).stderr
 
 
 @pytest.mark.parametrize("work", ["product(X)", "run_session()", "fit()"])
@@ -119,7 +119,7 @@ assert is_low({work})
         "tf.lite.TFLiteConverter.from_concrete_functions([concrete()]).convert()",
     ],
 )
-def test_importers_of_mlir_return(run_python: RunPython, convert: str) -> None:
+def test_importers_of_mlir_return(run_forked: RunPython, convert: str) -> None:
     """In Python's lock they import graphs in C++, which may run sessions of their own."""
     program = f"""
 def graph():
@@ -136,11 +136,11 @@ assert is_low(product(X))
 assert len({convert}) > 100
 assert is_low(product(X)) and is_low(run_session())
 """
-    run(run_python, program)
+    run(run_forked, program)
 
 
 def test_tflite_is_given_the_float32_function_and_mlir_shows_what_runs(
-    run_python: RunPython,
+    run_forked: RunPython,
 ) -> None:
     program = """
 assert is_low(product(X))
@@ -154,7 +154,7 @@ interpreter.invoke()
 got = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 np.testing.assert_allclose(got, EXACT, atol=1e-4)
 """
-    run(run_python, program)
+    run(run_forked, program)
 
 
 @pytest.mark.parametrize("registered", ["before", "after"])

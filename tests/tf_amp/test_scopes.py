@@ -23,13 +23,13 @@ def facts_of(run_python: RunPython, call: str) -> Facts:
 
 
 @pytest.fixture(scope="module")
-def facts(run_python: RunPython) -> Facts:
-    return facts_of(run_python, "main()")
+def facts(run_forked: RunPython) -> Facts:
+    return facts_of(run_forked, "main()")
 
 
 @pytest.fixture(scope="module")
-def off(run_python: RunPython) -> Facts:
-    return facts_of(run_python, "off()")
+def off(run_forked: RunPython) -> Facts:
+    return facts_of(run_forked, "off()")
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_mark_is_in_a_saved_model(off: Facts, model: str) -> None:
     assert off[model]["kinds"] == ["converted", "converted", "kept"]
 
 
-def test_mark_reaches_the_pass_through_grappler(run_python: RunPython) -> None:
-    types = facts_of(run_python, "session()")["session"]["types"]
+def test_mark_reaches_the_pass_through_grappler(run_forked: RunPython) -> None:
+    types = facts_of(run_forked, "session()")["session"]["types"]
     kept = {name for name, dtype in types.items() if dtype == "float32"}
     assert {"kept" in name for name in kept} == {True}
     assert len(kept) == 3
@@ -116,8 +116,8 @@ def test_names_are_there_without_tensorflow(run_python: RunPython, name: str) ->
     assert run_python(code).stdout.strip() == "False"
 
 
-def test_a_tensorflow_without_attribute_scopes_is_named_once(run_python: RunPython) -> None:
-    done = run_python("""
+def test_a_tensorflow_without_attribute_scopes_is_named_once(run_forked: RunPython) -> None:
+    done = run_forked("""
         import tensorflow as tf, tf_amp
         from tensorflow.python.framework import ops
 

@@ -107,8 +107,8 @@ def check(result: tuple, replicas: int) -> None:
         assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
 
 
-def test_mirrored_strategy(run_python) -> None:
-    found = results(run_python(SCRIPT, args=("mirrored", ",".join(FAMILIES))).stdout)
+def test_mirrored_strategy(run_forked) -> None:
+    found = results(run_forked(SCRIPT, args=("mirrored", ",".join(FAMILIES))).stdout)
     assert sorted(found) == sorted(FAMILIES)
     for result in found.values():
         check(result, replicas=2)
@@ -153,10 +153,10 @@ for library, optimizers in ((keras, keras.optimizers), (tf_keras, tf_keras.optim
 
 
 @pytest.mark.slow
-def test_fit_under_mirrored_strategy(run_python) -> None:
+def test_fit_under_mirrored_strategy(run_forked) -> None:
     """To its end, where Keras 3 finalizes the variables of the model."""
     ways = ("plain", "wrapped", "in_place")
-    plain, *scaled = (results(run_python(FIT_SCRIPT, args=(how,)).stdout) for how in ways)
+    plain, *scaled = (results(run_forked(FIT_SCRIPT, args=(how,)).stdout) for how in ways)
     assert len(plain) == 3
     assert scaled == [plain, plain]
 
@@ -198,8 +198,8 @@ def test_multi_worker_mirrored_strategy(tmp_path: Path) -> None:
         check(result, replicas=1)
 
 
-def test_outside_a_replica_it_is_refused(run_python) -> None:
-    done = run_python(
+def test_outside_a_replica_it_is_refused(run_forked) -> None:
+    done = run_forked(
         """
         import tensorflow as tf
         from tf_amp.loss_scale import wrap_optimizer
@@ -217,9 +217,9 @@ def test_outside_a_replica_it_is_refused(run_python) -> None:
     assert "MirroredStrategy" in done.stdout
 
 
-def test_horovod_processes_agree(run_python) -> None:
+def test_horovod_processes_agree(run_forked) -> None:
     """With a stand-in for Horovod: the flag is summed over processes, outside the branch."""
-    done = run_python(
+    done = run_forked(
         """
         import sys, types
         import tensorflow as tf, keras

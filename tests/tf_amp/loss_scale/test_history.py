@@ -90,8 +90,8 @@ def test_a_manager_tells(events: list[dict[str, Any]]) -> None:
     assert {event["name"] for event in events} == {"mine"}
 
 
-def test_a_trace_has_them(run_python, tmp_path: Path) -> None:
-    run_python(
+def test_a_trace_has_them(run_forked, tmp_path: Path) -> None:
+    run_forked(
         """
         import numpy as np, sys
         import tensorflow as tf, keras

@@ -89,9 +89,9 @@ SAID = "tf_amp: skipped a step, a gradient is not finite; loss scale"
     ids=["reference", "resource", "module"],
 )
 def test_an_exported_step_skips_in_another_process(
-    run_python, tmp_path: Path, write: str, run: str, args: tuple[str, ...]
+    run_python, run_forked, tmp_path: Path, write: str, run: str, args: tuple[str, ...]
 ) -> None:
-    run_python(write, args=(str(tmp_path), *args))
+    run_forked(write, args=(str(tmp_path), *args))
     # This process knows nothing of the package.
     done = run_python(run, {"TF_CPP_MIN_LOG_LEVEL": "0"}, args=(str(tmp_path),))
     scales, values = done.stdout.splitlines()[-2:]
@@ -135,8 +135,8 @@ with tf.compat.v1.Session(graph=copy) as session:
 """
 
 
-def test_a_copy_that_outlives_the_graph_does_not_call(run_python) -> None:
-    assert run_python(IN_THIS_PROCESS).stdout.splitlines() == ["told 7", "True", "None False"]
+def test_a_copy_that_outlives_the_graph_does_not_call(run_forked) -> None:
+    assert run_forked(IN_THIS_PROCESS).stdout.splitlines() == ["told 7", "True", "None False"]
 
 
 def test_the_search_is_made_where_the_function_is_called() -> None:

@@ -50,9 +50,9 @@ def test_skipped_steps_leave_no_trace(name: str) -> None:
     "switches",
     ["tf.disable_v2_behavior()", "tf.disable_eager_execution(); tf.disable_resource_variables()"],
 )
-def test_reference_variables(run_python, switches: str) -> None:
+def test_reference_variables(run_forked, switches: str) -> None:
     """They are updated by old control flow and where a `tf.cond` would make functions."""
-    done = run_python(
+    done = run_forked(
         f"""
         import tensorflow.compat.v1 as tf
         {switches}
