@@ -38,8 +38,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def seen(run_python: RunPython, table: str, exported: str) -> dict[str, dict[str, Any]]:
-    return facts(run_python, "sizes_cases.arguments()", table, exported)
+def seen(run_forked: RunPython, table: str, exported: str) -> dict[str, dict[str, Any]]:
+    return facts(run_forked, "sizes_cases.arguments()", table, exported)
 
 
 def test_the_size_of_an_argument_chooses_what_runs(seen: dict[str, dict[str, Any]]) -> None:
@@ -76,9 +76,9 @@ def test_variants_are_not_exported(seen: dict[str, dict[str, Any]]) -> None:
 
 @pytest.mark.usefixtures("seen")
 def test_a_loaded_function_is_said_by_its_first_call(
-    run_python: RunPython, table: str, exported: str
+    run_forked: RunPython, table: str, exported: str
 ) -> None:
-    loaded = facts(run_python, "sizes_cases.loaded()", table, exported)
+    loaded = facts(run_forked, "sizes_cases.loaded()", table, exported)
     waiting = " (not called yet: planned for 32 rows)"
     assert loaded["loaded"]["lines"] == []
     assert all(name.endswith(waiting) for name in loaded["loaded"]["named"])
@@ -99,10 +99,10 @@ def test_variants_go_with_amp_and_with_their_function(seen: dict[str, dict[str, 
     [("data set", [BFLOAT16]), ("arrays", [BFLOAT16]), ("generator", [FLOAT, BFLOAT16])],
 )
 def test_fit_runs_as_for_its_batch(
-    run_python: RunPython, table: str, library: str, given: str, first: list[int]
+    run_forked: RunPython, table: str, library: str, given: str, first: list[int]
 ) -> None:
     """At once where the batch can be told beforehand, else as soon as it was seen."""
-    seen = facts(run_python, f"sizes_cases.iterators({library!r}, {given!r})", table)["fit"]
+    seen = facts(run_forked, f"sizes_cases.iterators({library!r}, {given!r})", table)["fit"]
     assert seen["first"] == first
     assert seen["rest"] == [BFLOAT16]
     assert seen["after"] == [BFLOAT16]
@@ -115,8 +115,8 @@ def test_fit_runs_as_for_its_batch(
 
 
 @pytest.fixture(scope="module")
-def loops(run_python: RunPython, table: str) -> dict[str, dict[str, Any]]:
-    return facts(run_python, "sizes_cases.loops()", table)
+def loops(run_forked: RunPython, table: str) -> dict[str, dict[str, Any]]:
+    return facts(run_forked, "sizes_cases.loops()", table)
 
 
 @pytest.mark.parametrize("kind", ["argument", "captured", "iterator", "break", "calls"])
@@ -135,9 +135,9 @@ def test_a_loop_over_batches_runs_as_its_data_set_tells(
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_steps_in_one_call_run_as_for_their_batch(
-    run_python: RunPython, table: str, library: str
+    run_forked: RunPython, table: str, library: str
 ) -> None:
-    seen = facts(run_python, f"sizes_cases.steps_per_execution({library!r})", table)["steps"]
+    seen = facts(run_forked, f"sizes_cases.steps_per_execution({library!r})", table)["steps"]
     assert seen["seen"] == [BFLOAT16]
     (line,) = seen["said"]
     assert "sizes near 2048: MatMul 2 of 2 in bfloat16" in line
@@ -145,9 +145,9 @@ def test_steps_in_one_call_run_as_for_their_batch(
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_replicas_run_as_for_their_part_of_the_batch(
-    run_python: RunPython, table: str, library: str
+    run_forked: RunPython, table: str, library: str
 ) -> None:
-    seen = facts(run_python, f"sizes_cases.replicas({library!r})", table)["replicas"]
+    seen = facts(run_forked, f"sizes_cases.replicas({library!r})", table)["replicas"]
     assert (seen["first"], seen["rest"], seen["finite"]) == ([FLOAT], [BFLOAT16], True)
     trained, evaluated = seen["said"]
     assert "sizes near 2048: MatMul 4 of 4 in bfloat16" in trained
@@ -165,39 +165,39 @@ def test_a_worker_in_another_process_is_asked_once(run_python: RunPython, table:
 
 
 def test_a_small_batch_runs_in_float32_where_a_larger_one_does_not(
-    run_python: RunPython, table: str
+    run_forked: RunPython, table: str
 ) -> None:
-    seen = facts(run_python, "sizes_cases.small()", table)
+    seen = facts(run_forked, "sizes_cases.small()", table)
     assert seen["small"] == {"middling": [BFLOAT16], "few": [FLOAT]}
 
 
-def test_a_batch_near_the_assumed_one_has_a_plan_too(run_python: RunPython, table: str) -> None:
-    seen = facts(run_python, "sizes_cases.near()", table)["near"]
+def test_a_batch_near_the_assumed_one_has_a_plan_too(run_forked: RunPython, table: str) -> None:
+    seen = facts(run_forked, "sizes_cases.near()", table)["near"]
     assert seen == {"assumed": [FLOAT], "seen": [BFLOAT16]}
 
 
-def test_seeded_random_numbers_are_those_of_the_program(run_python: RunPython, table: str) -> None:
-    seen = facts(run_python, "sizes_cases.seeds()", table)["seeds"]
+def test_seeded_random_numbers_are_those_of_the_program(run_forked: RunPython, table: str) -> None:
+    seen = facts(run_forked, "sizes_cases.seeds()", table)["seeds"]
     assert len(set(seen["plain"])) == 5
     assert seen["drawn"] == seen["plain"]
 
 
-def test_a_fault_costs_the_plan_alone(run_python: RunPython, table: str) -> None:
-    seen = facts(run_python, "sizes_cases.faults()", table)
+def test_a_fault_costs_the_plan_alone(run_forked: RunPython, table: str) -> None:
+    seen = facts(run_forked, "sizes_cases.faults()", table)
     assert seen["fault"] == {"error": 0.0, "failed": 1}
     assert seen["later"] == {"error": 0.0, "failed": 2}
 
 
 def test_the_plan_that_runs_is_in_the_trace(
-    run_python: RunPython, table: str, tmp_path: Path
+    run_forked: RunPython, table: str, tmp_path: Path
 ) -> None:
-    found = facts(run_python, "sizes_cases.traced()", table, str(tmp_path))["traced"]["found"]
+    found = facts(run_forked, "sizes_cases.traced()", table, str(tmp_path))["traced"]["found"]
     assert found["inner"] == [32, ["kept"]]
     assert found["inner, sizes near 2048"] == [2048, ["converted"]]
     assert "outer, sizes near 2048" in found
 
 
-def test_what_is_called_by_another_has_no_row_of_its_own(run_python: RunPython, table: str) -> None:
-    found = facts(run_python, "sizes_cases.called_later()", table)
+def test_what_is_called_by_another_has_no_row_of_its_own(run_forked: RunPython, table: str) -> None:
+    found = facts(run_forked, "sizes_cases.called_later()", table)
     assert found["inner"]["rows"] == ["inner, sizes near 3000"]
     assert found["outer"]["rows"] == ["outer, sizes near 3000"]
