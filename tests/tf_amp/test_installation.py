@@ -23,8 +23,9 @@ import tf_amp.autoload
 tf_amp.autoload.deactivate()
 import dataclasses, json, logging
 import tensorflow as tf
-from tf_amp import installation
+from tf_amp import compatibility, installation
 from tf_amp.env_config import EnvConfigError, Settings, read_settings
+from tf_amp.patches import Patches
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
 NOT_HOOKED = atomic_function.from_func_graph
@@ -39,6 +40,10 @@ def product():
     def product(x):
         return tf.matmul(x, x)
     return product(tf.ones((8, 8)))
+
+def members():
+    rows = compatibility.FUNCTION_HOST + compatibility.SESSION_HOST
+    return {(row.module, row.path): row.find() for row in rows}
 """
 
 
@@ -192,21 +197,11 @@ def test_unsupported_tensorflow_is_not_hooked(run_forked: RunPython) -> None:
     assert "TensorFlow 2.22.0 is not supported (supported: 2.17 to 2.21)" in status["why"]
 
 
-MEMBERS = """
-    from tf_amp import compatibility
-    from tf_amp.patches import Patches
-    def members():
-        rows = compatibility.FUNCTION_HOST + compatibility.SESSION_HOST
-        return {(row.module, row.path): row.find() for row in rows}
-"""
-
-
 def test_everything_that_is_replaced_is_a_row_and_comes_off(run_forked: RunPython) -> None:
-    script = f"""
-        {MEMBERS}
+    script = """
         before = members()
         on()
-        replaced = {{row for row, member in members().items() if member is not before[row]}}
+        replaced = {row for row, member in members().items() if member is not before[row]}
         installation.uninstall()
         assert members() == before
         rows = []
@@ -220,16 +215,15 @@ def test_everything_that_is_replaced_is_a_row_and_comes_off(run_forked: RunPytho
         on()
         for owner, name in rows:
             module = getattr(owner, "__module__", owner.__name__)
-            path = f"{{owner.__name__}}.{{name}}" if isinstance(owner, type) else name
+            path = f"{owner.__name__}.{name}" if isinstance(owner, type) else name
             assert (module, path) in replaced, (module, path)
-        assert len(rows) == len(replaced) == 14, rows
+        assert len(rows) == len(replaced) > 10, rows
     """
     run(run_forked, script)
 
 
 def test_an_installation_that_fails_leaves_nothing_behind(run_forked: RunPython) -> None:
-    script = f"""
-        {MEMBERS}
+    script = """
         import tf_amp
         before, real, handlers = members(), Patches.replace, 0
         for failing in range(30):
@@ -247,7 +241,7 @@ def test_an_installation_that_fails_leaves_nothing_behind(run_forked: RunPython)
                 assert installation.current() is None and not tf_amp.status().enabled
             else:
                 break
-        assert handlers == 14, handlers
+        assert handlers == next(calls) > 10, handlers  # each replacement has failed once
         assert product().dtype == tf.float32 and tf_amp.status().graphs_rewritten == 1
     """
     run(run_forked, script)
