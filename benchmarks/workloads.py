@@ -1,9 +1,10 @@
 """The networks whose steps are timed: Keras 3 models with optimizer and synthetic data.
 
 Six are small: a float32 training step takes 0.1 to 0.7 s on two cores. Three transformers have the
-size under which they are known (`bert_base`, `gpt2_small`, `vit_base`: 1 to 4 s), and `ddim` is the
-U-Net of a diffusion model. Each model ends in an activation of dtype float32, as the Keras guide on
-mixed precision asks for: it costs float32 nothing and keeps the losses of all variants comparable.
+size under which they are known (`bert_base`, `gpt2_small`, `vit_base`: 1 to 4 s), `ddim` is the
+U-Net of a diffusion model, and `recommender` is mostly the table of its embedding. Each model ends
+in an activation of dtype float32, as the Keras guide on mixed precision asks for: it costs float32
+nothing and keeps the losses of all variants comparable.
 
 Seven of them exist for a GPU as well, as large as they are trained there, and tiny, to show that a
 way of measuring them works.
@@ -213,6 +214,22 @@ def _features(batch: int, features: int, classes: int) -> Callable[[np.random.Ge
     return make
 
 
+def _recommender(rows: int = 500_000, fields: int = 8, width: int = 32) -> keras.Model:
+    inputs = keras.Input((fields,), dtype="int32")
+    x = layers.Flatten()(layers.Embedding(rows, width)(inputs))
+    for units in (512, 256):
+        x = layers.Dense(units, activation="relu")(x)
+    return _float32_logits(inputs, layers.Dense(2)(x))
+
+
+def _fields(batch: int, fields: int, rows: int) -> Callable[[np.random.Generator], Batch]:
+    def make(rng: np.random.Generator) -> Batch:
+        few_often = rng.zipf(1.2, size=(batch, fields)) % rows
+        return few_often.astype(np.int32), rng.integers(2, size=batch, dtype=np.int32)
+
+    return make
+
+
 def _momentum() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.01, momentum=0.9)
 
@@ -240,6 +257,7 @@ WORKLOADS = {
     "gpt2_small": Workload(_gpt2_small, _adam, _tokens(4, 128, 50257)),
     "vit_base": Workload(_vit_base, _adam, _images(4, 224, 1000)),
     "ddim": Workload(_ddim, _adamw, _pixel_labels(16, 64, 4)),
+    "recommender": Workload(_recommender, _adam, _fields(1024, 8, 500_000)),
 }
 """Name -> workload; the names are those of ``--workloads``."""
 
