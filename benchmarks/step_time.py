@@ -27,7 +27,7 @@ from worker_channel import Worker, WorkerError
 # `workloads.py` imports TensorFlow, which only the workers may do.
 WORKLOAD_NAMES = (
     *("resnet50", "mobilenetv2", "unet", "encoder", "lstm", "mlp"),
-    *("bert_base", "gpt2_small", "vit_base", "ddim"),
+    *("bert_base", "gpt2_small", "vit_base", "ddim", "recommender"),
 )
 WORKER = str(Path(__file__).with_name("step_worker.py"))
 _EVIDENCE_OPS = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul")
