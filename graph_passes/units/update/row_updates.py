@@ -68,7 +68,9 @@ def find_read_rows(m: Matcher, gradient: str, squares: str, unknown: int) -> Rea
     if not m.view.is_function:
         raise NoMatchError("something may read the table between the steps of its update")
     rows, reads = m.stored_shape(gradient), _reads(m, indices, unknown)
-    if rows is None or reads * _FEW > (rows[0] or 0):
+    if not rows or not rows[0]:
+        raise NoMatchError("nothing shows how many rows the table has")
+    if reads * _FEW > rows[0]:
         raise NoMatchError("so many rows of the table are read that one op for it is no gain")
     return ReadRows(indices, added, squared, count)
 
@@ -105,7 +107,7 @@ def write_rows(
     squares = make.UnsortedSegmentSum(read.squares, place, count, name="squares")
     roots = make.Sqrt(squares, name="roots")
     change = make.Mul(make.Sub(sums, roots, name="change"), shift, name="change")
-    # Where squares overflow, that of the sum does too, and its average is to be what it is.
+    # Where squares overflow, that of the sum mostly does too, and its average is to be what it is.
     finite, none = make.IsFinite(roots, name="finite"), new.constant(0.0, name="none", beside=roots)
     change = make.SelectV2(finite, change, none, name="change")
     roots = make.SelectV2(finite, roots, sums, name="roots")
