@@ -227,8 +227,11 @@ class Emitter:
             shape: its static shape, where more is known than `sizes` says.
 
         Raises:
-            NoMatchError: nothing shows that there are as many elements as all sizes ask for.
+            NoMatchError: two sizes are not known, or nothing shows that there are as many elements
+                as all sizes ask for.
         """
+        if sizes.count(None) > 1:
+            raise NoMatchError(f"more than one size of the shape {sizes} is not known")
         filled = [-1 if size is None else size for size in sizes]
         known: Any = self.fact(tensor).shape
         if None not in sizes and (known is None or None in known or prod(known) != prod(filled)):

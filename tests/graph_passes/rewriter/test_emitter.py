@@ -9,6 +9,7 @@ from tensorflow.core.framework import graph_pb2, types_pb2
 
 from graph_passes.ir.view import view_function, view_graph
 from graph_passes.rewriter.editor import GraphEdits
+from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 
 TEXT = """
@@ -54,6 +55,13 @@ def test_several_outputs_and_many_inputs() -> None:
     made = new.op.FusedBatchNormV3(new.reshape("y", (1, 4, 1, 2), name="images"), *[scale] * 4)
     assert made == ("y/FusedBatchNormV3", *(f"y/FusedBatchNormV3:{port}" for port in range(1, 6)))
     assert [new.fact(tensor).shape for tensor in made[:2]] == [(1, 4, 1, 2), (2,)]
+
+
+def test_a_reshape_leaves_one_size_open_at_most() -> None:
+    new = replacement(graph(TEXT))
+    assert new.reshape("y", (None, 4), name="one") == "y/one"
+    with pytest.raises(NoMatchError, match="more than one size"):
+        new.reshape("y", (None, 4, None), name="two")
 
 
 def test_tensors_of_a_function_are_named_by_arguments() -> None:

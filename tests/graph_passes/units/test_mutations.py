@@ -69,6 +69,18 @@ def test_a_unit_as_it_is_keeps_its_meaning(name: str) -> None:
     assert run_case(Case(name, Options(), (), config)) != "invalid"
 
 
+def test_the_gradient_of_a_normalization_may_have_no_known_size() -> None:
+    name = "encoder of two layers"
+    nodes = unit_program(name, Options()).graph_def.node
+    of_gamma = next(
+        node.name
+        for node in nodes
+        if "norm" in node.name and node.op == "Sum" and "mul/Sum_1" in node.name
+    )
+    case = Case(name, Options(), (Mutation("sizes unknown", of_gamma),), "float16")
+    assert run_case(case) == "changed"
+
+
 Nodes = list[node_def_pb2.NodeDef]
 
 
