@@ -2,13 +2,13 @@
 
     python benchmarks/fused_updates.py
     python benchmarks/fused_updates.py --variables 4 --rounds 15
-    python benchmarks/fused_updates.py --rows 512
+    python benchmarks/fused_updates.py --variables 4 --size 3000 --rows 64
 
 Twelve variables of 2048 x 2048, 50 million numbers, are updated with gradients that are there
-already; with `--rows` they are of so many rows of each, as of embeddings. Two processes, with the
-rule and without it, run one update each in turn. Beside the time of the clock is that of the
-processor, all threads added up, which other programs disturb less. The ratio is the median over the
-rounds.
+already; with `--rows` they are of so many rows of each, as of embeddings, of which the rule takes
+up to an eighth. Two processes, with the rule and without it, run one update each in turn. Beside
+the time of the clock is that of the processor, all threads added up, which other programs disturb
+less. The ratio is the median over the rounds.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,13 +32,10 @@ def pytest_configure() -> None:
 
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def _script(folders: pytest.TempPathFactory, code: str) -> Path:
-    """Writes a snippet to a file, because tf.function needs source code to be readable."""
-    script = folders.mktemp("script") / "script.py"
-    script.write_text(textwrap.dedent(code))
-    return script
+Start = Callable[
+    [Path, Sequence[str], Mapping[str, str], float], "subprocess.CompletedProcess[str]"
+]
+"""Runs a script with arguments and an environment, for so many seconds at most."""
 
 
 def _environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -52,18 +49,7 @@ def _environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     return full
 
 
-def _check(done: subprocess.CompletedProcess[str]) -> None:
-    if done.returncode:
-        pytest.fail(
-            f"script exited with {done.returncode}\n--- stdout\n{done.stdout[-4000:]}"
-            f"\n--- stderr\n{done.stderr[-8000:]}"
-        )
-
-
-@pytest.fixture(scope="session")
-def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
-    """Runs a snippet in a fresh interpreter that has no AMP variable but those given."""
-
+def _runner(folders: pytest.TempPathFactory, start: Start) -> RunPython:
     def run(
         code: str,
         env: Mapping[str, str] | None = None,
@@ -72,19 +58,37 @@ def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
         timeout: float = 300,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, str(_script(tmp_path_factory, code)), *args],
-            env=_environment(env),
+        # A file, because tf.function needs source code to be readable.
+        script = folders.mktemp("script") / "script.py"
+        script.write_text(textwrap.dedent(code))
+        done = start(script, args, _environment(env), timeout)
+        if check and done.returncode:
+            pytest.fail(
+                f"script exited with {done.returncode}\n--- stdout\n{done.stdout[-4000:]}"
+                f"\n--- stderr\n{done.stderr[-8000:]}"
+            )
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_python(tmp_path_factory: pytest.TempPathFactory) -> RunPython:
+    """Runs a snippet in a fresh interpreter that has no AMP variable but those given."""
+
+    def start(
+        script: Path, args: Sequence[str], env: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(script), *args],
+            env=env,
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
-        if check:
-            _check(done)
-        return done
 
-    return run
+    return _runner(tmp_path_factory, start)
 
 
 @pytest.fixture(scope="session")
@@ -97,13 +101,8 @@ def run_forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunPython]:
     """
     servers: list[subprocess.Popen[str]] = []
 
-    def run(
-        code: str,
-        env: Mapping[str, str] | None = None,
-        *,
-        args: tuple[str, ...] = (),
-        timeout: float = 300,
-        check: bool = True,
+    def start(
+        script: Path, args: Sequence[str], env: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
         if not servers:
             servers.append(
@@ -118,12 +117,11 @@ def run_forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunPython]:
             )
         (server,) = servers
         assert server.stdin is not None and server.stdout is not None
-        script = _script(tmp_path_factory, code)
         output = [script.with_name(name) for name in ("stdout", "stderr")]
         asked = {
             "script": str(script),
             "args": args,
-            "env": _environment(env),
+            "env": env,
             "folder": os.getcwd(),
             "output": [str(file) for file in output],
             "timeout": timeout,
@@ -143,11 +141,8 @@ def run_forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunPython]:
         texts = [file.read_text() for file in output]
         if code_of_exit is None:
             raise subprocess.TimeoutExpired(str(script), timeout, *texts)
-        done = subprocess.CompletedProcess([str(script), *args], code_of_exit, *texts)
-        if check:
-            _check(done)
-        return done
+        return subprocess.CompletedProcess([str(script), *args], code_of_exit, *texts)
 
-    yield run
+    yield _runner(tmp_path_factory, start)
     for server in servers:
         server.communicate()  # its end is that of its input

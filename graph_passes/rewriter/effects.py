@@ -13,7 +13,8 @@ That is equal to what was there, in all orders in which the graph may run, if
 3. what is computed from what they read is read by the nodes alone, and no one waits for it, fetches
    it or feeds it;
 4. all nodes made one, no node waits for itself: then each order in which the new graph may run is
-   one of the old graph's, in which nothing outside came between the nodes.
+   one of the old graph's, in which nothing outside came between the nodes. Several new ops in a row
+   are as one where all that reads or writes a variable is in order, as in a function.
 
 Two handles that are not the same tensor count as two variables, as they do where control inputs
 are made for the order in which a function was written.
@@ -149,12 +150,13 @@ def write_contraction(
         unit: the nodes.
         new: the new op with its data inputs; it receives the name of the last write, and waits for
             all that any of the nodes waited for.
-        first: new nodes in a row before it, which wait for the same.
+        first: new nodes before it, which wait for the same, and it for them.
     """
     names, waits = m.view.names, m.view.waits
     members = {names[number] for number in unit.members}
     last = m.node(unit.last)
     new.name, new.device = names[unit.last], last.device
+    new.input.extend(f"^{node.name}" for node in first)
     awaited: dict[str, None] = {}
     for number in (unit.last, *sorted(unit.members | unit.beside)):
         awaited.update(dict.fromkeys(waits.get(number, ())))

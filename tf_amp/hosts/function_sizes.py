@@ -210,7 +210,7 @@ class _SizedFunction:
         self._lock = threading.Lock()
         # Class of sizes -> variant, None where it is that for the assumed size.
         self._names: dict[int, bytes | None] = {}
-        self._assumed: bytes | None = None
+        self._for_assumed: bytes | None = None
         self._sizes: dict[int, int] = {}  # class -> the size that was seen last
         self._is_assumed = True  # whether the class 0 is planned for a size that was not seen
         self._served: int | None = None
@@ -247,7 +247,7 @@ class _SizedFunction:
             self._note(self._source.size_of(shape))
             if self._once:
                 self._shows = False
-                self._assumed = self._name
+                self._for_assumed = self._name
             self._serve()
 
     @property
@@ -284,13 +284,13 @@ class _SizedFunction:
 
     def _as_assumed(self) -> bytes:
         """What is called where no other plan is better, made when it is first needed."""
-        if self._assumed is None and self._shows:
-            self._assumed = self._variant(UNKNOWN_DIMENSION, self._planned())
-        elif self._assumed is None:
-            self._assumed = self._name
+        if self._for_assumed is None and self._shows:
+            self._for_assumed = self._variant(UNKNOWN_DIMENSION, self._planned())
+        elif self._for_assumed is None:
+            self._for_assumed = self._name
             if self._try_out is not None:
                 self._try_out(self._name, UNKNOWN_DIMENSION)
-        return self._assumed
+        return self._for_assumed
 
     def _variant(
         self,
