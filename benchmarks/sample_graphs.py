@@ -69,7 +69,7 @@ def corpus_graphs(directory: Path, names: list[str] | None = None) -> Iterator[S
 
 
 def traced_graphs(names: list[str] | None = None) -> Iterator[SampleGraph]:
-    """Traces a training step and inference of each workload.
+    """Traces a graph that calls a function, a training step or inference, of each workload.
 
     Args:
         names: the networks to trace; None for all.
@@ -85,8 +85,10 @@ def traced_graphs(names: list[str] | None = None) -> Iterator[SampleGraph]:
             "inference": lambda x, _, m=model: m(x, training=False),
         }
         for mode in MODES:
-            traced = tf.function(steps[mode], autograph=False)
-            concrete = traced.get_concrete_function(
+            step = tf.function(steps[mode], autograph=False)
+            # Some rules are for functions alone: of a graph anything may be fetched.
+            calls_it = tf.function(lambda x, y, step=step: step(x, y), autograph=False)
+            concrete = calls_it.get_concrete_function(
                 tf.TensorSpec.from_tensor(tf.constant(x)), tf.TensorSpec.from_tensor(tf.constant(y))
             )
             yield _of_function(f"{name}, {mode}", concrete, len(x))

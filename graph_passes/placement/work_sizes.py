@@ -29,6 +29,7 @@ _CONVOLUTIONS = {
 _PRODUCTS = frozenset(
     (*_CONVOLUTIONS, "Einsum", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 )
+_ROWS = frozenset(("TensorListConcat", "TensorListConcatV2"))
 _TO_INPUT, _TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")
 
 
@@ -93,12 +94,23 @@ class WorkSizes:
                 known[step] = self._told_by(self._of_as_many(step), step)
             elif step not in known:
                 shape = self._shape(step)
-                known[step] = self._product(shape)  # for a way that leads back here, too
+                known[step] = self._first_guess(step, shape)  # for a way that leads back here, too
                 self._assumed[step] = math.inf if shape is None else shape.count(None)
                 if shape is None or None in shape:
                     pending.append((step, True))
                     pending += [(maker, False) for maker in self._of_as_many(step)]
         return known[tensor]
+
+    def _first_guess(self, tensor: int, shape: Shape | None) -> int | None:
+        """The elements of a tensor as its own shape tells them.
+
+        Of the rows of a list's elements neither those of one are known nor how many there are.
+        """
+        elements = self._product(shape)
+        is_unknown = shape is not None and shape[:1] == (None,)
+        if elements and is_unknown and self._view.node_type(tensor % self._nodes).op in _ROWS:
+            return elements * UNKNOWN_DIMENSION
+        return elements
 
     def _told_by(self, makers: Sequence[int], tensor: int) -> int | None:
         """The elements of a tensor, once those of what tells them are known."""

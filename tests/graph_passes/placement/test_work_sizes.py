@@ -47,6 +47,28 @@ def test_what_is_known_less_of_does_not_tell_what_is_known_more_of():
     assert sizes.size(index["product"], FLOPS) == 2 * 4 * 4 * UNKNOWN_DIMENSION * 6
 
 
+def test_the_rows_of_a_list_are_those_of_all_its_elements():
+    """A loop gives a product behind it the rows of all rounds."""
+
+    def multiply() -> tf.Tensor:
+        shape, lengths = [-1, 4], tf.constant([], tf.int64)
+        rounds = tf.raw_ops.EmptyTensorList(
+            element_shape=shape, max_num_elements=-1, element_dtype=tf.float32
+        )
+        rows = tf.raw_ops.TensorListConcatV2(
+            input_handle=rounds,
+            element_shape=shape,
+            leading_dims=lengths,
+            element_dtype=tf.float32,
+            name="rows",
+        ).tensor
+        return tf.matmul(rows, rows, transpose_a=True, name="product")
+
+    sizes, index = sizes_of(multiply)
+    assert sizes.elements(index["rows"]) == UNKNOWN_DIMENSION**2 * 4
+    assert sizes.size(index["product"], FLOPS) == 2 * 4 * 4 * UNKNOWN_DIMENSION**2
+
+
 @pytest.mark.parametrize(("batch", "counted"), [(5, 5), (None, UNKNOWN_DIMENSION)])
 def test_rows_of_several_axes_reach_both_gradients_of_a_dense_layer(batch, counted):
     weights = tf.constant(1.0, shape=(6, 7))
