@@ -66,7 +66,9 @@ class _Times:
         if self._table.compiled:
             gain = cost.gain_beyond(assumed if size is None else size, COMPILED_MARGIN)
         elif size is not None:
-            gain = cost.gain(size, self._table.doubt)
+            # What smaller tensors save the ops beside this one they save on the way to memory.
+            is_cached = cost.measure == "elements" and size < UNKNOWN_ELEMENTS
+            gain = cost.gain(size, 1.0 if is_cached else self._table.doubt)
         else:
             gain = cost.clear_gain(assumed, self._table.doubt)
             if not gain:

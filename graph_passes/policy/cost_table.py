@@ -142,9 +142,10 @@ class CostTable:
         to_float32: the time of a Cast to float32, by elements.
         rows: (op type or "op type/variant", its costs), sorted.
         compiled: whether it was measured in functions that XLA compiles.
-        doubt: how many times slower the target dtype must be in an op before that counts. An op
-            measured alone does not show what smaller tensors save the ops beside it; what networks
-            gain by leaving such ops in float32 does, and it differs between classes.
+        doubt: how many times slower the target dtype must be in an op on tensors too large for a
+            cache before that counts. An op measured alone does not show what smaller tensors save
+            the ops beside it; what networks gain by leaving such ops in float32 does, and it
+            differs between classes.
     """
 
     device_class: str
