@@ -16,6 +16,9 @@ from graph_passes.policy.cost_table import CostTable, OpCost
 
 UNKNOWN_FLOPS = 1 << 26
 """What counts for the work of a matrix product or convolution whose shapes are not known."""
+_CACHED_ELEMENTS = 1 << 18
+"""Tensors of fewer, 1 MB in float32, stay in a core's cache. What smaller tensors save the ops
+beside an op they save on the way to memory: in a cache, there is no doubt about a loss."""
 COMPILED_MARGIN = 1.1
 """How many times faster the target dtype must be in what XLA compiles before that counts. What it
 costs the fused element-wise ops around a product is in no table, and it is no saving on a CPU."""
@@ -66,8 +69,7 @@ class _Times:
         if self._table.compiled:
             gain = cost.gain_beyond(assumed if size is None else size, COMPILED_MARGIN)
         elif size is not None:
-            # What smaller tensors save the ops beside this one they save on the way to memory.
-            is_cached = cost.measure == "elements" and size < UNKNOWN_ELEMENTS
+            is_cached = cost.measure == "elements" and size < _CACHED_ELEMENTS
             gain = cost.gain(size, 1.0 if is_cached else self._table.doubt)
         else:
             gain = cost.clear_gain(assumed, self._table.doubt)
