@@ -17,6 +17,7 @@ from tensorflow.core.framework import function_pb2
 from traced_steps import Rewritten, Step, library, traced
 
 from graph_passes import PrecisionConfig, rewrite_function_def, rewrite_graph_def
+from graph_passes.policy.cost_table_files import shipped_table
 from graph_passes.units.reduction.ones_product import FEW_ELEMENTS
 
 RULE = "loop-gradient-sums"
@@ -423,3 +424,11 @@ def test_wide_layer_with_a_batch_of_any_size() -> None:
 
 def test_layer_without_the_rule() -> None:
     assert len(sums_in_loops(keras_step(layers.LSTM(UNITS)).rewritten(OFF))) == 2
+
+
+def test_a_cost_table_weighs_the_products_of_all_rounds() -> None:
+    """With the rows of one round, none is worth the Casts of what it reads."""
+    table = shipped_table("cpu-avx512_bf16", "bfloat16")
+    config = PrecisionConfig(target_dtype="bfloat16", device="CPU", cost_table=table)
+    products = products_behind(keras_step(layers.LSTM(512), rows=16).rewritten(config))
+    assert BFLOAT16 in {node.attr["T"].type for node in products}
