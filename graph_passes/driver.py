@@ -12,6 +12,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.collector import collector_paused
 from graph_passes.coloring.plan import Plan, make_plan
+from graph_passes.emit.update_order import await_readers
 from graph_passes.functions.call_tree import CallTrees, Library, Region, node_types_with
 from graph_passes.functions.loop_invariants import hoist_casts
 from graph_passes.functions.loop_sum_moves import prepare_tree
@@ -41,6 +42,7 @@ from graph_passes.report import Report
 from graph_passes.result import RewriteResult
 from graph_passes.rewriter.editor import NearMiss
 from graph_passes.units.fusion import Fusion, ops_at_work
+from graph_passes.units.update.fused_updates import RULE as FUSED_UPDATE
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -292,7 +294,7 @@ class _TreeRewrite:
         return converted, _found_in_all(fused, fusions)
 
     def finish(self, converted: ConvertedTree) -> tuple[function_pb2.FunctionDef, ...]:
-        """Hoists casts, names the functions of a converted tree and verifies it.
+        """Hoists casts, orders updates, names the functions of a converted tree and verifies it.
 
         Returns:
             The new functions.
@@ -304,6 +306,7 @@ class _TreeRewrite:
         assert root is not None
         if config.has_rule("loop-hoisting"):
             hoist_casts(root, config.target)
+        ordered = self._order_updates(root)
         functions = name_functions(root, self._common.library)
         verify_tree(
             zip(self._tree.walk(), root.walk(), strict=True),
@@ -311,9 +314,18 @@ class _TreeRewrite:
             self._fused.__getitem__,
             kernel_support(config.device, config.target),
             self._preserve,
-            None if self._tree.calls or applied is None else applied.touched,
+            None if self._tree.calls or applied is None else applied.touched | ordered,
         )
         return functions
+
+    def _order_updates(self, root: Region) -> frozenset[int]:
+        """Lets updates be made in place; gives the nodes changed in a tree of one region."""
+        config, ordered = self._config, frozenset[int]()
+        if config.has_rule(FUSED_UPDATE) and config.device == "CPU" and not config.fused:
+            for old, region in zip(self._tree.walk(), root.walk(), strict=True):
+                if region.proto is not old.proto:
+                    ordered = await_readers(self._fused[old], region.proto)
+        return ordered
 
     def plan_in_vain(self) -> Plan | None:
         """What a plan says of a graph with nothing to convert, None of an invalid one."""

@@ -203,7 +203,7 @@ RULES: dict[str, str] = {
     "layer-norm": "a layer or group normalization takes and gives the target dtype",
     "rms-norm": "a root-mean-square normalization takes and gives the target dtype",
     "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",
-    "fused-update": "an optimizer's update of a variable and its slots becomes one op",
+    "fused-update": "an optimizer's update of a variable and its slots becomes one op, in place",
     "loss": "what a scalar loss or metric is reduced from is computed in float32",
     "decomposition": "a matrix that is decomposed or solved is made, and what comes out is "
     "multiplied, in float32",

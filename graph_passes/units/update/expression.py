@@ -311,6 +311,7 @@ class UpdateSearch:
         return symbol(name)
 
     def _name(self, tensor: str, kind: str) -> str:
+        tensor = _handed_on(self._m, tensor)
         key = self._variable(tensor) or tensor
         name = self._names.setdefault(key, f"{kind}{len(self._names)}")
         self._tensors[name] = min(tensor, self._tensors.get(name, tensor))
@@ -321,6 +322,17 @@ class UpdateSearch:
         m, number = self._m, self._m.maker(tensor)
         handle = m.tensor(number, 0) if m.ops[number] == READ else None
         return handle if handle is not None and self._variables.is_constant(handle) else None
+
+
+def _handed_on(m: Matcher, tensor: str) -> str:
+    """What a tensor is equal to, before Keras hands all gradients on together.
+
+    An update that reads that need not wait for the gradients of other variables, and can wait for
+    what is computed beside its own (`emit.update_order`).
+    """
+    while m.ops[number := m.maker(tensor)] == "IdentityN" and number not in m.view.waits:
+        tensor = m.tensor(number, m.view.split(tensor)[1])
+    return tensor
 
 
 def by_tensors(value: Polynomial) -> dict[Monomial, Polynomial]:

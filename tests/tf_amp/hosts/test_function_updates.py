@@ -111,3 +111,30 @@ def test_a_skipped_step_changes_nothing(run_forked: RunPython) -> None:
     # A table, whose size the gate's branch is not told, two weights, six slots and the iteration.
     assert (found["updates"], found["changed"]) == (2, 10)
     assert found["read"] == [1, 2, 3, 9]
+
+
+IN_PLACE = """
+import keras
+keras.utils.set_random_seed(0)
+layers = [keras.layers.Dense(800, activation="gelu"), keras.layers.Dense(1000)]
+model = keras.Sequential([keras.Input((64,)), *layers])
+model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+x, y = np.ones((4, 64), "f"), np.ones((4, 1000), "f")
+model.train_on_batch(x, y)
+
+def places():
+    read = [w.value.read_value() for w in model.trainable_variables]
+    return [value._numpy().__array_interface__["data"][0] for value in read]
+
+seen = {tuple(places())}
+for _ in range(30):
+    model.train_on_batch(x, y)
+    seen.add(tuple(places()))
+print(json.dumps({"updates": updates(), "places": len(seen)}))
+"""
+
+
+def test_weights_in_float32_are_updated_in_place(run_forked: RunPython) -> None:
+    """The product that gives the gradient of the layer's input reads them beside their own."""
+    kept = {**BFLOAT16, f"{REWRITE}_DENYLIST_ADD": "MatMul"}
+    assert result(run_forked(PRELUDE + IN_PLACE, kept)) == {"updates": 4, "places": 1}

@@ -100,6 +100,22 @@ def test_an_update_becomes_one_op(library, name, options, ops):
     assert not rewritten(program, off).changed
 
 
+@pytest.mark.parametrize("awaiting", [False, True])
+def test_gradients_are_read_from_before_they_are_handed_on_together(awaiting):
+    """As Keras does; what a node waits for, the updates wait for."""
+    program = update(keras, "Adam")
+    (together,) = (node for node in program.graph_def.node if node.op == "IdentityN")
+    nodes = list(program.graph_def.node)
+    if awaiting:
+        next(node for node in nodes if node is together).input.append("^gradients_0")
+        program = program.with_nodes(nodes)
+    result = rewritten(program)
+    read = {node.input[9] for node in result.graph_def.node if node.op == ADAM}
+    assert (read == set(together.input)) is not awaiting
+    left = [node.name for node in result.graph_def.node if node.op == "IdentityN"]
+    assert bool(left) is awaiting
+
+
 def test_descent_without_slots():
     assert updates(rewritten(update(keras, "SGD"))) == {DESCENT: 2}
     # With a momentum of 0, tf_keras keeps a slot all the same.
