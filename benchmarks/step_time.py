@@ -8,8 +8,8 @@ Each variant of a workload runs in a process of its own. All of them are alive a
 few steps in turn, so that whatever else slows the machine down slows all of them. A round is one
 turn of every variant, in an order that changes from round to round; a process's figure of a round
 is its time divided by its steps. The table has the median, min and max over the rounds. Memory is
-the peak of the process, that of its steps once all is traced, and the latter without what the
-process held before there was a model.
+the peak of the process, that of its steps once all is traced, and what tensors took of the latter,
+variables among them, as TensorFlow's allocator counts it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ def measure(workload: str, mode: str, jit: bool, options: argparse.Namespace) ->
         if "error" not in entry:
             peaks = (entry["peak_mb_until_warm"], entry["peak_mb_steps"])
             entry["peak_mb"] = max(peaks)
-            entry["mb_of_steps"] = entry["peak_mb_steps"] - entry["mb_before_model"]
     return {
         "workload": workload,
         "mode": mode,
@@ -142,7 +141,7 @@ def _rows(result: dict[str, Any]) -> list[list[object]]:
                 f"{entry['speed_up']:.2f}x" if base else None,
                 f"{entry['peak_mb']:.0f}",
                 f"{entry['peak_mb_steps']:.0f}",
-                f"{entry['mb_of_steps']:.0f}",
+                f"{entry['live_mb_steps']:.0f}",
                 None if loss is None else f"{loss:.4f}",
             ]
         )
@@ -218,7 +217,7 @@ def main() -> None:
         parser.error(f"--rounds must be at least 1; received {options.rounds}")
 
     headers = ["workload", "variant", "median ms", "min", "max", "speed-up", "peak MB"]
-    headers += ["peak MB of steps", "without TensorFlow's own", "last loss"]
+    headers += ["peak MB of steps", "MB of tensors", "last loss"]
     results = []
     for workload in options.workloads:
         for mode in options.modes:

@@ -13,7 +13,7 @@ import numpy as np
 from variants import DTYPES, VARIANTS, amp_status, prepare
 from worker_channel import Message, serve
 
-from tf_amp.comparison.resident_memory import peak_resident_bytes, reset_peak, resident_bytes
+from tf_amp.comparison.resident_memory import peak_resident_bytes, reset_peak
 
 MODES = ("training", "inference")
 _WARM_UP_STEPS = 3
@@ -39,7 +39,6 @@ class StepWorker:
         import tensorflow as tf
         from workloads import WORKLOADS
 
-        before = resident_bytes() / 1e6
         started = time.perf_counter()
         model, (x, y) = WORKLOADS[arguments.workload].compiled(jit_compile=arguments.jit_compile)
         if arguments.rows:
@@ -57,7 +56,6 @@ class StepWorker:
         for _ in range(_WARM_UP_STEPS - 1):
             self._step()
         answer: Message = {"build_s": built - started, "first_step_s": first_step}
-        answer["mb_before_model"] = before
         answer["math_ops"] = _math_ops()
         if arguments.variant == "tf_amp":
             status = amp_status()
@@ -65,6 +63,7 @@ class StepWorker:
             answer["amp"] = {key: status[key] for key in wanted.split()}
         answer["peak_mb_until_warm"] = peak_resident_bytes() / 1e6
         reset_peak()
+        tf.config.experimental.reset_memory_stats(_device())
         return answer
 
     def _run(self, request: Message) -> Message:
@@ -92,7 +91,17 @@ class StepWorker:
         return {"kernel_ms": {op: 1e3 * s / request["steps"] for op, s in total.items()}}
 
     def _finish(self, _: Message) -> Message:
-        return {"peak_mb_steps": peak_resident_bytes() / 1e6}
+        import tensorflow as tf
+
+        live = tf.config.experimental.get_memory_info(_device())["peak"]
+        return {"peak_mb_steps": peak_resident_bytes() / 1e6, "live_mb_steps": live / 1e6}
+
+
+def _device() -> str:
+    """Where the tensors of a step are."""
+    import tensorflow as tf
+
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def _steps_on_data_set(model: Any, mode: str, inputs: Any, labels: Any) -> Callable[[], Any]:
