@@ -12,7 +12,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.collector import collector_paused
 from graph_passes.coloring.plan import Plan, make_plan
-from graph_passes.emit.update_order import await_readers
+from graph_passes.emit.update_order import await_products
 from graph_passes.functions.call_tree import CallTrees, Library, Region, node_types_with
 from graph_passes.functions.loop_invariants import hoist_casts
 from graph_passes.functions.loop_sum_moves import prepare_tree
@@ -324,7 +324,7 @@ class _TreeRewrite:
         if config.has_rule(FUSED_UPDATE) and config.device == "CPU" and not config.fused:
             for old, region in zip(self._tree.walk(), root.walk(), strict=True):
                 if region.proto is not old.proto:
-                    ordered = await_readers(self._fused[old], region.proto)
+                    ordered = await_products(self._fused[old], region.proto)
         return ordered
 
     def plan_in_vain(self) -> Plan | None:

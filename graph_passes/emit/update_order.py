@@ -1,4 +1,4 @@
-"""Lets the update of a variable wait for what reads its value, so that it is made in place.
+"""Lets the update of a variable wait for products with its value, so that it is made in place.
 
 TensorFlow writes a variable in place where nobody holds its value, and otherwise first copies it
 (`PrepareToUpdateVariable` in core/kernels/training_op_helpers.h). Who holds it by then is what runs
@@ -17,21 +17,19 @@ from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.adjacency import Neighbours, in_order, walk
 from graph_passes.ir.copying import Graph, nodes_of
-from graph_passes.ir.graph_view import GraphView, elements
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.node_order import order_edges
 from graph_passes.ir.view import ARGUMENT, RESULT
+from graph_passes.placement.work_sizes import PRODUCTS
 from graph_passes.rewriter.effects import READ
 from graph_passes.rewriter.gate import CONTROL_FLOW
 from graph_passes.rewriter.matcher import SHAPERS
 
 _UPDATE = "ResourceApply"
 """How the ops begin that update a variable and its slots."""
-_FEWEST = 1024
-"""Elements of the smallest variables of interest: less than 4096 bytes come from malloc
-(core/common_runtime/mkl_cpu_allocator.h)."""
 
 
-def await_readers(view: GraphView, body: Graph) -> frozenset[int]:
+def await_products(view: GraphView, body: Graph) -> frozenset[int]:
     """Adds control inputs to updates of variables; none where an update would wait for itself.
 
     Args:
@@ -66,7 +64,7 @@ class _Holders:
         return self._nodes[number - self._first]
 
     def of(self, update: int) -> list[int]:
-        """The nodes that compute with what the variable of an update holds before."""
+        """The products with what the variable of an update holds before."""
         view, ops = self._view, self._view.op_names
         handle, devices = view.nodes[update].input[0], view.node_index.device_of
         reads = [
@@ -74,12 +72,9 @@ class _Holders:
             for number in view.reading_nodes(view.makers(update)[0])
             if ops[number] == READ and view.nodes[number].input[0] == handle
         ]
-        shapes = [shape for number in reads for shape in view.output_shapes(number)]
-        if any(shape is not None and (elements(shape) or _FEWEST) < _FEWEST for shape in shapes):
-            return []
         names = set(walk(reads, lambda n: [r for r in self._readers(n) if ops[r] in SHAPERS]))
-        users = {reader for number in names for reader in self._readers(number)} - names
-        return [n for n in users - {update} if devices[n] == devices[update]]
+        users = {reader for number in names for reader in self._readers(number)}
+        return [n for n in users if ops[n] in PRODUCTS and devices[n] == devices[update]]
 
     def _readers(self, number: int) -> list[int]:
         """The nodes that read what a node makes as it is, without a Cast between."""

@@ -26,9 +26,10 @@ _CONVOLUTIONS = {
     },
     **dict.fromkeys(("Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"), 5),
 }
-_PRODUCTS = frozenset(
+PRODUCTS = frozenset(
     (*_CONVOLUTIONS, "Einsum", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 )
+"""The ops whose work is more than a pass over what they read and write."""
 _ROWS = frozenset(("TensorListConcat", "TensorListConcatV2"))
 _TO_INPUT, _TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")
 
@@ -202,7 +203,7 @@ class WorkSizes:
     def flops(self, number: int) -> int | None:
         """The arithmetic of a product or convolution; None of others, or of unknown shapes."""
         op = self._view.node_type(number).op
-        if op not in _PRODUCTS:
+        if op not in PRODUCTS:
             return None
         if op in _CONVOLUTIONS:
             weights, windows = self._filter(number), self._windows(number)
@@ -236,7 +237,7 @@ class WorkSizes:
             weights = self._filter(number)
             return weights[-2:] if weights and not op.startswith("Depthwise") else ()
         made = self._shape(number)
-        if op not in _PRODUCTS or op == "Einsum" or made is None or len(made) < 2:
+        if op not in PRODUCTS or op == "Einsum" or made is None or len(made) < 2:
             return ()
         summed = self._summed_axis(number)
         return () if summed is None else (made[-2], summed[1][summed[2]], made[-1])
