@@ -93,8 +93,12 @@ class StepWorker:
     def _finish(self, _: Message) -> Message:
         import tensorflow as tf
 
-        live = tf.config.experimental.get_memory_info(_device())["peak"]
-        return {"peak_mb_steps": peak_resident_bytes() / 1e6, "live_mb_steps": live / 1e6}
+        tensors = tf.config.experimental.get_memory_info(_device())
+        return {
+            "peak_mb_steps": peak_resident_bytes() / 1e6,
+            "live_mb_steps": tensors["peak"] / 1e6,
+            "live_mb_between_steps": tensors["current"] / 1e6,
+        }
 
 
 def _device() -> str:
