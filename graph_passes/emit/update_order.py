@@ -43,9 +43,9 @@ def await_products(view: GraphView, body: Graph) -> frozenset[int]:
     if not updates or not view.ops.isdisjoint(CONTROL_FLOW):
         return frozenset()
     holders = _Holders(view, body)
-    found = {update: holders.of(update) for update in updates}
+    found = {update: users for update in updates if (users := holders.of(update))}
     changed = set()
-    for update, awaited in _unordered(view, {u: users for u, users in found.items() if users}):
+    for update, awaited in _unordered(view, found) if found else ():
         holders.node(update).input.extend(sorted(f"^{view.names[n]}" for n in awaited))
         changed.add(update)
     return frozenset(changed)
@@ -96,8 +96,6 @@ def _unordered(
 
     Nodes behind any of the updates are left out: all the others may be awaited together.
     """
-    if not users:
-        return
     bits = {number: 2 << n for n, number in enumerate({n for u in users.values() for n in u})}
     behind = [0] * len(view.nodes)
     makers, readers = order_edges(view)
