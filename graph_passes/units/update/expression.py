@@ -83,15 +83,20 @@ def is_float32_write(m: Matcher, number: int) -> bool:
 class Variables:
     """How one graph reads and writes variables.
 
+    Args:
+        m: reads the graph.
+        preserved: numbers of nodes that may be fed.
+
     Attributes:
         m: reads the graph.
+        preserved: as given.
         awaited: read -> the write to its variable that it waits for.
         behind: the reads of the variables that such reads are of, *slots*, and what is computed
             with them.
     """
 
-    def __init__(self, m: Matcher) -> None:
-        self.m = m
+    def __init__(self, m: Matcher, preserved: Collection[int]) -> None:
+        self.m, self.preserved = m, preserved
         self.awaited: dict[int, int] = {}
         for number in m.view.of_op(READ):
             if number in m.view.waits:
@@ -159,14 +164,14 @@ class UpdateSearch:
         self._shapes: set[Shape | None] = set()
         self._broadcast: set[str] = set()
 
-    def require_free(self, preserved: Collection[int]) -> None:
+    def require_free(self) -> None:
         """Asks that its reads and writes need not stay: the gate would, once all else is done.
 
         Raises:
             NoMatchError: one of some nodes is among them.
         """
         for number in (*self.writes.values(), *self._reads):
-            if number in preserved:
+            if number in self._variables.preserved:
                 raise NoMatchError(f"{self._m.view.names[number]!r} is to be preserved")
 
     def read(self) -> Update:
@@ -311,28 +316,31 @@ class UpdateSearch:
         return symbol(name)
 
     def _name(self, tensor: str, kind: str) -> str:
-        tensor = _handed_on(self._m, tensor)
+        tensor = self._handed_on(tensor)
         key = self._variable(tensor) or tensor
         name = self._names.setdefault(key, f"{kind}{len(self._names)}")
         self._tensors[name] = min(tensor, self._tensors.get(name, tensor))
         return name
 
+    def _handed_on(self, tensor: str) -> str:
+        """What a tensor is equal to, before Keras hands all gradients on together.
+
+        An update that reads that need not wait for the gradients of other variables, and can wait
+        for what is computed beside its own (`emit.update_order`).
+        """
+        m, preserved = self._m, self._variables.preserved
+        while m.ops[number := m.maker(tensor)] == "IdentityN":
+            if number in m.view.waits or number in preserved:
+                break
+            tensor = m.tensor(number, m.view.split(tensor)[1])
+        return tensor
+
     def _variable(self, tensor: str) -> str | None:
         """The handle of the variable that a tensor was read from, where nothing writes to it."""
         m, number = self._m, self._m.maker(tensor)
-        handle = m.tensor(number, 0) if m.ops[number] == READ else None
+        is_read = m.ops[number] == READ and number not in self._variables.preserved
+        handle = m.tensor(number, 0) if is_read else None
         return handle if handle is not None and self._variables.is_constant(handle) else None
-
-
-def _handed_on(m: Matcher, tensor: str) -> str:
-    """What a tensor is equal to, before Keras hands all gradients on together.
-
-    An update that reads that need not wait for the gradients of other variables, and can wait for
-    what is computed beside its own (`emit.update_order`).
-    """
-    while m.ops[number := m.maker(tensor)] == "IdentityN" and number not in m.view.waits:
-        tensor = m.tensor(number, m.view.split(tensor)[1])
-    return tensor
 
 
 def by_tensors(value: Polynomial) -> dict[Monomial, Polynomial]:

@@ -39,7 +39,7 @@ def fuse_updates(search: UnitSearch) -> None:
     if not view.ops.isdisjoint(CONTROL_FLOW):
         return  # parts of an update may be dead where others run
     steps = [number for number in view.of_op(*OPS) if is_float32_write(m, number)]
-    variables = Variables(m)
+    variables = Variables(m, edits.gate.preserved)
     found: list[_Found] = []
     written: set[int] = set()
     for with_slots in (True, False):
@@ -81,7 +81,7 @@ def _find(
         return None
     _require_one_device(edits, device, search.writes)
     try:
-        search.require_free(edits.gate.preserved)
+        search.require_free()
         update = search.read()
         op, arguments = op_of_update(update.formula)
     except NoMatchError:

@@ -100,19 +100,22 @@ def test_an_update_becomes_one_op(library, name, options, ops):
     assert not rewritten(program, off).changed
 
 
-@pytest.mark.parametrize("awaiting", [False, True])
-def test_gradients_are_read_from_before_they_are_handed_on_together(awaiting):
-    """As Keras does; what a node waits for, the updates wait for."""
+@pytest.mark.parametrize("between", ["nothing", "a control input", "a feed"])
+def test_gradients_are_read_from_before_they_are_handed_on_together(between):
+    """As Keras does; what a node waits for, the updates wait for, and what is fed they read."""
     program = update(keras, "Adam")
     (together,) = (node for node in program.graph_def.node if node.op == "IdentityN")
     gradients = set(together.input)
-    if awaiting:
+    if between == "a control input":
         together.input.append("^gradients_0")
+    elif between == "a feed":
+        fed = {f"{together.name}:0": np.ones(SHAPES[0], np.float32)}
+        program = dataclasses.replace(program, feeds={**program.feeds, **fed})
     result = rewritten(program)
     read = {node.input[9] for node in result.graph_def.node if node.op == ADAM}
-    assert (read == gradients) is not awaiting
+    assert (read == gradients) is (between == "nothing")
     left = [node.name for node in result.graph_def.node if node.op == "IdentityN"]
-    assert bool(left) is awaiting
+    assert bool(left) is (between != "nothing")
 
 
 def test_descent_without_slots():
