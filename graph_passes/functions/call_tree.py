@@ -36,6 +36,10 @@ _PINNED_SIGNATURE = ("api_implements", "_tf_data_function")
 _MAY_BE_FLOAT32 = frozenset((types_pb2.DT_FLOAT, types_pb2.DT_VARIANT))
 
 
+def no_library(_: str) -> None:
+    """The library of a graph that calls no function."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CallKind:
     """How an op calls functions.

@@ -17,10 +17,10 @@ from graph_passes import (
     PrecisionConfig,
     Reason,
     RewriteResult,
-    driver,
     pipeline,
     rewrite_function_def,
     rewrite_graph_def,
+    tree_rewrite,
 )
 from graph_passes.ir.view import GraphView
 
@@ -61,13 +61,13 @@ def test_graph_with_nothing_to_convert_is_not_read_until_someone_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[object] = []
-    view_body = driver.view_body
+    view_body = tree_rewrite.view_body
 
     def counted(*arguments: Any) -> GraphView:
         read.append(arguments)
         return view_body(*arguments)
 
-    monkeypatch.setattr(driver, "view_body", counted)
+    monkeypatch.setattr(tree_rewrite, "view_body", counted)
     before = graph("x = Const(0.5, [8, 8])\ny = Tanh(x)\nz = Identity(y)\nn = Rank(z)")
     report = rewrite_graph_def(before, CONFIG).report
     assert report.total_nodes == 4
@@ -227,7 +227,7 @@ def test_nested_functions_are_planned_once(
         searched.append(arguments)
         return pipeline.prepare(*arguments)
 
-    monkeypatch.setattr(driver, "prepare", prepare)
+    monkeypatch.setattr(tree_rewrite, "prepare", prepare)
     depth = 60
     result = rewrite_graph_def(nested_calls(depth, top, body), config, preserve=("x", "call"))
     assert result.failure is None

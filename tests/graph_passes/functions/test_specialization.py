@@ -25,10 +25,10 @@ from traced_steps import Step, traced
 
 from graph_passes import (
     PrecisionConfig,
-    driver,
     pipeline,
     rewrite_function_def,
     rewrite_graph_def,
+    tree_rewrite,
 )
 from graph_passes.functions.call_tree import CallTrees
 from graph_passes.policy.cost_table import CostTable, Curve, OpCost
@@ -234,7 +234,7 @@ def test_fault_in_a_tree_gives_the_original_back(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("injected")
 
     graph_def = build(call_graphs.loop).graph_def
-    monkeypatch.setattr(driver, "convert_tree", fault)
+    monkeypatch.setattr(tree_rewrite, "convert_tree", fault)
     result = rewrite_graph_def(graph_def, CONFIG, preserve=KEPT)
     assert result.proto is graph_def
     assert (result.changed, result.failure) == (False, "RuntimeError: injected")
@@ -316,7 +316,7 @@ def test_body_of_two_calls_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> 
         searched.append(proto)
         return pipeline.prepare(proto, *others)
 
-    monkeypatch.setattr(driver, "prepare", prepare)
+    monkeypatch.setattr(tree_rewrite, "prepare", prepare)
     rewrite(graph_def)
     functions = {id(region.proto) for region in tree.walk()}
     assert len(searched) == len(functions) < len(list(tree.walk()))

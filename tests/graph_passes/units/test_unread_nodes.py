@@ -9,8 +9,7 @@ import tensorflow as tf
 from tensorflow.core.framework import function_pb2
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def
-from graph_passes.driver import no_library
-from graph_passes.functions.call_tree import Library
+from graph_passes.functions.call_tree import Library, no_library
 from graph_passes.policy.cost_table import CostTable, Curve, OpCost
 from tf_amp.hosts.function_shapes import static_shapes
 
