@@ -166,6 +166,7 @@ class FunctionCalls:
                 traced.rewrite(again),
                 functools.partial(traced.rewrite, again),
                 size,
+                traced.find,
                 traced.context,
                 self._originals,
                 counted.has_plan,

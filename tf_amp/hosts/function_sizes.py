@@ -55,6 +55,7 @@ def plan_anew(
     result: RewriteResult,
     rewrite: Callable[[function_pb2.FunctionDef], RewriteResult],
     size: int,
+    find: Find,
     context: context_lib.Context,
     originals: Originals,
     has_plan: Callable[[str], bool],
@@ -65,6 +66,7 @@ def plan_anew(
         result: the function, planned for the size.
         rewrite: plans the float32 original of a function for the size.
         size: the size.
+        find: gives the definition of a function that it calls, None for what is planned apart.
         context: the eager context that holds the functions that it calls.
         originals: what was rewritten.
         has_plan: whether a function of some name was looked at, as the body of a loop over a data
@@ -79,7 +81,7 @@ def plan_anew(
             return False
         return _IMPLEMENTS not in float32.attr
 
-    return call_anew(result, rewrite, wanted, context, originals, f"{_SUFFIX}{size}")
+    return call_anew(result, rewrite, wanted, find, context, originals, f"{_SUFFIX}{size}")
 
 
 def draws_by_seed(definition: function_pb2.FunctionDef, find: Find) -> bool:

@@ -86,6 +86,27 @@ for name in context.list_function_names():
 print("gradient", found)
 """
 
+BATCHED = """
+from tensorflow.python.eager import context
+
+inner = tf.function(dense)
+step = tf.function(lambda x: inner(x) * 2.0, jit_compile=True)
+
+@tf.function
+def train(batches):
+    return step(tf.matmul(next(batches), WEIGHTS))
+
+batches = iter(tf.data.Dataset.from_tensors(tf.ones(512)).repeat(4096).batch(1024))
+for _ in range(3):
+    train(batches)
+running = map(context.context().get_function_def, context.context().list_function_names())
+for function in running:
+    name = function.signature.name
+    types = {tf.as_dtype(n.attr["T"].type).name for n in function.node_def if n.op == "MatMul"}
+    if "tf_amp_size" in name and types:
+        print(name.split("_")[3], *sorted(types))
+"""
+
 
 def table(**rows: tuple[Curve, Curve]) -> CostTable:
     shipped = shipped_table(MEASURED, "bfloat16")
@@ -127,6 +148,13 @@ def test_what_xla_makes_slower_stays_float32_and_is_told_once(run_forked: RunPyt
     for part in ("shipped for cpu-avx512_bf16-xla2.21", "MatMul", "jit_compile=False"):
         assert part in said
     assert f"{REWRITE}_COST_TABLE=off" in said
+
+
+def test_what_xla_compiles_stays_as_it_is_when_its_caller_is_planned_for_a_batch(
+    run_forked: RunPython,
+) -> None:
+    done = run_forked(PRELUDE + BATCHED, ENV, args=(MEASURED,))
+    assert lines(done) == ["train bfloat16"]
 
 
 @pytest.mark.parametrize(
