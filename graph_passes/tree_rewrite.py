@@ -194,7 +194,9 @@ class _TreeRewrite:
         root, applied, config = converted.root, converted.applied, self._config
         assert root is not None
         if config.has_rule("loop-hoisting"):
-            hoist_casts(root, config.target)
+            regions = zip(self._tree.walk(), root.walk(), strict=True)
+            views = {new: self._fused[old] for old, new in regions}
+            hoist_casts(root, config.target, lambda region: views[region].index)
         ordered = self._order_updates(root)
         functions = name_functions(root, self._common.library)
         verify_tree(

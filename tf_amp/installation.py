@@ -152,7 +152,7 @@ class Installation:
         if result.failure is not None:
             _log.log(
                 logging.ERROR if self._tally.failed <= _FAILURES_SAID else logging.DEBUG,
-                "The rewrite of %r (%s host) was dropped and the graph runs in float32: %s. %s",
+                "The rewrite of %r (%s host) was dropped and the graph runs as it was: %s. %s",
                 name,
                 host,
                 result.failure,

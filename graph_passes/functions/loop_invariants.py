@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Container
 
 from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 
@@ -51,7 +52,11 @@ class _Source:
     casts: list[str] = dataclasses.field(default_factory=list)
 
 
-def hoist_casts(root: Region, target: int) -> int:
+def _none(_: Region) -> Container[str]:
+    return ()
+
+
+def hoist_casts(root: Region, target: int, own: Callable[[Region], Container[str]] = _none) -> int:
     """Moves casts of what loops do not change to the loops' callers, innermost loops first.
 
     A read of a variable moves along only where nothing that the loop runs may write a float32
@@ -60,6 +65,8 @@ def hoist_casts(root: Region, target: int) -> int:
     Args:
         root: the call tree; its bodies are changed in place, so they must be private copies.
         target: the low-precision dtype.
+        own: gives the names of nodes that the program has itself in a body: of these casts the
+            readers leave, and they stay.
 
     Returns:
         How many casts have left a loop. One that leaves two nested loops counts twice.
@@ -69,11 +76,18 @@ def hoist_casts(root: Region, target: int) -> int:
         found = [(call, _find(call, target)) for call in region.calls if call.kind.is_loop]
         if any(sources for _, sources in found):
             caller = BodyEditor(region.proto)
-            count += sum(_hoist_from(call, s, caller, target) for call, s in found if s)
+            count += sum(_hoist_from(call, s, caller, target, own) for call, s in found if s)
     return count
 
 
-def _hoist_from(call: Call, found: list[_Source], caller: BodyEditor, target: int) -> int:
+def _hoist_from(
+    call: Call,
+    found: list[_Source],
+    caller: BodyEditor,
+    target: int,
+    own: Callable[[Region], Container[str]],
+) -> int:
+    stay = own(call.callee("body"))
     body, cond = (call.callee(attr).proto for attr in ("body", "cond"))
     loop = LoopEditor(caller, call.node, body, cond)  # type: ignore[arg-type]
     controls = _before_loop(caller, loop.node)
@@ -89,7 +103,7 @@ def _hoist_from(call: Call, found: list[_Source], caller: BodyEditor, target: in
         argument, _ = loop.add_variable("hoisted_cast", cast, target)
         arguments.update(dict.fromkeys(source.casts, argument))
     loop.body.redirect({loop.body.output(name): to for name, to in arguments.items()})
-    loop.body.remove(arguments)
+    loop.body.remove({name for name in arguments if name not in stay})
     return len(arguments)
 
 

@@ -102,6 +102,27 @@ def test_read_waits_for_what_the_loop_waits_for() -> None:
     assert "AssignAddVariableOp" in {makers[name].op for name in behind}
 
 
+def test_a_loop_with_casts_of_its_own_is_converted_beside_them() -> None:
+    """A layer of Keras' policy, say, beside one in float32."""
+    tf = call_graphs.tf
+
+    def shape(x: object, weight: object) -> object:
+        def body(i: int, y: object) -> object:
+            low = tf.matmul(tf.cast(y, tf.bfloat16), tf.cast(weight, tf.bfloat16))
+            return i + 1, tf.tanh(tf.matmul(tf.cast(low, tf.float32), weight))
+
+        return tf.while_loop(lambda i, _: i < 2, body, (0, x))[1]
+
+    graph = build(shape, gradient=False)  # type: ignore[arg-type]
+    new = rewrite(graph.graph_def, CONFIG)
+    ((_, body),) = loops(new)
+    assert {n.attr["T"].type for n in nodes_named(body.node_def, "MatMul")} == {BFLOAT16}
+    read = {name.partition(":")[0] for node in body.node_def for name in node.input}
+    assert read.isdisjoint(casts_of_weights(body))
+    (wanted,), (got,) = graph.run(), graph.run(new)
+    assert abs(wanted - got).max() < 0.02
+
+
 def test_hoisting_is_off_in_parity_mode() -> None:
     config = PrecisionConfig(target_dtype="bfloat16", device="CPU", parity=True)
     graph_def = build(call_graphs.loop, gradient=False).graph_def
@@ -186,6 +207,14 @@ def test_nothing_waits_for_a_cast_that_has_left() -> None:
     nodes = {node.name: node for node in tree.calls[0].callee("body").nodes}
     assert [name for name in nodes["high"].input if name[0] == "^"] == []
     assert "_class" not in nodes["high"].attr
+
+
+def test_a_cast_of_the_program_stays_but_nothing_reads_it() -> None:
+    tree = tree_of(graph(LOOP.format(body="low = Cast(w, DstT=float16)", test="")))
+    assert hoist_casts(tree, HALF, lambda _: {"low"}) == 1
+    body = tree.calls[0].callee("body").proto
+    assert [node.name for node in body.node_def if node.op == "Cast"] == ["low", "high"]
+    assert not [node for node in body.node_def if "low:y:0" in node.input]
 
 
 def test_a_condition_may_write_a_variable_too() -> None:
