@@ -26,15 +26,13 @@ import logging
 import os
 import site
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from tf_amp.after_import import AfterImport
-from tf_amp.env_variables import ENABLING_VARIABLES, PROFILE, EnvConfigError, is_on
-from tf_amp.patches import Patches
+from tf_amp.env_variables import ENABLING_VARIABLES, PROFILE, EnvConfigError
 from tf_amp.visible_log import ensure_visible
 
 _log = logging.getLogger("tf_amp")
@@ -87,11 +85,11 @@ def _install() -> None:
         from tf_amp.profiling import step_watch
 
         step_watch.start(Path(folder))
+    _watch_variables()
     if not any(os.environ.get(name) for name in ENABLING_VARIABLES):
         for note in misspelt(os.environ):
             ensure_visible()
             _log.warning("%s", note)
-        _watch_variables()
         return
     settings = read_settings()
     if not (settings.graph_rewrite or settings.loss_scaling):
@@ -114,30 +112,10 @@ def _install() -> None:
 
 
 def _watch_variables() -> None:
-    """Says, when the first function is traced, that a variable was set too late to count."""
     try:
-        from tensorflow.python.eager.polymorphic_function import atomic_function
+        from tf_amp import late_settings
 
-        patches = Patches()
-
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def from_func_graph(*args: Any, **kwargs: Any) -> Any:
-                patches.undo()
-                late = [name for name in ENABLING_VARIABLES if is_on(os.environ.get(name, ""))]
-                module = sys.modules.get("tf_amp.installation")
-                if late and (module is None or module.current() is None):
-                    ensure_visible()
-                    _log.warning(
-                        "%s was set after TensorFlow had been imported and does nothing. Set it "
-                        "before `import tensorflow`, or call "
-                        "tf_amp.enable_mixed_precision_graph_rewrite().",
-                        late[0],
-                    )
-                return original(*args, **kwargs)
-
-            return from_func_graph
-
-        patches.replace(atomic_function, "from_func_graph", make)
+        late_settings.watch()
     except (ImportError, AttributeError) as error:
         _log.debug("Nothing is said of variables that are set too late: %s", error)
 

@@ -134,6 +134,11 @@ SESSION_HOST = (
     Member(_POLICY_STATE, "set_non_mixed_precision_session_created"),
     *THE_PASS,
 )
+LATE_SETTINGS = (
+    # Replaced.
+    Member(_ATOMIC, "from_func_graph"),
+    Member("tensorflow.python.client.session", "BaseSession._extend_graph", ("self",)),
+)
 STEP_WATCH = (
     # Replaced.
     Member(f"{_EAGER}.polymorphic_function.polymorphic_function", "Function.__call__"),

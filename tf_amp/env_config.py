@@ -243,9 +243,10 @@ _INTRODUCTION = """\
 <!-- Generated: python -m tf_amp.env_config > env_config.md -->
 # Environment variables
 
-Set them before TensorFlow is imported: the enabling ones are looked at there and then. A variable
-that is empty or blank counts as unset. Blanks around a value and around the commas of a list are
-ignored. A call argument wins over a variable, a variable over the default.
+Set them before TensorFlow is imported: the enabling ones are looked at there and then, and what is
+changed later does nothing, which a warning says. A variable that is empty or blank counts as unset.
+Blanks around a value and around the commas of a list are ignored. A call argument wins over a
+variable, a variable over the default.
 
 A value that cannot be parsed is an error at `import tensorflow`, never "off". A variable whose
 name starts like these but is none of them gets a warning with the nearest name.

@@ -56,6 +56,19 @@ class Plan:
         return self.target.target_dtype == "float16" and (self.loss_scaling or is_open)
 
     @property
+    def in_force(self) -> Settings:
+        """The settings as they came out on this machine, whatever decided them."""
+        return dataclasses.replace(
+            self.settings,
+            graph_rewrite=self.config is not None,
+            target_dtype=str(self.target.target_dtype),
+            loss_scaling=self.loss_scaling,
+            loss_scaling_asked=False,
+            decided_by={},
+            notes=(),
+        )
+
+    @property
     def summary(self) -> str:
         """What is on and who decided it, as one line."""
         settings = self.settings

@@ -14,6 +14,7 @@ from tf_amp.compatibility import (
     DIAGNOSIS,
     FUNCTION_HOST,
     KERAS,
+    LATE_SETTINGS,
     SCOPES,
     SESSION_HOST,
     SOURCE_MAPS,
@@ -27,7 +28,7 @@ from tf_amp.compatibility import (
 )
 
 TABLES = (FUNCTION_HOST, SESSION_HOST, STEP_WATCH, SCOPES, SOURCE_MAPS, DIAGNOSIS)
-TABLES += (KERAS, TF_KERAS, V1_OPTIMIZERS, COMMANDS)
+TABLES += (KERAS, TF_KERAS, V1_OPTIMIZERS, COMMANDS, LATE_SETTINGS)
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRIVATE = ("tensorflow.python.", "keras.src.", "tf_keras.src.")
 
