@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tf_amp")
 _Optimizer = TypeVar("_Optimizer")
-_ENABLE = "tf_amp.enable_mixed_precision_graph_rewrite()"
-_NAMES_SHOWN = 5
+_ENABLE, _DISABLE = (f"tf_amp.{how}able_mixed_precision_graph_rewrite()" for how in ("en", "dis"))
 
 
 def enable_mixed_precision_graph_rewrite(
@@ -92,10 +91,10 @@ def disable_mixed_precision_graph_rewrite() -> None:
     """
     from tf_amp import installation
 
-    if installation.uninstall():
+    if installation.uninstall(f"{_DISABLE} switched it off"):
         _log.info("AMP off: what is traced from now on stays in float32.")
     else:
-        _log.warning("disable_mixed_precision_graph_rewrite() did nothing: AMP is not on.")
+        _log.warning("%s did nothing: AMP is not on.", _DISABLE)
 
 
 def status() -> Status:
@@ -228,7 +227,6 @@ def _switch_on(before: Installation | None, rules: tuple[Rule, ...]) -> Installa
     """Installs the rewrite, unless it is on already; either way returns what is on, if anything."""
     from tf_amp import installation
     from tf_amp.env_config import read_settings
-    from tf_amp.hosts import function_names
 
     if before is not None and before.settings.graph_rewrite:
         new = tuple(rule for rule in rules if rule not in before.settings.rules)
@@ -243,17 +241,7 @@ def _switch_on(before: Installation | None, rules: tuple[Rule, ...]) -> Installa
             rules=settings.rules + rules,
             decided_by={**settings.decided_by, "graph_rewrite": _ENABLE},
         )
-    traced = function_names.traced_function_names()
-    installed = installation.install(settings, source=_ENABLE)
-    if traced and installed is not None and installed.config is not None:
-        shown = ", ".join(traced[:_NAMES_SHOWN]) + (", ..." if len(traced) > _NAMES_SHOWN else "")
-        _log.warning(
-            "AMP was switched on after functions had been traced: %s. They stay in float32 until "
-            "they are traced anew; call %s before the first call of a tf.function.",
-            shown,
-            _ENABLE,
-        )
-    return installed
+    return installation.install(settings, source=_ENABLE)
 
 
 def _wrap(opt: _Optimizer, loss_scale: Any, installed: Installation) -> _Optimizer:
@@ -293,7 +281,11 @@ def _why_off() -> str:
         return f"none of {', '.join(ENABLING_VARIABLES)} is set, and {_ENABLE} was not called"
     if "tensorflow" not in sys.modules:
         return f"{on[0]} is set and takes effect when TensorFlow is imported"
+    if "tf_amp.late_settings" in sys.modules:
+        return (
+            f"{on[0]} was set after TensorFlow had been imported; set it before, or call {_ENABLE}"
+        )
     return (
-        f"{on[0]} is set, but AMP was not switched on: it was set after TensorFlow had been "
-        "imported, or AMP was switched off since, or the start-up file of tf-amp is not installed"
+        f"{on[0]} is set, but the start-up file of tf-amp did not run: install tf-amp, start the "
+        f"program with `tf-amp run`, or call {_ENABLE}"
     )

@@ -42,6 +42,8 @@ class Explanation:
             yield f"loss scale of {scale['name']}: {', '.join(told) or 'not known'}"
         if names := ", ".join(status.trained_unscaled):
             yield f"trained in float16 without a loss scale of tf_amp's: {names}"
+        if names := ", ".join(status.traced_before):
+            yield f"traced before AMP was on, so float32 until traced anew: {names}"
         yield from self._functions()
         if status.log_path:
             yield f"Why not this op? tf-amp explain {status.log_path} --op MatMul --missed"

@@ -6,6 +6,7 @@ import atexit
 import dataclasses
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from tf_amp.compatibility import unsupported
 from tf_amp.compiled import CompiledFunctions
 from tf_amp.env_config import Settings
 from tf_amp.graph_log import GraphLog
-from tf_amp.hosts import function, session
+from tf_amp.hosts import function, function_names, session
 from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
@@ -39,7 +40,7 @@ _log = logging.getLogger("tf_amp")
 
 # What fails once tends to fail for every graph; `status` counts them all.
 _FAILURES_SAID = 3
-_RULES_NAMED = 5
+_NAMES_SHOWN = 5
 
 
 class Installation:
@@ -54,6 +55,7 @@ class Installation:
         graph_log: says what was done to single graphs.
         unscaled: says which of them train without a loss scale.
         refusals: host name -> why it could not hook this TensorFlow.
+        traced_before: names of the functions that had been traced before.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -63,6 +65,7 @@ class Installation:
         self.compiled = CompiledFunctions(plan.compiled_costs, plan.config) if plan.config else None
         self.numbers = ConversionNumbers(plan.settings.bisect_limit)
         self.refusals: dict[str, str] = {}
+        self.traced_before = function_names.traced_function_names() if plan.config else []
         self._said_policy = False
         self._tally = Tally()
         self._dumps = Dumps(plan.settings.log_path, lambda: describe(plan)) if plan.config else None
@@ -239,6 +242,7 @@ class Installation:
             hosts=hosts | self.refusals,
             loss_scale=counters(),
             trained_unscaled=self.unscaled.names,
+            traced_before=tuple(self.traced_before),
             rules={f"{r} ({r.action})": n for r, n in self._matches().items()},
             **self._tally.as_dict(),
         )
@@ -265,23 +269,22 @@ class Installation:
     def say_if_nothing_happened(self) -> None:
         """Warns, at the end of the process, that AMP was on and converted no graph."""
         if self.config is not None and not self._tally.converted:
-            _log.warning(
-                "AMP was on, but no graph was converted: %s",
-                self._tally.why_nothing(),
-            )
+            if self._tally.seen or not hasattr(sys, "last_type"):  # else it died before its work
+                _log.warning("AMP was on, but %s", self._tally.why_nothing())
         elif unmet := [str(rule) for rule, count in self._matches().items() if not count]:
             _log.warning(
                 "No node met the criteria of %d of %d rules, so they did nothing: %s. `tf-amp "
                 "explain --node` shows the names that nodes have.",
                 len(unmet),
                 len(self.settings.rules),
-                "; ".join(unmet[:_RULES_NAMED]) + ("; ..." if len(unmet) > _RULES_NAMED else ""),
+                "; ".join(unmet[:_NAMES_SHOWN]) + ("; ..." if len(unmet) > _NAMES_SHOWN else ""),
             )
 
 
 _lock = threading.RLock()
 _installed: Installation | None = None
 _refusal: str | None = None
+_named: frozenset[str] = frozenset()
 
 
 def current() -> Installation | None:
@@ -310,7 +313,7 @@ def install(settings: Settings, *, source: str) -> Installation | None:
     Raises:
         tf_amp.env_config.EnvConfigError: settings that are legal one by one do not go together.
     """
-    global _installed, _refusal
+    global _installed, _refusal, _named
     with _lock:
         if _installed is not None and _installed.settings == settings:
             return _installed
@@ -323,23 +326,39 @@ def install(settings: Settings, *, source: str) -> Installation | None:
             uninstall()
             _log.warning("AMP stays off, and everything runs in float32: %s", _refusal)
             return None
+        _refusal = "switching it on failed"
         installation = Installation(make_plan(settings, source))
-        uninstall()
+        uninstall(_refusal)
         installation.start()
-        _installed = installation
+        _installed, _refusal = installation, None
+        _say_traced_before([name for name in installation.traced_before if name not in _named])
+        _named = _named.union(installation.traced_before)
         return installation
 
 
-def uninstall() -> bool:
+def _say_traced_before(names: list[str]) -> None:
+    if names:
+        _log.warning(
+            "AMP was switched on after functions had been traced: %s. They stay in float32 until "
+            "they are traced anew; switch it on before the first call of a tf.function.",
+            ", ".join(names[:_NAMES_SHOWN]) + (", ..." if names[_NAMES_SHOWN:] else ""),
+        )
+
+
+def uninstall(why: str | None = None) -> bool:
     """Switches AMP off: what is traced from now on is what TensorFlow alone would make.
+
+    Args:
+        why: what `refusal` says from now on.
 
     Returns:
         Whether AMP was on.
     """
-    global _installed
+    global _installed, _refusal
     with _lock:
         if _installed is None:
             return False
         installation, _installed = _installed, None
+        _refusal = why
         installation.stop()
         return True

@@ -60,6 +60,8 @@ class Status(Mapping[str, Any]):
         loss_scale: Counters of the loss scales in use.
         trained_unscaled: The functions and session graphs that train in float16 without a loss
             scale of tf_amp's, although nobody switched loss scaling off.
+        traced_before: The functions that had been traced when AMP was switched on. They stay in
+            float32 until they are traced anew.
     """
 
     enabled: bool = False
@@ -87,6 +89,7 @@ class Status(Mapping[str, Any]):
     functions: tuple[FunctionStatus, ...] = ()
     loss_scale: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trained_unscaled: tuple[str, ...] = ()
+    traced_before: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:

@@ -80,7 +80,9 @@ class NodeCounts:
         line = f"{name}: {what or f'{self.converted} nodes'} in {target_dtype}, "
         line += f"{self.casts} cast{'s'[: self.casts != 1]}"
         if self.updates:
-            line += f", {self.updates} update{'s'[: self.updates > 1]} fused"
+            line += f", {_fused(self.updates)}"
+        if not (what or self.converted):
+            line += "; it has no matrix product or convolution in float32"
         return "; ".join((line, *self.said_of_kept()))
 
     def said_of_kept(self) -> list[str]:
@@ -111,6 +113,10 @@ class NodeCounts:
         )
 
 
+def _fused(updates: int) -> str:
+    return f"{updates} update{'s'[: updates > 1]} fused"
+
+
 class Tally:
     """Counters over all graphs of an installation. Every method may be called from any thread."""
 
@@ -120,7 +126,7 @@ class Tally:
         self._rewritten = 0
         self._failed = 0
         self._faults = 0
-        self._nodes = self._converted = self._casts = 0
+        self._nodes = self._converted = self._casts = self._updates = 0
         self._matched: Counter[Rule] = Counter()
         self._functions: dict[int, tuple[str, NodeCounts]] = {}  # by the id of the counts
         self._unchanged_weight = (0, -1)
@@ -207,6 +213,7 @@ class Tally:
                 self._unchanged_reason = f"{name!r}: in float32 it was faster in a trial"
 
     def _count(self, counts: NodeCounts, sign: int) -> None:
+        self._updates += sign * counts.updates
         if counts.converted:  # else they were not counted either
             self._nodes += sign * counts.total
             self._converted += sign * counts.converted
@@ -221,6 +228,11 @@ class Tally:
             if self._unchanged_reason is None:
                 self._unchanged_reason = f"{name!r}: {fault}"
             return self._faults == 1
+
+    @property
+    def seen(self) -> int:
+        """How many graphs were looked at."""
+        return self._seen
 
     @property
     def rewritten(self) -> int:
@@ -238,15 +250,18 @@ class Tally:
         return self._failed
 
     def why_nothing(self) -> str:
-        """Says why no node was converted, from the largest graph that was looked at."""
+        """Says that no node was converted, and why, from the largest graph that was looked at."""
         with self._lock:
             if self._unchanged_reason is None:
                 return (
-                    "no function was traced and no session ran a graph while it was on. What runs "
-                    "eagerly is not converted: decorate the step with tf.function, and leave "
-                    "run_eagerly off."
+                    "no graph was converted: no function was traced and no session ran a graph "
+                    "while it was on. What runs eagerly is not converted: decorate the step with "
+                    "tf.function, and leave run_eagerly off."
                 )
-            return f"the largest graph looked at was {self._unchanged_reason}"
+            what = "no graph was converted"
+            if self._updates:
+                what = f"no matrix product or convolution was converted ({_fused(self._updates)})"
+            return f"{what}: the largest graph looked at was {self._unchanged_reason}"
 
     def matches(self, rules: Iterable[Rule]) -> dict[Rule, int]:
         """How many nodes met the criteria of rules, in all graphs together."""

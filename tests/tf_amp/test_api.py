@@ -83,15 +83,28 @@ def test_importing_and_asking_imports_no_tensorflow(run_python: RunPython) -> No
     assert lines[2] == "[]"  # status has the same keys on and off
 
 
-def test_status_says_that_a_variable_came_too_late(run_python: RunPython) -> None:
-    script = """
-        import os
-        os.environ["TF_ENABLE_AUTO_MIXED_PRECISION"] = "1"
-        print(json.dumps(tf_amp.status()["why"]))
-    """
-    why, _ = run(run_python, script, {})
-    assert why.startswith("TF_ENABLE_AUTO_MIXED_PRECISION is set, but AMP was not switched on")
-    assert "after TensorFlow had been imported" in why
+START = "from tf_amp import autoload; autoload.activate()"
+OFF = "tf_amp.disable_mixed_precision_graph_rewrite()"
+
+
+@pytest.mark.parametrize(
+    ("before", "script", "why"),
+    [
+        ("1", f"{START}\n{OFF}", f"{OFF} switched it off"),
+        ("1", f"installation.Installation.start = None\n{START}", "switching it on failed"),
+        ("", START, " was set after TensorFlow had been imported; set it before, or call "),
+        ("", "", " is set, but the start-up file of tf-amp did not run: install tf-amp"),
+    ],
+)
+def test_status_says_why_it_is_off_though_asked_for(
+    run_forked: RunPython, before: str, script: str, why: str
+) -> None:
+    name = "TF_ENABLE_AUTO_MIXED_PRECISION"
+    late = f"import os\nos.environ[{name!r}] = '1'"
+    code = f"{script}\n{late}\nprint(json.dumps(str(tf_amp.explain())))"
+    found, _ = run(run_forked, code, {name: before} | FAST)
+    assert found.startswith("AMP is off: ")
+    assert why in found
 
 
 def test_optimizers_of_every_library(run_forked: RunPython) -> None:
@@ -219,6 +232,45 @@ def test_enabling_late_warns_and_disabling_is_complete(run_forked: RunPython) ->
     assert "had been traced: early. They stay in float32" in late
     assert any("AMP off" in line for line in lines)
     assert any("did nothing: AMP is not on" in line for line in lines)
+
+
+def test_functions_traced_before_are_told_once_and_explained(run_forked: RunPython) -> None:
+    script = """
+        import threading
+
+        def switch():
+            for _ in range(5):
+                tf_amp.enable_mixed_precision_graph_rewrite()
+                tf_amp.disable_mixed_precision_graph_rewrite()
+
+        def from_threads():
+            threads = [threading.Thread(target=switch) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        @tf.function
+        def early(x):
+            return tf.matmul(x, x)
+
+        @tf.function
+        def later(x):
+            return tf.matmul(x, x) + early(x)
+
+        early(tf.ones((8, 8)))
+        from_threads()
+        later(tf.ones((8, 8)))
+        from_threads()
+        tf_amp.enable_mixed_precision_graph_rewrite()
+        print(json.dumps([str(tf_amp.explain()), tf_amp.status().traced_before]))
+    """
+    (text, before), lines = run(run_forked, script, FAST)
+    told = [line.partition("traced: ")[2] for line in lines if "had been traced" in line]
+    assert [names.partition(".")[0] for names in told] == ["early", "later"]
+    assert before == ["early", "later"]
+    expected = "traced before AMP was on, so float32 until traced anew: early, later"
+    assert expected in text.splitlines()
 
 
 def test_the_call_wins_over_the_variables(run_forked: RunPython) -> None:

@@ -176,6 +176,37 @@ def test_warning_at_exit_where_nothing_was_converted(
         assert ours(done)[-1] == warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("import no_such_module", False),
+        ("assert not tf.constant(1.0)", False),
+        ("import threading\nthreading.Timer(0, lambda: 1 / 0).start()", True),
+        ("tf.function(lambda x: tf.nn.relu(x))(tf.ones(3))\nraise ValueError", True),
+        ("import sys\nsys.exit(1)", True),
+    ],
+)
+def test_a_program_that_dies_before_its_work_has_the_last_word(
+    run_python: RunPython, script: str, told: bool
+) -> None:
+    done = run_python(f"{PRELUDE}\non()\n{script}", check=False)
+    assert any("AMP was on, but" in line for line in ours(done)) == told
+
+
+def test_updates_alone_are_not_said_to_be_nothing(run_forked: RunPython) -> None:
+    script = """
+        import keras
+        on()
+        model = keras.Sequential([keras.layers.Embedding(8, 4), keras.layers.LayerNormalization()])
+        model.compile(keras.optimizers.Adam(), "mse", jit_compile=False)
+        model.fit(tf.zeros([4, 2]), tf.zeros([4, 2, 4]), verbose=0)
+    """
+    done = run(run_forked, script)
+    *_, line, last = ours(done)
+    assert "fused; it has no matrix product or convolution in float32" in line
+    assert "AMP was on, but no matrix product or convolution was converted (" in last
+
+
 def test_unsupported_tensorflow_is_not_hooked(run_forked: RunPython) -> None:
     script = """
         import tf_amp

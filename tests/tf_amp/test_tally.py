@@ -207,8 +207,18 @@ def test_fused_updates_are_counted_and_said() -> None:
     counts = NodeCounts(products=Counter({MATMUL: 1}), updates=1) + NodeCounts(updates=2)
     assert counts.converted_alone().updates == 3
     assert counts.line("step", "bfloat16").endswith("0 casts, 3 updates fused")
-    assert NodeCounts(casts=1).line("step", "bfloat16").endswith("1 cast")
-    assert NodeCounts(updates=1).line("step", "bfloat16").endswith("0 casts, 1 update fused")
+    line = NodeCounts(updates=1).line("step", "bfloat16")
+    assert line.endswith("1 update fused; it has no matrix product or convolution in float32")
+    assert NodeCounts(converted=1, casts=1).line("step", "bfloat16").endswith("1 cast")
+
+
+def test_reason_for_nothing_does_not_deny_what_was_fused() -> None:
+    tally = Tally()
+    counts = NodeCounts(total=9, updates=2)
+    tally.add("part", unchanged(), counts, is_top=False)
+    tally.add("step", unchanged(), counts + NodeCounts(1), [counts])
+    start = "no matrix product or convolution was converted (2 updates fused): the largest graph"
+    assert tally.why_nothing().startswith(start)
 
 
 def test_what_lost_its_trial_is_not_counted() -> None:

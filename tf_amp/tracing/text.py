@@ -45,6 +45,8 @@ def overview(job: Job, table: Callable[..., str] = plain_table) -> Iterator[str]
         yield f"{left} of {len(job.functions)} functions have no matrix product or convolution."
     for trace in job.traces:
         of = f"{trace.rank}: " if trace.rank else ""
+        if names := ", ".join(trace.status.get("traced_before", ())):
+            yield f"{of}traced before AMP was on, so float32 until traced anew: {names}"
         yield from (f"{of}loss scale of {name}: {told}" for name, told in states(trace))
         if skips := [event for event in trace.scale_events if event["event"] == "skipped"]:
             last, count = skips[-1], sum(event["steps"] for event in skips)

@@ -60,7 +60,8 @@ def directory(run_forked: RunPython, tmp_path_factory: pytest.TempPathFactory) -
         f"{REWRITE}_INFERLIST_ADD": "Softplus",
         f"{REWRITE}_LOG_PATH": str(made),
     }
-    run_forked(f"from tf_amp import autoload\nautoload.activate()\n{PROGRAM}", env)
+    early = "import tensorflow as tf; early = tf.function(lambda x: x); early(1)"
+    run_forked(f"{early}\nfrom tf_amp import autoload; autoload.activate()\n{PROGRAM}", env)
     return made
 
 
@@ -150,6 +151,7 @@ def test_a_blocker_gives_what_it_promises(trace: Trace) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ((), ["traced before AMP was on, so float32 until traced anew: <lambda>"]),
         ((), ["step", "2 of 2", "What blocks most", "INFERLIST_ADD=Softplus,Exp", "risk: "]),
         (
             ("--op", "Elu"),
