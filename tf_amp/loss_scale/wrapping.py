@@ -110,7 +110,9 @@ def is_of_horovod(opt: Any) -> bool:
 
 def is_wrapped(opt: Any) -> bool:
     """Whether `opt` scales the loss, however it came by its scale."""
-    return manager_of(opt) is not None or _is_loss_scale_optimizer_of_library(opt)
+    # The fixed scale of Keras 3. One that is asked for by hand comes on top of it.
+    factor = getattr(opt, "loss_scale_factor", None)
+    return factor not in (None, 1) or _has_loss_scale(opt)
 
 
 def manager_of(opt: Any) -> LossScaleManager | None:
@@ -137,7 +139,7 @@ def require_not_wrapped(opt: Any) -> None:
     Raises:
         ValueError: If `opt` scales the loss, or is driven by a wrapper that does.
     """
-    if is_wrapped(opt):
+    if _has_loss_scale(opt):
         raise ValueError(
             "The optimizer scales the loss already; wrapping it again would scale twice. "
             f"Received: opt={type(opt).__name__}. Use it as it is, or make a new optimizer."
@@ -172,6 +174,10 @@ def find_family(opt: Any) -> Family:
         f"{', '.join(family.value for family in Family)}. Received: opt={opt!r} of type "
         f"{type(opt).__module__}.{type(opt).__qualname__}"
     )
+
+
+def _has_loss_scale(opt: Any) -> bool:
+    return manager_of(opt) is not None or _is_loss_scale_optimizer_of_library(opt)
 
 
 def _is_loss_scale_optimizer_of_library(opt: Any) -> bool:

@@ -366,6 +366,37 @@ print("RESULT", float(v))
     assert rows(done.stdout) == ["RESULT 1.0"]
 
 
+def test_a_fixed_scale_of_keras_is_left_alone(run_forked) -> None:
+    done = run_forked(
+        START
+        + """
+import numpy as np, keras, tensorflow as tf
+from tf_amp.loss_scale import is_wrapped, manager_of
+x = np.ones((64, 4), "float32")
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+fixed = keras.optimizers.SGD(0.01, loss_scale_factor=128.0)
+model.compile(fixed, "mse")
+model.fit(x, x, batch_size=16, verbose=0)
+print("RESULT", is_wrapped(fixed), manager_of(fixed), int(fixed.iterations))
+@tf.function
+def step(optimizer):
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_loss(tf.reduce_mean((model(x) - x) ** 2))
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+step(keras.optimizers.SGD(0.01, loss_scale_factor=128.0))
+print("LOOP", file=sys.stderr, flush=True)
+# This one multiplies, and scales nothing.
+model.compile(keras.optimizers.SGD(0.01, loss_scale_factor=1.0), "mse")
+print("RESULT", manager_of(model.optimizer) is not None)
+""",
+        LOSS_SCALING,
+    )
+    assert rows(done.stdout) == ["RESULT True None 4", "RESULT True"]
+    told = done.stderr.split("LOOP")[0]
+    assert "The SGD of compile() scales the loss, and tf_amp leaves it alone" in told
+    assert "A custom training loop" not in told
+
+
 def test_custom_loops_are_told_once(run_forked) -> None:
     done = run(
         run_forked,
