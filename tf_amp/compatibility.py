@@ -242,6 +242,7 @@ TF_KERAS = (
     *_LOSS_SCALE,
 )
 V1_OPTIMIZERS = (
+    Member("tensorflow.python.training.optimizer", "Optimizer.__init__"),
     Member("tensorflow.python.training.optimizer", "Optimizer.apply_gradients"),
     Member("tensorflow.python.training.optimizer", "Optimizer.compute_gradients"),
     Member("tensorflow.python.training.saver", "Saver.restore"),

@@ -34,7 +34,7 @@ _DIVISIONS = frozenset(("Div", "DivNoNan", "RealDiv"))
 _RECIPROCALS = frozenset(("Inv", "Reciprocal"))
 _HAND_ON = frozenset(("Cast", "Enter", "Identity", "ReadVariableOp", "Snapshot", "Switch"))
 # A factor below is part of a formula, such as the 2 of a mean squared error.
-_LEAST_SCALE = 8.0
+LEAST_SCALE = 8.0
 
 
 def trains_unscaled(traced: Program, running: Program) -> bool:
@@ -95,7 +95,7 @@ def _unscaling(flow: DataFlow, reached: set[Place], made_of: set[Place]) -> Iter
         if not isinstance(factor, float):
             return divides and factor in made_of
         scale = factor if divides else _power_of_two_under(factor)
-        return scale >= _LEAST_SCALE and scale in constants
+        return scale >= LEAST_SCALE and scale in constants
 
     for place in reached:
         node = flow.nodes.get(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable
@@ -14,7 +15,9 @@ from tf_amp.compatibility import V1_OPTIMIZERS, require
 from tf_amp.loss_scale.gate import apply_if_finite
 from tf_amp.loss_scale.in_place import CustomLoopNotice, applying, is_applying
 from tf_amp.loss_scale.manager import LossScaleManager
+from tf_amp.loss_scale.seen_graphs import mark_seen
 from tf_amp.loss_scale.step_protocol import CustomLoopMethods, Phase, current_place
+from tf_amp.loss_scale.v1_own_scales import OwnScales
 from tf_amp.loss_scale.v1_saver import make_tolerant_restore
 from tf_amp.loss_scale.wrapping import is_wrapped, mark_driven, wrap_optimizer, wrapper_of
 from tf_amp.patches import Patches
@@ -58,11 +61,17 @@ class V1LossScaleOptimizer(
         Returns:
             Pairs of unscaled gradient and variable, ready to be clipped.
         """
+        return self.compute_gradients_by(
+            self.inner_optimizer.compute_gradients, loss, *args, **kwargs
+        )
+
+    def compute_gradients_by(
+        self, compute: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any
+    ) -> list[tuple[Any, Any]]:
+        """As `compute_gradients`, by a method of the wrapped optimizer."""
         self._computed_in.add(current_place())
         with applying():
-            grads_and_vars = self.inner_optimizer.compute_gradients(
-                self.manager.multiply(loss), *args, **kwargs
-            )
+            grads_and_vars = compute(self.manager.multiply(loss), *args, **kwargs)
         unscaled = self.manager.unscale([gradient for gradient, _ in grads_and_vars])
         return [(g, v) for g, (_, v) in zip(unscaled, grads_and_vars, strict=True)]
 
@@ -167,7 +176,8 @@ def hook(patches: Patches) -> None:
 
     `minimize` needs no hook of its own, since it computes and applies gradients through the two
     methods that are hooked. While a wrapper runs its inner optimizer nothing is wrapped, so that
-    an optimizer made of optimizers scales once.
+    an optimizer made of optimizers scales once. What an optimizer of the script's own has scaled
+    is not scaled again.
 
     Args:
         patches: Collects what is replaced.
@@ -175,8 +185,12 @@ def hook(patches: Patches) -> None:
     require(V1_OPTIMIZERS)
     base = tf.compat.v1.train.Optimizer
     notice = CustomLoopNotice(patches)
+    scales = OwnScales(patches)
+    patches.replace(base, "__init__", lambda original: _make_init(original, scales))
     patches.replace(
-        base, "compute_gradients", lambda original: _make_compute_gradients(original, patches)
+        base,
+        "compute_gradients",
+        lambda original: _make_compute_gradients(original, patches, scales),
     )
     patches.replace(
         base, "apply_gradients", lambda original: _make_apply_gradients(original, notice)
@@ -186,12 +200,25 @@ def hook(patches: Patches) -> None:
     patches.replace(tf.compat.v1.train.Saver, "restore", make_tolerant_restore)
 
 
-def _make_compute_gradients(original: Callable[..., Any], patches: Patches) -> Callable[..., Any]:
+def _make_init(original: Callable[..., Any], scales: OwnScales) -> Callable[..., Any]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(self, V1LossScaleOptimizer):
+            scales.watch(type(self))
+        original(self, *args, **kwargs)
+
+    return init
+
+
+def _make_compute_gradients(
+    original: Callable[..., Any], patches: Patches, scales: OwnScales
+) -> Callable[..., Any]:
     def compute_gradients(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapper = _wrapper_in_charge(self) or _wrap(self, patches)
+        wrapper = _wrapper_in_charge(self) or _wrap(self, patches, scales.scaler_of(loss))
         if wrapper is None:
             return original(self, loss, *args, **kwargs)
-        return wrapper.compute_gradients(loss, *args, **kwargs)
+        # By this one: a method of its class may be the caller, and clip what comes out.
+        compute = functools.partial(original, self)
+        return wrapper.compute_gradients_by(compute, loss, *args, **kwargs)
 
     return compute_gradients
 
@@ -230,8 +257,20 @@ def _wrapper_in_charge(optimizer: Any) -> V1LossScaleOptimizer | None:
     return found
 
 
-def _wrap(optimizer: Any, patches: Patches) -> V1LossScaleOptimizer | None:
-    if is_applying() or is_wrapped(optimizer) or wrapper_of(optimizer) is not None:
+def _wrap(optimizer: Any, patches: Patches, scaler: Any) -> V1LossScaleOptimizer | None:
+    if is_applying() or is_wrapped(optimizer):
+        return None
+    if scaler is not None:
+        mark_seen()
+    if wrapper_of(optimizer) is not None:
+        return None
+    if scaler is not None:
+        mark_driven(optimizer, scaler)
+        mark_driven(scaler, scaler)
+        _LOGGER.info(
+            "The optimizer %s scales the loss by itself, and tf_amp leaves it alone.",
+            type(scaler).__name__,
+        )
         return None
     wrapper: V1LossScaleOptimizer = wrap_optimizer(optimizer)
     wrapper.__dict__[_AUTOMATIC] = True

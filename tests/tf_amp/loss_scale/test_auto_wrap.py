@@ -441,6 +441,7 @@ def test_hooks_come_off_and_go_on_again(run_forked) -> None:
             (tf_keras.Model, "compile"), (tf_keras.Model, "fit"),
             (tf_keras.optimizers.Optimizer, "apply_gradients"),
             (tf_keras.optimizers.legacy.Optimizer, "apply_gradients"),
+            (tf.compat.v1.train.Optimizer, "__init__"),
             (tf.compat.v1.train.Optimizer, "compute_gradients"),
             (tf.compat.v1.train.Optimizer, "apply_gradients"),
             (tf.compat.v1.train.Saver, "restore"),
