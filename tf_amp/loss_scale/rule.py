@@ -214,6 +214,17 @@ class DynamicLossScale(LossScale):
                 "Widen the bounds or choose another start."
             )
 
+    def __str__(self) -> str:
+        """The rule in words, for a line of the log."""
+        words = {2.0: "doubled", 0.5: "halved"}
+        grows = words.get(self.growth, f"times {self.growth:g}")
+        falls = words.get(self.backoff, f"times {self.backoff:g}")
+        skipped = "one that is" if self.hysteresis == 1 else f"{self.hysteresis} in a row that are"
+        return (
+            f"a dynamic loss scale ({self.initial:g} at first, {grows} after "
+            f"{self.growth_interval} finite steps, {falls} after {skipped} not)"
+        )
+
     @property
     def initial_scale(self) -> float:
         """The scale of the first step."""

@@ -290,3 +290,16 @@ def test_other_things_of_numpy_are_refused(thing) -> None:
         resolve(thing)
     with pytest.raises(ValueError, match="Received"):
         DynamicLossScale(initial=thing)
+
+
+def test_a_dynamic_rule_in_words() -> None:
+    assert str(DynamicLossScale()) == (
+        "a dynamic loss scale (32768 at first, doubled after 2000 finite steps, halved after one "
+        "that is not)"
+    )
+    rule = DynamicLossScale(initial=8, growth=4, growth_interval=5, backoff=0.25, hysteresis=3)
+    assert str(rule) == (
+        "a dynamic loss scale (8 at first, times 4 after 5 finite steps, times 0.25 after 3 in a "
+        "row that are not)"
+    )
+    assert eval(repr(rule)) == rule
