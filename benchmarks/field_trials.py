@@ -53,7 +53,10 @@ _TURN_S = 0.3
 _WARNING = 30
 # Right wherever it is said: in float16, nothing scales the loss of a loop that is not changed; and
 # Keras itself has XLA compile convolutions of groups on a CPU.
-_RIGHT = "^A custom training loop applies gradients|Keras itself has it compiled"
+_RIGHT = (
+    "^(A custom training loop|The model's own train_step) applies gradients|"
+    "Keras itself has it compiled"
+)
 _PRODUCTS = re.compile(r"\w+ (\d+) of (\d+)")
 _STAY = re.compile(r"; (\d+) \w+ stays? float32")
 

@@ -207,6 +207,7 @@ KERAS = (
     Member("keras", "Model.fit"),
     Member("keras", "Model.train_step"),
     Member("keras", "optimizers.LossScaleOptimizer.apply"),
+    Member("keras", "optimizers.LossScaleOptimizer.scale_loss"),
     Member("keras", "optimizers.Optimizer.apply"),
     Member("keras", "optimizers.Optimizer.apply_gradients"),
     Member("keras", "optimizers.Optimizer.scale_loss"),
@@ -230,6 +231,12 @@ TF_KERAS = (
     ),
     Member("tf_keras", "optimizers.legacy.Optimizer.minimize"),
     Member("tf_keras.src.engine.training_v1", "Model.compile"),
+    Member(
+        "tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizer.get_scaled_loss"
+    ),
+    Member(
+        "tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizerV3.get_scaled_loss"
+    ),
     # Read.
     Member("tf_keras", "optimizers.legacy.Optimizer.get_gradients", ("self", "loss", "params")),
     Member("tf_keras", "optimizers.legacy.Optimizer.get_updates", ("self", "loss", "params")),
@@ -237,8 +244,6 @@ TF_KERAS = (
     Member("tf_keras", "optimizers.legacy.Optimizer._aggregate_gradients"),
     Member("tf_keras", "optimizers.legacy.Optimizer._create_all_weights"),
     Member("tf_keras", "optimizers.legacy.Optimizer._transform_unaggregated_gradients"),
-    Member("tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizer"),
-    Member("tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizerV3"),
     *_LOSS_SCALE,
 )
 V1_OPTIMIZERS = (

@@ -12,17 +12,18 @@ from typing import Any
 import tensorflow as tf
 
 from tf_amp.compatibility import KERAS, TF_KERAS, require
-from tf_amp.loss_scale.in_place import (
-    CustomLoopNotice,
-    Scaling,
-    applying,
-    is_applying,
-    scaling_of,
-    takes_part,
-)
+from tf_amp.loss_scale.custom_loop_notice import CustomLoopNotice
+from tf_amp.loss_scale.in_place import Scaling, applying, is_applying, scaling_of, takes_part
 from tf_amp.loss_scale.manager import LossScaleManager
+from tf_amp.loss_scale.seen_graphs import mark_scaled
 from tf_amp.loss_scale.telemetry import LOSS_SCALE_CALLBACK, loss_scale_callback
-from tf_amp.loss_scale.wrapping import is_of_horovod, is_wrapped, manager_of, scale_in_place
+from tf_amp.loss_scale.wrapping import (
+    has_fixed_scale,
+    is_of_horovod,
+    is_wrapped,
+    manager_of,
+    scale_in_place,
+)
 from tf_amp.patches import Patches
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
@@ -60,7 +61,9 @@ def hook_keras(keras: ModuleType | None, patches: Patches, *, wraps: bool) -> No
         functools.partial(_make_compile, notice=notice, prepare=prepare),
     )
     patches.replace(keras.optimizers.LossScaleOptimizer, "apply", _make_applying)
+    patches.replace(keras.optimizers.LossScaleOptimizer, "scale_loss", _make_scaling)
     patches.replace(keras.optimizers.Optimizer, "apply", make_seen)
+    patches.replace(keras.optimizers.Optimizer, "scale_loss", _make_scaling_by_factor)
 
 
 def hook_tf_keras(tf_keras: ModuleType | None, patches: Patches, *, wraps: bool) -> None:
@@ -73,12 +76,15 @@ def hook_tf_keras(tf_keras: ModuleType | None, patches: Patches, *, wraps: bool)
         return
     notice = CustomLoopNotice(patches)
     from tf_keras.src.engine import training_v1
+    from tf_keras.src.mixed_precision import loss_scale_optimizer as theirs
 
     for model_class in (tf_keras.Model, training_v1.Model):
         patches.replace(model_class, "compile", functools.partial(_make_compile, notice=notice))
     make_seen = functools.partial(_make_seen, notice=notice)
     for optimizer_class in (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer):
         patches.replace(optimizer_class, "apply_gradients", make_seen)
+    for scaling_class in (theirs.LossScaleOptimizer, theirs.LossScaleOptimizerV3):
+        patches.replace(scaling_class, "get_scaled_loss", _make_scaling)
 
 
 def _make_compile(
@@ -118,21 +124,20 @@ def _scale(
     """Gives the optimizer of a model a loss scale; returns whether it has one of this kind."""
     name = type(optimizer).__name__
     scaling = scaling_of(optimizer)
-    if isinstance(scaling, Scaling):
-        # It may have come here when loss scaling was switched on before.
-        scaling.notice = notice
-        return True
-    if is_wrapped(optimizer):
-        if scaling is None:
-            say(f"The {name} of compile() scales the loss, and tf_amp leaves it alone.")
-        return False
-    window = getattr(optimizer, "gradient_accumulation_steps", None) or 1
-    scaling = Scaling(LossScaleManager(window=window), is_of_horovod(optimizer), notice)
-    scale_in_place(optimizer, scaling)
-    with model.distribute_strategy.scope():
-        scaling.manager.create_variables()
-    rule = scaling.manager.rule
-    say(f"Loss scaling: the optimizer {name} of compile() scales its loss by {rule!r}.")
+    if not isinstance(scaling, Scaling):
+        if is_wrapped(optimizer):
+            if scaling is None:
+                say(f"The {name} of compile() scales the loss, and tf_amp leaves it alone.")
+            return False
+        window = getattr(optimizer, "gradient_accumulation_steps", None) or 1
+        scaling = Scaling(LossScaleManager(window=window), is_of_horovod(optimizer), notice)
+        scale_in_place(optimizer, scaling)
+        with model.distribute_strategy.scope():
+            scaling.manager.create_variables()
+    # It may have come here when loss scaling was switched on before.
+    scaling.notice = notice
+    line = f"Loss scaling: the optimizer {name} of compile() scales its loss by"
+    scaling.announce = functools.partial(say, f"{line} {scaling.manager.rule}.")
     return True
 
 
@@ -179,6 +184,26 @@ def _make_seen(original: _Method, notice: CustomLoopNotice) -> _Method:
         return original(self, *args, **kwargs)
 
     return apply
+
+
+def _make_scaling(original: _Method) -> _Method:
+    """The method of a library's loss-scale optimizer that multiplies a loss."""
+
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mark_scaled()
+        return original(self, *args, **kwargs)
+
+    return scale
+
+
+def _make_scaling_by_factor(original: _Method) -> _Method:
+    """The same of an optimizer that may have a fixed scale."""
+    scaling = _make_scaling(original)
+
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (scaling if has_fixed_scale(self) else original)(self, *args, **kwargs)
+
+    return scale
 
 
 def _make_applying(original: _Method) -> _Method:

@@ -8,29 +8,34 @@ around the methods of that class. The `Scaling` of the optimizer says when.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
+from tf_amp.loss_scale.custom_loop_notice import (
+    BY_MINIMIZE,
+    OF_COMPILE,
+    OWN_STEP,
+    CustomLoopNotice,
+)
 from tf_amp.loss_scale.manager import LossScaleManager
 from tf_amp.loss_scale.scaled_classes import scaled_class
-from tf_amp.loss_scale.seen_graphs import mark_seen
 from tf_amp.loss_scale.step_protocol import CustomLoopMethods, StepProtocol, current_place
 
 if TYPE_CHECKING:
-    from tf_amp.patches import Patches
-
     # Mixed into classes of libraries without types.
     _Optimizer: Any = object
 else:
     _Optimizer = object
 
-_LOGGER = logging.getLogger("tf_amp.loss_scale")
 _ATTRIBUTE = "_tf_amp_loss_scaling"
 _running = threading.local()
+
+
+def _say_nothing() -> None:
+    pass
 
 
 class Scaling:
@@ -45,17 +50,24 @@ class Scaling:
         horovod: Whether the optimizer is Horovod's.
         notice: Is given to loops that do not scale the loss; once its hooks are off, the
             optimizer is as if it had no loss scale.
+
+    Attributes:
+        announce: Is called whenever a loss is scaled, and says so if it was not said.
     """
 
     # Whether a custom loop asked for it, and hears whether a step was applied.
     by_hand = False
 
     def __init__(
-        self, manager: LossScaleManager, horovod: bool, notice: CustomLoopNotice | None = None
+        self,
+        manager: LossScaleManager,
+        horovod: bool,
+        notice: CustomLoopNotice | None = None,
     ) -> None:
         self.manager = manager
         self.horovod = horovod
         self.notice = notice
+        self.announce: Callable[[], None] = _say_nothing
         # Of each thread: the replicas of a MirroredStrategy are traced in threads.
         self._local = threading.local()
 
@@ -103,7 +115,10 @@ class Scaling:
         if is_applying() or not self.is_on:
             return False
         if self.notice is not None and not self.loss_was_scaled:
-            self.notice.give(optimizer)
+            # tf_keras has what takes the gradients of a loss and applies them.
+            by_minimize = hasattr(optimizer, "minimize")
+            text = BY_MINIMIZE if by_minimize else OWN_STEP if self.in_step else OF_COMPILE
+            self.notice.give(optimizer, text)
         return takes_part()
 
     def scale_loss(self, loss: Any) -> Any:
@@ -111,6 +126,7 @@ class Scaling:
         if not self.in_step:
             return loss
         self._local.scaled = True
+        self.announce()
         return self.manager.multiply(loss)
 
     def unscale(self, gradients: Sequence[Any], unscaled: bool | None = None) -> Sequence[Any]:
@@ -137,6 +153,7 @@ class LoopScaling:
     by_hand = True
     begins_step = False
     is_on = True
+    announce = staticmethod(_say_nothing)
 
     def __init__(self, manager: LossScaleManager, horovod: bool) -> None:
         self.manager = manager
@@ -277,38 +294,3 @@ def takes_part() -> bool:
         tf.compat.v1.executing_eagerly_outside_functions()
         and not tf.distribute.in_cross_replica_context()
     )
-
-
-class CustomLoopNotice:
-    """Says once that a custom loop trains without loss scaling, and how to change that.
-
-    Args:
-        patches: The hooks that see such loops.
-    """
-
-    def __init__(self, patches: Patches) -> None:
-        self._patches = patches
-        self._given = False
-
-    @property
-    def active(self) -> bool:
-        """Whether the hooks are on."""
-        return self._patches.active
-
-    def give(self, optimizer: Any) -> None:
-        """Logs the notice, the first time.
-
-        Args:
-            optimizer: The optimizer whose gradients are those of a loss that was not scaled.
-        """
-        mark_seen()
-        if self._given:
-            return
-        self._given = True
-        _LOGGER.warning(
-            "A custom training loop applies gradients with %s, which is not wrapped: its loss is "
-            "not scaled, and small float16 gradients are lost. A loop must be changed by hand: "
-            "optimizer = tf_amp.loss_scale.wrap_optimizer(optimizer), then take the gradients of "
-            "optimizer.scale_loss(loss) inside the GradientTape.",
-            type(optimizer).__name__,
-        )

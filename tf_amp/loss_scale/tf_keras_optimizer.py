@@ -155,6 +155,7 @@ class LegacyInPlace(_TfKeras):
         scaling = self._tf_amp_loss_scaling
         if not scaling.is_on:
             return list(super().get_updates(loss, params))
+        scaling.announce()
         variables = tf.nest.flatten(params)
         gradients = super().get_gradients(scaling.manager.multiply(loss), variables)
         values = scaling.manager.unscale(gradients)

@@ -72,6 +72,12 @@ def trains_unscaled(traced: Program, running: Program) -> bool:
     return not unscaled.issuperset(trained)
 
 
+def gives_gradients(running: Program) -> bool:
+    """Whether a program computes gradients in float16 and trains nothing itself."""
+    nodes = list(running.nodes())
+    return any(map(_is_low_gradient, nodes)) and not any(map(_is_write, nodes))
+
+
 def _is_write(node: NodeDef) -> bool:
     return is_assignment(node.op) and any(
         name in node.attr and node.attr[name].type == DT_FLOAT for name in ("dtype", "T")

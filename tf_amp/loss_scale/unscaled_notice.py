@@ -8,8 +8,8 @@ from typing import Any
 
 from tf_amp.env_variables import DTYPE, ENABLE_LOSS_SCALING
 from tf_amp.loss_scale.data_flow import Program
-from tf_amp.loss_scale.seen_graphs import is_seen
-from tf_amp.loss_scale.unscaled import trains_unscaled
+from tf_amp.loss_scale.seen_graphs import is_seen, mark_giving
+from tf_amp.loss_scale.unscaled import gives_gradients, trains_unscaled
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 
@@ -56,6 +56,8 @@ class UnscaledNotice:
             return
         try:
             found = trains_unscaled(traced, running)
+            if not found and gives_gradients(running):
+                mark_giving(built)
         except Exception:  # a fault of ours must not stop the user's program
             found = False
             _LOGGER.exception(

@@ -12,10 +12,11 @@ import tensorflow as tf
 from tensorflow.python.training.experimental import loss_scale_optimizer
 
 from tf_amp.compatibility import V1_OPTIMIZERS, require
+from tf_amp.loss_scale.custom_loop_notice import CustomLoopNotice
 from tf_amp.loss_scale.gate import apply_if_finite
-from tf_amp.loss_scale.in_place import CustomLoopNotice, applying, is_applying
+from tf_amp.loss_scale.in_place import applying, is_applying
 from tf_amp.loss_scale.manager import LossScaleManager
-from tf_amp.loss_scale.seen_graphs import mark_seen
+from tf_amp.loss_scale.seen_graphs import mark_scaled, mark_seen
 from tf_amp.loss_scale.step_protocol import CustomLoopMethods, Phase, current_place
 from tf_amp.loss_scale.v1_own_scales import OwnScales
 from tf_amp.loss_scale.v1_saver import make_tolerant_restore
@@ -229,6 +230,10 @@ def _make_compute_gradients_of_library(original: Callable[..., Any]) -> Callable
     def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
         if wrapper_of(self._optimizer) is None:
             mark_driven(self._optimizer, self)
+        # A scale that never moves is folded into the graph before that runs; 1 is none.
+        if getattr(self._loss_scale, "_loss_scale_value", None) != 1:
+            mark_seen()
+            mark_scaled()
         return original(self, *args, **kwargs)
 
     return compute_gradients
@@ -262,6 +267,7 @@ def _wrap(optimizer: Any, patches: Patches, scaler: Any) -> V1LossScaleOptimizer
         return None
     if scaler is not None:
         mark_seen()
+        mark_scaled()
     if wrapper_of(optimizer) is not None:
         return None
     if scaler is not None:
@@ -275,7 +281,7 @@ def _wrap(optimizer: Any, patches: Patches, scaler: Any) -> V1LossScaleOptimizer
     wrapper: V1LossScaleOptimizer = wrap_optimizer(optimizer)
     wrapper.__dict__[_AUTOMATIC] = True
     _LOGGER.info(
-        "Loss scaling: the optimizer %s is wrapped, %r.",
+        "Loss scaling: the optimizer %s is wrapped with %s.",
         type(optimizer).__name__,
         wrapper.manager.rule,
     )

@@ -110,9 +110,12 @@ def is_of_horovod(opt: Any) -> bool:
 
 def is_wrapped(opt: Any) -> bool:
     """Whether `opt` scales the loss, however it came by its scale."""
-    # The fixed scale of Keras 3. One that is asked for by hand comes on top of it.
-    factor = getattr(opt, "loss_scale_factor", None)
-    return factor not in (None, 1) or _has_loss_scale(opt)
+    return has_fixed_scale(opt) or _has_loss_scale(opt)
+
+
+def has_fixed_scale(opt: Any) -> bool:
+    """Whether an optimizer has the fixed scale of Keras 3; one asked for by hand tops it."""
+    return getattr(opt, "loss_scale_factor", None) not in (None, 1)
 
 
 def manager_of(opt: Any) -> LossScaleManager | None:

@@ -108,17 +108,20 @@ print("off", manager_of(model.optimizer))
         "skipped 1 True",
         "off None",
     ]
-    assert "the optimizer Adam of compile() scales its loss by DynamicLossScale" in on.stderr
+    assert "the optimizer Adam of compile() scales its loss by a dynamic loss scale (" in on.stderr
     assert "scales the loss, and tf_amp leaves it alone" in on.stderr
     assert "A custom training loop" not in on.stderr
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_models_of_one_kind_share_a_line(run_forked, library: str) -> None:
-    script = (
-        KERAS_SCRIPT.format(library=library) + "build().compile(keras.optimizers.Adam(), 'mse')\n"
-    )
-    done = run(run_forked, script + "build().compile(keras.optimizers.SGD(), 'mse')", LOSS_SCALING)
+    script = """
+for optimizer in (keras.optimizers.Adam(), keras.optimizers.SGD()):
+    model = build()
+    model.compile(optimizer, "mse")
+    model.fit(x, y, verbose=0)
+"""
+    done = run(run_forked, KERAS_SCRIPT.format(library=library) + script, LOSS_SCALING)
     lines = [line for line in done.stderr.splitlines() if "of compile() scales its loss" in line]
     assert ["Adam" in line for line in lines] == [True, False]
     assert "SGD" in lines[1]
@@ -403,14 +406,19 @@ def test_custom_loops_are_told_once(run_forked) -> None:
         """
 import tensorflow as tf, keras, tf_keras
 v, k = tf.Variable(1.0), keras.Variable(1.0)
-for _ in range(3):
-    for optimizer, variable in (
-        (keras.optimizers.SGD(0.1), k),
-        (tf_keras.optimizers.SGD(0.1), v),
-        (tf_keras.optimizers.legacy.SGD(0.1), v),
-        (tf.compat.v1.train.GradientDescentOptimizer(0.1), v),
-    ):
+optimizers = (
+    (keras.optimizers.SGD(0.1), k),
+    (tf_keras.optimizers.SGD(0.1), v),
+    (tf_keras.optimizers.legacy.SGD(0.1), v),
+    (tf.compat.v1.train.GradientDescentOptimizer(0.1), v),
+)
+def step():
+    for optimizer, variable in optimizers:
         optimizer.apply_gradients([(tf.constant(1.0), variable)])
+step()
+print("EAGER", file=sys.stderr, flush=True)
+for _ in range(2):
+    tf.function(step)()
 # None of these is a loop that needs to be told.
 from tf_amp.loss_scale import wrap_optimizer
 for optimizer in (
@@ -422,7 +430,10 @@ print("RESULT", round(float(v), 4), round(float(k.numpy()), 1))
 """,
         LOSS_SCALING,
     )
-    told = [line for line in done.stderr.split("\n") if "A custom training loop" in line]
+    eager, traced = done.stderr.split("EAGER")
+    # What runs eagerly is not converted.
+    assert "A custom training loop" not in eager
+    told = [line for line in traced.split("\n") if "A custom training loop" in line]
     # Once for each library, whichever of its optimizers it was.
     assert len(told) == 3
     assert all("wrap_optimizer(optimizer)" in line for line in told)
@@ -434,13 +445,18 @@ def test_hooks_come_off_and_go_on_again(run_forked) -> None:
         """
         import types
         import tensorflow as tf, keras, tf_keras
+        from tf_keras.src.mixed_precision import loss_scale_optimizer as theirs
         from tf_amp.loss_scale import auto_wrap
         owners = [
             (keras.Model, "compile"), (keras.Model, "fit"), (keras.optimizers.Optimizer, "apply"),
             (keras.optimizers.LossScaleOptimizer, "apply"),
+            (keras.optimizers.LossScaleOptimizer, "scale_loss"),
+            (keras.optimizers.Optimizer, "scale_loss"),
             (tf_keras.Model, "compile"), (tf_keras.Model, "fit"),
             (tf_keras.optimizers.Optimizer, "apply_gradients"),
             (tf_keras.optimizers.legacy.Optimizer, "apply_gradients"),
+            (theirs.LossScaleOptimizer, "get_scaled_loss"),
+            (theirs.LossScaleOptimizerV3, "get_scaled_loss"),
             (tf.compat.v1.train.Optimizer, "__init__"),
             (tf.compat.v1.train.Optimizer, "compute_gradients"),
             (tf.compat.v1.train.Optimizer, "apply_gradients"),

@@ -63,9 +63,15 @@ def test_sessions(run_forked: RunPython) -> None:
         for line in (f"{name} False", "imported False", "made without True")
     ]
     of_variables = [*of_optimizers, "by hand True False"]
-    assert done.stdout.splitlines() == [*of_variables * 2, "of TensorFlow False False"]
+    assert done.stdout.splitlines() == [
+        *of_variables * 2,
+        "of TensorFlow False False",
+        *("fixed False", "fixed True"),  # by 128, and by 1
+        "of two False",
+    ]
+    assert "A custom training loop" not in done.stderr
     lines = said(done)
-    assert len(lines) == 6
+    assert len(lines) == 7
     assert "'session graph (GradientDescent)' trains in float16" in lines[0]
 
 

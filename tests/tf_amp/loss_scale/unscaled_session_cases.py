@@ -5,6 +5,7 @@ Each is run with AMP installed anew, since sessions share one warning.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,11 +39,24 @@ def by_adam(loss: Any, variables: list[Any]) -> Any:
     return v1.train.AdamOptimizer(RATE).minimize(loss, var_list=variables)
 
 
-def by_adam_scaled_by_tensorflow(loss: Any, variables: list[Any]) -> Any:
-    optimizer = loss_scale_optimizer.MixedPrecisionLossScaleOptimizer(
-        v1.train.AdamOptimizer(RATE), loss_scale.DynamicLossScale()
+def scaled_by_tensorflow(make: Callable[[], Any]) -> Callable[[Any, list[Any]], Any]:
+    def train(loss: Any, variables: list[Any]) -> Any:
+        optimizer = loss_scale_optimizer.MixedPrecisionLossScaleOptimizer(
+            v1.train.AdamOptimizer(RATE), make()
+        )
+        return optimizer.minimize(loss, var_list=variables)
+
+    return train
+
+
+def of_two_optimizers(loss: Any, variables: list[Any]) -> Any:
+    """One scales, and the other one applies a part of its gradients."""
+    scaling = loss_scale_optimizer.MixedPrecisionLossScaleOptimizer(
+        v1.train.AdamOptimizer(RATE), loss_scale.FixedLossScale(128.0)
     )
-    return optimizer.minimize(loss, var_list=variables)
+    pairs = scaling.compute_gradients(loss, variables)
+    other = v1.train.GradientDescentOptimizer(RATE)
+    return tf.group(other.apply_gradients(pairs[:1]), scaling.apply_gradients(pairs[1:]))
 
 
 def by_hand(loss: Any, variables: list[Any]) -> Any:
@@ -99,5 +113,9 @@ def main() -> None:
             print("imported", run(train, resource=resource, imported=True))
             print("made without", run(train, resource=resource, imported=True, scaled=False))
         print("by hand", run(by_hand, resource=resource), run(by_hand_scaled, resource=resource))
-    theirs = by_adam_scaled_by_tensorflow
+    theirs = scaled_by_tensorflow(loss_scale.DynamicLossScale)
     print("of TensorFlow", run(theirs), run(theirs, imported=True, scaled=False))
+    for fixed in (128.0, 1.0):
+        make = functools.partial(loss_scale.FixedLossScale, fixed)
+        print("fixed", run(scaled_by_tensorflow(make)))
+    print("of two", run(of_two_optimizers))

@@ -1,0 +1,193 @@
+"""What is said of loops that do not scale the loss. All of it runs in subprocesses."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+FLOAT16 = {
+    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+    f"{REWRITE}_DTYPE": "float16",
+}
+SCRIPT = """
+import logging, sys
+import tf_amp.autoload
+tf_amp.autoload.activate()
+import numpy as np, tensorflow as tf, keras, tf_keras
+from tf_amp import installation
+from tf_amp.env_config import read_settings
+library, legacy = (keras, False) if sys.argv[1] == "keras" else (tf_keras, "legacy" in sys.argv[1])
+optimizers = library.optimizers.legacy if legacy else library.optimizers
+own_class = (keras.optimizers if library is keras else tf_keras.mixed_precision).LossScaleOptimizer
+x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
+
+class Model(library.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = library.layers.Dense(64), library.layers.Dense(64)
+    def call(self, x):
+        return self.last(tf.nn.relu(self.first(x)))
+    def take(self, x, scale=lambda loss: loss):
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean(self(x) ** 2)
+            scaled = scale(loss)
+        return loss, scaled, tape
+    def update(self, optimizer, gradients):
+        optimizer.apply_gradients(list(zip(gradients, self.trainable_weights)))
+
+def made(cls=Model):
+    model = cls()
+    model(x)
+    return model, model.trainable_weights
+def own_step(self, x):
+    loss, _, tape = self.take(x)
+    self.update(self.optimizer, tape.gradient(loss, self.trainable_weights))
+    return {"loss": loss}
+def own_step_that_scales(self, x):
+    if library is keras:
+        loss, scaled, tape = self.take(x, self.optimizer.scale_loss)
+        self.update(self.optimizer, tape.gradient(scaled, self.trainable_weights))
+    else:
+        loss, _, tape = self.take(x)
+        self.optimizer.minimize(loss, self.trainable_weights, tape=tape)
+    return {"loss": loss}
+def own_optimizers(self, x):
+    loss, _, tape = self.take(x)
+    self.update(self.own, tape.gradient(loss, self.trainable_weights))
+    return {"loss": loss}
+
+def fit(train_step, **compiled):
+    model, _ = made(type("Own", (Model,), {"train_step": train_step}))
+    model.own = optimizers.SGD()
+    model.compile(**{"optimizer": optimizers.Adam(), **compiled})
+    model.fit(x, verbose=0)
+def eager_loop():
+    model, weights = made()
+    loss, _, tape = model.take(x)
+    model.update(optimizers.SGD(), tape.gradient(loss, weights))
+def eager_beside_functions():
+    model, _ = made()
+    tf.function(lambda: model(x))()
+    fit(own_step_that_scales)
+    eager_loop()
+def given_by_a_function():
+    model, weights = made()
+    @tf.function
+    def gradients():
+        loss, _, tape = model.take(x)
+        return tape.gradient(loss, weights)
+    model.update(optimizers.SGD(), gradients())
+def of_a_function():
+    model, weights = made()
+    forward = tf.function(lambda: tf.reduce_mean(model(x) ** 2))
+    with tf.GradientTape() as tape:
+        loss = forward()
+    model.update(optimizers.SGD(), tape.gradient(loss, weights))
+def loop_of_a_compiled_model():
+    model, _ = made()
+    model.compile(optimizers.Adam())
+    tf.function(lambda: own_step(model, x))()
+def two_optimizers(of_one_loss):
+    model, weights = made()
+    scaler, other = own_class(optimizers.Adam()), optimizers.SGD()
+    @tf.function
+    def step():
+        scale = scaler.scale_loss if library is keras else scaler.get_scaled_loss
+        loss, scaled, tape = model.take(x, scale)
+        mine = tape.gradient(scaled, weights)
+        if library is keras:
+            unscaled = [gradient / scaler.dynamic_scale for gradient in mine]
+        else:
+            mine = unscaled = scaler.get_unscaled_gradients(mine)
+        theirs = unscaled if of_one_loss else tape.gradient(loss, weights)
+        other.apply_gradients(list(zip(theirs[:2], weights[:2])))
+        scaler.apply_gradients(list(zip(mine[2:], weights[2:])))
+    if library is keras:
+        scaler.build(weights[2:])
+        other.build(weights[:2])
+    step()
+
+said = []
+class Listener(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("tf_amp.loss_scale").addHandler(Listener())
+def heard(function, *args, **kwargs):
+    installation.uninstall()
+    installation.install(read_settings(), source=installation.ENVIRONMENT)
+    said.clear()
+    function(*args, **kwargs)
+    return list(said)
+print({
+    "eager": heard(eager_loop),
+    "eager fit": heard(fit, own_step, run_eagerly=True),
+    "beside functions": heard(eager_beside_functions),
+    "own step": heard(fit, own_step),
+    "that scales": heard(fit, own_step_that_scales),
+    "own optimizers": heard(fit, own_optimizers),
+    "loop": heard(loop_of_a_compiled_model),
+    "one loss": heard(two_optimizers, True),
+    "two losses": heard(two_optimizers, False),
+    "given": heard(given_by_a_function),
+    "of a function": heard(of_a_function),
+})
+"""
+ANNOUNCED = (
+    "Loss scaling: the optimizer Adam of compile() scales its loss by a dynamic loss scale (32768 "
+    "at first, doubled after 2000 finite steps, halved after one that is not)."
+)
+NOT_WRAPPED = "A custom training loop applies gradients with SGD, which is not wrapped"
+
+
+@pytest.fixture(scope="module", params=["keras", "tf_keras", "tf_keras legacy"])
+def library(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def heard(run_forked, library: str) -> dict[str, list[str]]:
+    return ast.literal_eval(run_forked(SCRIPT, FLOAT16, args=(library,)).stdout)
+
+
+def test_what_runs_eagerly_is_not_told(heard) -> None:
+    assert heard["eager"] == heard["eager fit"] == []
+    assert heard["beside functions"] == [ANNOUNCED]
+
+
+def test_gradients_of_a_converted_function_are_told_of(heard) -> None:
+    for name in ("given", "of a function"):
+        (line,) = heard[name]
+        assert line.startswith(NOT_WRAPPED)
+
+
+def test_a_step_of_the_models_own(heard, library: str) -> None:
+    """Nothing is announced that does not happen, and the remedy is one."""
+    (line,) = heard["own step"]
+    if library == "keras":
+        assert line.startswith("The model's own train_step applies gradients with Adam of a loss")
+        assert "self.optimizer.scale_loss(loss)" in line
+    else:
+        assert "applies gradients with Adam, the optimizer of compile(), of a loss that" in line
+        assert "optimizer.minimize(loss, variables, tape=tape)" in line
+    assert heard["that scales"] == [ANNOUNCED]
+
+
+def test_an_optimizer_of_compile_that_nobody_uses_is_not_announced(heard) -> None:
+    (line,) = heard["own optimizers"]
+    assert line.startswith(NOT_WRAPPED)
+
+
+def test_a_loop_with_the_optimizer_of_compile(heard, library: str) -> None:
+    (line,) = heard["loop"]
+    assert "applies gradients with Adam, the optimizer of compile()" in line
+    assert ("wrap_optimizer" if library == "keras" else "optimizer.minimize") in line
+
+
+def test_of_two_optimizers_one_scales(heard) -> None:
+    """What counts is the loss that the gradients are of."""
+    assert heard["one loss"] == []
+    (line,) = heard["two losses"]
+    assert line.startswith("'step' trains in float16, and no loss scale of tf_amp's is in it")

@@ -1,0 +1,74 @@
+"""Says that a custom training loop trains without loss scaling, and how to change that."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from tf_amp.loss_scale.seen_graphs import gradients_are_given, is_scaled_by_others, mark_seen
+from tf_amp.patches import Patches
+
+_LOGGER = logging.getLogger("tf_amp.loss_scale")
+
+NOT_WRAPPED = (
+    "A custom training loop applies gradients with %s, which is not wrapped: its loss is "
+    "not scaled, and small float16 gradients are lost. A loop must be changed by hand: "
+    "optimizer = tf_amp.loss_scale.wrap_optimizer(optimizer), then take the gradients of "
+    "optimizer.scale_loss(loss) inside the GradientTape."
+)
+OWN_STEP = (
+    "The model's own train_step applies gradients with %s of a loss that is not scaled, and small "
+    "float16 gradients are lost. Take the gradients of self.optimizer.scale_loss(loss) inside the "
+    "GradientTape."
+)
+OF_COMPILE = (
+    "A custom training loop applies gradients with %s, the optimizer of compile(), which scales "
+    "the loss in train_step alone: small float16 gradients are lost. Give the loop an optimizer of "
+    "its own, tf_amp.loss_scale.wrap_optimizer(...), and take the gradients of "
+    "optimizer.scale_loss(loss) inside the GradientTape."
+)
+BY_MINIMIZE = (
+    "A custom training loop applies gradients with %s, the optimizer of compile(), of a loss that "
+    "is not scaled, and small float16 gradients are lost. Call optimizer.minimize(loss, variables, "
+    "tape=tape) in place of tape.gradient() and apply_gradients(): it scales."
+)
+
+
+class CustomLoopNotice:
+    """Gives each notice once.
+
+    Args:
+        patches: The hooks that see such loops.
+    """
+
+    def __init__(self, patches: Patches) -> None:
+        self._patches = patches
+        self._given: set[str] = set()
+
+    @property
+    def active(self) -> bool:
+        """Whether the hooks are on."""
+        return self._patches.active
+
+    def give(self, optimizer: Any, text: str = NOT_WRAPPED) -> None:
+        """Logs a notice, the first time.
+
+        What runs eagerly is not converted, but gradients may come from a function that is. Where
+        others scale a loss, `UnscaledNotice` finds out whether these gradients are those of it.
+
+        Args:
+            optimizer: The optimizer whose gradients are those of a loss that was not scaled.
+            text: One of the notices of this module.
+        """
+        if tf.executing_eagerly():
+            if not gradients_are_given():
+                return
+        elif is_scaled_by_others():
+            return
+        mark_seen()
+        if text in self._given:
+            return
+        self._given.add(text)
+        _LOGGER.warning(text, type(optimizer).__name__)
