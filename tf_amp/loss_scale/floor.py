@@ -94,12 +94,19 @@ class SkipReporter:
         if floor_is_news and self._rule.at_floor == "warn":
             _LOGGER.warning("%s", self._floor_message(skipped))
         elif notice_is_due:
+            taken_with = state.scale if skipped.before is None else skipped.before
+            if taken_with <= self._rule.lowest_scale:
+                scale = f"the loss scale stays at {state.scale:g}, its lowest"
+                hint = f"Skipped in a row: {state.skipped_in_a_row}."
+            else:
+                scale = f"loss scale {skipped.describe_scale()}"
+                hint = "This is normal in the first steps of training and now and then later."
             _LOGGER.info(
-                "Skipped %s; loss scale %s (%d skipped so far). This is normal in the first "
-                "steps of training and now and then later.",
+                "Skipped %s; %s (%d skipped so far). %s",
                 skipped.describe(),
-                skipped.describe_scale(),
+                scale,
                 state.skipped_steps,
+                hint,
             )
 
     def _floor_message(self, skipped: SkippedStep) -> str:

@@ -94,6 +94,25 @@ def test_overflow_notices_become_rare(toolbox, compiled, caplog) -> None:
     assert "has inf" in notices[0]
 
 
+def test_nothing_at_the_floor_is_called_normal(toolbox, compiled, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    run(toolbox, compiled, DynamicLossScale(initial=4.0), [NAN] * 8)
+    first, second, fourth, eighth = messages(caplog, "Skipped")
+    assert "normal" in first
+    for notice, count in ((fourth, 4), (eighth, 8)):
+        assert f"the loss scale stays at 1, its lowest ({count} skipped so far)" in notice
+        assert "normal" not in notice
+    # The step brought it there; where XLA compiles, that is not known.
+    assert "2 -> 1" in second or "stays at 1" in second
+
+
+def test_a_static_scale_does_not_fall(toolbox, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    run(toolbox, lambda f: f, StaticLossScale(8.0), [1.0, NAN])
+    (notice,) = messages(caplog, "Skipped")
+    assert "the loss scale stays at 8, its lowest (1 skipped so far)" in notice
+
+
 def test_the_step_and_the_scale_are_in_the_notice(caplog) -> None:
     caplog.set_level(logging.INFO)
     keras = pytest.importorskip("keras")
