@@ -15,6 +15,8 @@ from tf_amp.patches import Patches
 _DIVISIONS = frozenset(("Div", "DivNoNan", "RealDiv"))
 _HAND_ON = frozenset(("Cast", "Identity"))
 _VARIABLES = frozenset(("ReadVariableOp", "Variable", "VariableV2"))
+_MOST_STEPS = 32
+"""More ops than any optimizer scales a loss by."""
 
 
 class OwnScales:
@@ -65,7 +67,9 @@ def _scales(loss: Any, given: Any) -> bool:
     """Whether a loss is a product with a variable, or with constants as large as a scale."""
     factor = 1.0
     pending = [(loss, False)]
-    while pending:
+    for _ in range(_MOST_STEPS):
+        if not pending:
+            break
         tensor, divides = pending.pop()
         if tensor is given or not tf.is_symbolic_tensor(tensor):
             continue
