@@ -32,7 +32,10 @@ OF_COMPILE = (
 BY_MINIMIZE = (
     "A custom training loop applies gradients with %s, the optimizer of compile(), of a loss that "
     "is not scaled, and small float16 gradients are lost. Call optimizer.minimize(loss, variables, "
-    "tape=tape) in place of tape.gradient() and apply_gradients(): it scales."
+    "tape=tape) in place of tape.gradient() and apply_gradients(): it scales. Where gradients are "
+    "clipped or accumulated in between, give compile() "
+    "tf_amp.loss_scale.wrap_optimizer(optimizer), and take the gradients of "
+    "optimizer.scale_loss(loss)."
 )
 
 
