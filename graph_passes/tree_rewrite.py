@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2
 
@@ -193,14 +193,14 @@ class _TreeRewrite:
         """
         root, applied, config = converted.root, converted.applied, self._config
         assert root is not None
+        regions = list(zip(self._tree.walk(), root.walk(), strict=True))
         if config.has_rule("loop-hoisting"):
-            regions = zip(self._tree.walk(), root.walk(), strict=True)
             views = {new: self._fused[old] for old, new in regions}
             hoist_casts(root, config.target, lambda region: views[region].index)
-        ordered = self._order_updates(root)
+        ordered = self._order_updates(regions)
         functions = name_functions(root, self._common.library)
         verify_tree(
-            zip(self._tree.walk(), root.walk(), strict=True),
+            regions,
             self._view_original,
             self._fused.__getitem__,
             kernel_support(config.device, config.target),
@@ -209,13 +209,13 @@ class _TreeRewrite:
         )
         return functions
 
-    def _order_updates(self, root: Region) -> frozenset[int]:
+    def _order_updates(self, regions: Iterable[tuple[Region, Region]]) -> frozenset[int]:
         """Lets updates be made in place; gives the nodes changed in a tree of one region."""
         config, ordered = self._config, frozenset[int]()
         if config.has_rule(FUSED_UPDATE) and config.device == "CPU" and not config.fused:
-            for old, region in zip(self._tree.walk(), root.walk(), strict=True):
-                if region.proto is not old.proto:
-                    ordered = await_products(self._fused[old], region.proto)
+            for old, new in regions:
+                if new.proto is not old.proto:
+                    ordered = await_products(self._fused[old], new.proto)
         return ordered
 
     def plan_in_vain(self) -> Plan | None:
