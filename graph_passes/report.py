@@ -20,6 +20,7 @@ from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks
 from graph_passes.policy.rules import Rule
 from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.units.fusion import Fusion
+from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
 from graph_passes.units.update.fused_updates import RULE
 
 NO_MATCHES: Mapping[Rule, int] = types.MappingProxyType({})
@@ -161,15 +162,17 @@ class Report:
     def products(self) -> Counter[tuple[str, Reason]]:
         """How many nodes of the allow list there are, by op type and reason.
 
-        These are the matrix products and convolutions: what a rewrite is made for.
+        These are the matrix products and convolutions: what a rewrite is made for. Products that
+        take the place of sums are none of the program's.
         """
         found: Counter[tuple[str, Reason]] = Counter()
         if isinstance(self._given_plan, Plan):  # else the graph has nothing to convert
             plan, view = self._given_plan, self._given_plan.coloring.view
             allowed = np.flatnonzero((plan.coloring.list_codes == ALLOW) & view.is_float)
             first_of_node = {view.vertex_nodes[v]: v for v in reversed(allowed.tolist())}
-            for vertex in first_of_node.values():
-                found[view.op_of(vertex), plan.reason(vertex)] += 1
+            for number, vertex in first_of_node.items():
+                if f"/{ONES_PRODUCT}" not in view.names[number]:
+                    found[view.op_of(vertex), plan.reason(vertex)] += 1
         return found
 
     @functools.cached_property

@@ -24,6 +24,7 @@ from tensorflow.core.framework import types_pb2
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import MOVES, SELECTS, SUMS, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.reduction.ones_product import NAME
 from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "softmax-gradient"
@@ -128,8 +129,6 @@ def _multiply_by_ones(new: Replacement, total: int) -> None:
     shape = new.matcher.shape_of(tensor)
     if shape is None or len(shape) < 2 or shape[-1] is None:
         raise NoMatchError("the size of the last axis is not known")
-    ones = new.constant(
-        np.ones((shape[-1], 1), np.float32), name="ones_product/ones", beside=tensor
-    )
+    ones = new.constant(np.ones((shape[-1], 1), np.float32), name=f"{NAME}/ones", beside=tensor)
     op = "MatMul" if len(shape) == 2 else "BatchMatMulV2"
-    new.replace(total, new.add(op, tensor, ones, name="ones_product"))
+    new.replace(total, new.add(op, tensor, ones, name=NAME))

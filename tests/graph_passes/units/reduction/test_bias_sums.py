@@ -56,8 +56,10 @@ def test_a_product_with_ones_adds_up_in_float32(name):
     shape, size = SHAPES[name]
     traced = trace(gradients, shape)
     assert node_types(traced.find(CPU)) == ["ones-product"]
-    after = traced.rewrite(CPU).graph_def
+    result = traced.rewrite(CPU)
+    after = result.graph_def
     assert not of_op(after, "BiasAddGrad")
+    assert result.report.products.total() == 1  # the program's own
     products = of_op(after, "MatMul")
     assert len(products) == 2
     assert all(product.attr["T"].type == BFLOAT16 for product in products)
