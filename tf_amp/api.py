@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tf_amp.env_variables import ENABLING_VARIABLES, is_on
+from tf_amp.env_variables import DISABLE_CALL, ENABLE_CALL, ENABLING_VARIABLES, is_on
 from tf_amp.explanation import Explanation
 from tf_amp.keras_policy import mixed_policy
 from tf_amp.state import Status
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tf_amp")
 _Optimizer = TypeVar("_Optimizer")
-_ENABLE, _DISABLE = (f"tf_amp.{how}able_mixed_precision_graph_rewrite()" for how in ("en", "dis"))
 
 
 def enable_mixed_precision_graph_rewrite(
@@ -91,10 +90,10 @@ def disable_mixed_precision_graph_rewrite() -> None:
     """
     from tf_amp import installation
 
-    if installation.uninstall(f"{_DISABLE} switched it off"):
+    if installation.uninstall(f"{DISABLE_CALL} switched it off"):
         _log.info("AMP off: what is traced from now on stays in float32.")
     else:
-        _log.warning("%s did nothing: AMP is not on.", _DISABLE)
+        _log.warning("%s did nothing: AMP is not on.", DISABLE_CALL)
 
 
 def status() -> Status:
@@ -239,9 +238,9 @@ def _switch_on(before: Installation | None, rules: tuple[Rule, ...]) -> Installa
             settings,
             graph_rewrite=True,
             rules=settings.rules + rules,
-            decided_by={**settings.decided_by, "graph_rewrite": _ENABLE},
+            decided_by={**settings.decided_by, "graph_rewrite": ENABLE_CALL},
         )
-    return installation.install(settings, source=_ENABLE)
+    return installation.install(settings, source=ENABLE_CALL)
 
 
 def _wrap(opt: _Optimizer, loss_scale: Any, installed: Installation) -> _Optimizer:
@@ -271,21 +270,20 @@ def _refuse_keras_policy() -> None:
         raise ValueError(
             f"The {policy.library} dtype policy is {policy.name!r}, which makes layers cast by "
             f"themselves. It and the graph rewrite exclude each other: call {policy.remedy} before "
-            f"the model is built, or do without {_ENABLE}."
+            f"the model is built, or do without {ENABLE_CALL}."
         )
 
 
 def _why_off() -> str:
     on = [name for name in ENABLING_VARIABLES if is_on(os.environ.get(name, ""))]
     if not on:
-        return f"none of {', '.join(ENABLING_VARIABLES)} is set, and {_ENABLE} was not called"
+        return f"none of {', '.join(ENABLING_VARIABLES)} is set, and {ENABLE_CALL} was not called"
     if "tensorflow" not in sys.modules:
         return f"{on[0]} is set and takes effect when TensorFlow is imported"
     if "tf_amp.late_settings" in sys.modules:
-        return (
-            f"{on[0]} was set after TensorFlow had been imported; set it before, or call {_ENABLE}"
-        )
+        late = "was set after TensorFlow had been imported; set it before, or call"
+        return f"{on[0]} {late} {ENABLE_CALL}"
     return (
         f"{on[0]} is set, but the start-up file of tf-amp did not run: install tf-amp, start the "
-        f"program with `tf-amp run`, or call {_ENABLE}"
+        f"program with `tf-amp run`, or call {ENABLE_CALL}"
     )

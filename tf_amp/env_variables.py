@@ -17,6 +17,9 @@ ENABLE = "TF_ENABLE_AUTO_MIXED_PRECISION"
 ENABLE_GRAPH_REWRITE = f"{ENABLE}_GRAPH_REWRITE"
 ENABLE_LOSS_SCALING = f"{ENABLE}_LOSS_SCALING"
 ENABLING_VARIABLES = (ENABLE, ENABLE_GRAPH_REWRITE, ENABLE_LOSS_SCALING)
+# The calls that do what these do, as messages name them.
+ENABLE_CALL = "tf_amp.enable_mixed_precision_graph_rewrite()"
+DISABLE_CALL = "tf_amp.disable_mixed_precision_graph_rewrite()"
 
 REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 DTYPE = f"{REWRITE}_DTYPE"

@@ -20,7 +20,14 @@ from tensorflow.python.client import session
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
 from tf_amp.compatibility import LATE_SETTINGS, require
-from tf_amp.env_variables import ENABLING_VARIABLES, VARIABLES, EnvConfigError, is_on
+from tf_amp.env_variables import (
+    DISABLE_CALL,
+    ENABLE_CALL,
+    ENABLING_VARIABLES,
+    VARIABLES,
+    EnvConfigError,
+    is_on,
+)
 from tf_amp.patches import Patches
 from tf_amp.visible_log import ensure_visible
 
@@ -29,7 +36,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tf_amp")
 _NAMES = tuple(name for variable in VARIABLES for name in (variable.name, *variable.legacy))
-_ON, _OFF = (f"tf_amp.{word}able_mixed_precision_graph_rewrite()" for word in ("en", "dis"))
 
 
 @functools.cache
@@ -104,15 +110,15 @@ def _why_late(changed: list[str]) -> str | None:
         late = next((name for name in on if name in ENABLING_VARIABLES), None)
         return late and (
             f"{late} was set after TensorFlow had been imported and does nothing. Set it before "
-            f"`import tensorflow`, or call {_ON}."
+            f"`import tensorflow`, or call {ENABLE_CALL}."
         )
     if _is_in_force(installed.plan):
         return None
     values = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in changed)
     return (
         f"{values} came after AMP had been switched on and does nothing. In force is: "
-        f"{installed.plan.summary}. Set it before `import tensorflow`, or call {_OFF}; {_ON} after "
-        "that switches AMP on with what the variables say by then."
+        f"{installed.plan.summary}. Set it before `import tensorflow`, or call {DISABLE_CALL}; "
+        f"{ENABLE_CALL} after that switches AMP on with what the variables say by then."
     )
 
 

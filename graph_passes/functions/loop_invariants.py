@@ -52,11 +52,9 @@ class _Source:
     casts: list[str] = dataclasses.field(default_factory=list)
 
 
-def _none(_: Region) -> Container[str]:
-    return ()
-
-
-def hoist_casts(root: Region, target: int, own: Callable[[Region], Container[str]] = _none) -> int:
+def hoist_casts(
+    root: Region, target: int, own: Callable[[Region], Container[str]] = lambda _: ()
+) -> int:
     """Moves casts of what loops do not change to the loops' callers, innermost loops first.
 
     A read of a variable moves along only where nothing that the loop runs may write a float32
@@ -76,7 +74,9 @@ def hoist_casts(root: Region, target: int, own: Callable[[Region], Container[str
         found = [(call, _find(call, target)) for call in region.calls if call.kind.is_loop]
         if any(sources for _, sources in found):
             caller = BodyEditor(region.proto)
-            count += sum(_hoist_from(call, s, caller, target, own) for call, s in found if s)
+            for call, sources in found:
+                if sources:
+                    count += _hoist_from(call, sources, caller, target, own(call.callee("body")))
     return count
 
 
@@ -85,9 +85,8 @@ def _hoist_from(
     found: list[_Source],
     caller: BodyEditor,
     target: int,
-    own: Callable[[Region], Container[str]],
+    stay: Container[str],
 ) -> int:
-    stay = own(call.callee("body"))
     body, cond = (call.callee(attr).proto for attr in ("body", "cond"))
     loop = LoopEditor(caller, call.node, body, cond)  # type: ignore[arg-type]
     controls = _before_loop(caller, loop.node)

@@ -169,7 +169,6 @@ class FunctionHost:
             result, callees = call_compilable(
                 result,
                 functools.partial(traced.rewrite, config),
-                library,
                 context,
                 self._originals,
                 all_anew=compiled.apart,

@@ -20,10 +20,10 @@ def call_anew(
     result: RewriteResult,
     rewrite: Callable[[function_pb2.FunctionDef], RewriteResult],
     wanted: Callable[[str, function_pb2.FunctionDef], bool],
-    find: Find,
     context: context_lib.Context,
     originals: Originals,
     suffix: str,
+    find: Find | None = None,
 ) -> tuple[RewriteResult, list[RewriteResult]]:
     """Makes a function call others that are rewritten anew, where they have plans of their own.
 
@@ -31,11 +31,11 @@ def call_anew(
         result: the function after its rewrite.
         rewrite: rewrites the float32 original of a function.
         wanted: whether a function of some name and float32 original is to be rewritten anew.
-        find: gives the definition of a function that it calls, None for what is planned apart:
-            that is called as it is.
         context: the eager context that holds the functions that it calls.
         originals: what was rewritten.
         suffix: what is added to the names of functions that are called instead.
+        find: gives the definition of a function that it calls, None for what is planned apart:
+            that is called as it is. By default nothing is.
 
     Returns:
         The function with other calls where that is needed, and what became of the functions that
@@ -47,7 +47,7 @@ def call_anew(
     def running(name: str) -> function_pb2.FunctionDef | None:
         if name in added:
             return added[name]
-        known = context.has_function(name) and find(name) is not None
+        known = context.has_function(name) and (find is None or find(name) is not None)
         return context.get_function_def(name) if known else None
 
     def replacement(name: str) -> function_pb2.FunctionDef | None:

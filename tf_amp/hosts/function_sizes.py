@@ -81,7 +81,7 @@ def plan_anew(
             return False
         return _IMPLEMENTS not in float32.attr
 
-    return call_anew(result, rewrite, wanted, find, context, originals, f"{_SUFFIX}{size}")
+    return call_anew(result, rewrite, wanted, context, originals, f"{_SUFFIX}{size}", find)
 
 
 def draws_by_seed(definition: function_pb2.FunctionDef, find: Find) -> bool:

@@ -15,7 +15,7 @@ from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
 
 from graph_passes.functions.loop_sum_moves import has_moved_sums
-from tf_amp.hosts.function_redirects import Find, call_anew
+from tf_amp.hosts.function_redirects import call_anew
 
 if TYPE_CHECKING:
     from graph_passes import RewriteResult
@@ -29,7 +29,6 @@ Rewrite = Callable[[function_pb2.FunctionDef], "RewriteResult"]
 def call_compilable(
     result: RewriteResult,
     rewrite: Rewrite,
-    find: Find,
     context: context_lib.Context,
     originals: Originals,
     *,
@@ -40,7 +39,6 @@ def call_compilable(
     Args:
         result: the function after its rewrite.
         rewrite: rewrites the float32 original of a function as for XLA.
-        find: gives the definition of a function that it calls.
         context: the eager context that holds the functions it calls.
         originals: what was rewritten.
         all_anew: whether every function that was rewritten is rewritten anew, and not those alone
@@ -58,4 +56,4 @@ def call_compilable(
         parts = map(context.get_function_def, (name, *original.extra_functions))
         return any(map(has_moved_sums, parts))
 
-    return call_anew(result, rewrite, wanted, find, context, originals, _SUFFIX)
+    return call_anew(result, rewrite, wanted, context, originals, _SUFFIX)

@@ -18,7 +18,6 @@ from tf_amp.loss_scale.manager import LossScaleManager
 from tf_amp.loss_scale.seen_graphs import mark_scaled
 from tf_amp.loss_scale.telemetry import LOSS_SCALE_CALLBACK, loss_scale_callback
 from tf_amp.loss_scale.wrapping import (
-    has_fixed_scale,
     is_of_horovod,
     is_wrapped,
     manager_of,
@@ -63,7 +62,7 @@ def hook_keras(keras: ModuleType | None, patches: Patches, *, wraps: bool) -> No
     patches.replace(keras.optimizers.LossScaleOptimizer, "apply", _make_applying)
     patches.replace(keras.optimizers.LossScaleOptimizer, "scale_loss", _make_scaling)
     patches.replace(keras.optimizers.Optimizer, "apply", make_seen)
-    patches.replace(keras.optimizers.Optimizer, "scale_loss", _make_scaling_by_factor)
+    patches.replace(keras.optimizers.Optimizer, "scale_loss", _make_scaling)
 
 
 def hook_tf_keras(tf_keras: ModuleType | None, patches: Patches, *, wraps: bool) -> None:
@@ -187,21 +186,12 @@ def _make_seen(original: _Method, notice: CustomLoopNotice) -> _Method:
 
 
 def _make_scaling(original: _Method) -> _Method:
-    """The method of a library's loss-scale optimizer that multiplies a loss."""
+    """The method that multiplies a loss: of an optimizer that may have a scale of its library's."""
 
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        mark_scaled()
+        if manager_of(self) is None and is_wrapped(self):
+            mark_scaled()
         return original(self, *args, **kwargs)
-
-    return scale
-
-
-def _make_scaling_by_factor(original: _Method) -> _Method:
-    """The same of an optimizer that may have a fixed scale."""
-    scaling = _make_scaling(original)
-
-    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return (scaling if has_fixed_scale(self) else original)(self, *args, **kwargs)
 
     return scale
 

@@ -59,10 +59,7 @@ class Scaling:
     by_hand = False
 
     def __init__(
-        self,
-        manager: LossScaleManager,
-        horovod: bool,
-        notice: CustomLoopNotice | None = None,
+        self, manager: LossScaleManager, horovod: bool, notice: CustomLoopNotice | None = None
     ) -> None:
         self.manager = manager
         self.horovod = horovod

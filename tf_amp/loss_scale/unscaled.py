@@ -30,7 +30,7 @@ Factor: TypeAlias = Place | float
 
 # A GradientTape names them "gradient_tape/MatMul/MatMul", tf.gradients "gradients/MatMul_grad/mul".
 _OF_GRADIENT = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?|[^/]+_grad(_\d+)?)/")
-_DIVISIONS = frozenset(("Div", "DivNoNan", "RealDiv"))
+DIVISIONS = frozenset(("Div", "DivNoNan", "RealDiv"))
 _RECIPROCALS = frozenset(("Inv", "Reciprocal"))
 _HAND_ON = frozenset(("Cast", "Enter", "Identity", "ReadVariableOp", "Snapshot", "Switch"))
 # A factor below is part of a formula, such as the 2 of a mean squared error.
@@ -105,12 +105,12 @@ def _unscaling(flow: DataFlow, reached: set[Place], made_of: set[Place]) -> Iter
 
     for place in reached:
         node = flow.nodes.get(place)
-        if node is None or not (node.op == "Mul" or node.op in _DIVISIONS):
+        if node is None or not (node.op == "Mul" or node.op in DIVISIONS):
             continue
         for port, maker in enumerate(flow.makers[place]):
             if maker in reached:
                 continue
-            factors = _factors(flow, maker, divides=port == 1 and node.op in _DIVISIONS)
+            factors = _factors(flow, maker, divides=port == 1 and node.op in DIVISIONS)
             if any(is_scale(factor, divides=divides) for factor, divides in factors):
                 yield place
 
@@ -137,7 +137,7 @@ def _factors(flow: DataFlow, start: Place, *, divides: bool) -> Iterator[tuple[F
         for port, maker in enumerate(makers):
             if node is None or node.op == "Mul":
                 yield maker, divides
-            elif node.op in _DIVISIONS:
+            elif node.op in DIVISIONS:
                 yield maker, divides != (port == 1)
             elif node.op in _RECIPROCALS:
                 yield maker, not divides

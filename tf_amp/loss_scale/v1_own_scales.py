@@ -9,10 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_amp.loss_scale.unscaled import LEAST_SCALE
+from tf_amp.loss_scale.unscaled import DIVISIONS, LEAST_SCALE
 from tf_amp.patches import Patches
 
-_DIVISIONS = frozenset(("Div", "DivNoNan", "RealDiv"))
 _HAND_ON = frozenset(("Cast", "Identity"))
 _VARIABLES = frozenset(("ReadVariableOp", "Variable", "VariableV2"))
 _MOST_STEPS = 32
@@ -79,7 +78,7 @@ def _scales(loss: Any, given: Any) -> bool:
             factor = factor / constant if divides else factor * constant
         elif kind == "Mul":
             pending += [(one, divides) for one in inputs]
-        elif kind in _DIVISIONS:
+        elif kind in DIVISIONS:
             pending += [(inputs[0], divides), (inputs[1], not divides)]
         elif kind in _HAND_ON:
             pending.append((inputs[0], divides))
