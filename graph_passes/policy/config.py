@@ -189,10 +189,13 @@ RULES: dict[str, str] = {
     "batch-norm": "a batch normalization written in primitives becomes one fused op, or part "
     "of the convolution before it",
     "idle-sum": "a sum over the axes that broadcasting added is left out where it added none",
+    "product-tail": "on a CPU biases and activations are put where TensorFlow makes one op of them "
+    "and the matrix product",
     "weight-gradient": "the sum over a batch of matrix products becomes one matrix product",
     "bias-gradient": "the sum of a gradient over its leading axes becomes BiasAddGrad",
     "ones-product": "on a CPU the gradient of a bias becomes a bfloat16 matrix product with ones",
     "constant-folding": "a constant that only converted ops read is stored in the target dtype",
+    "cross-entropy": "on a CPU a cross entropy with labels is made from a softmax",
     "attention-mask": "a mask before a softmax becomes one that float16 can hold",
     "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",
     "unread": "what nothing reads in a function is left out before costs are weighed",

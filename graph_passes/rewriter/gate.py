@@ -200,7 +200,7 @@ class _Interior:
     Attributes:
         nodes: the nodes that the tensors it makes anew are made with, back to what it reads.
         on_path: those of them that are made of what it reads.
-        ends: the nodes all of whose tensors are made anew.
+        ends: the nodes of which all that is read is made anew.
         rewired: the nodes that it gives other inputs.
         dropped: name of such a node -> what it no longer reads.
         reads_state: a node with a state, or of a loop, whose values are read inside.
@@ -216,7 +216,7 @@ class _Interior:
             for name, tensors in new.inputs.items()
         }
         roots = [m.maker(tensor) for tensor in redirected]
-        self.ends = {n for n in roots if len(view.layout(n).out_slots) == 1}
+        self.ends = {n for n in roots if redirected.keys() >= m.read_outputs(n)}
         roots += [m.maker(tensor) for dropped in self.dropped.values() for tensor in dropped]
         sources = {m.maker(tensor) for tensor in new.reads()}
         self.reads_state: int | None = None

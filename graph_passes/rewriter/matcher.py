@@ -93,6 +93,11 @@ class Matcher:
         value = None if op_type is None else op_type.attr(self.node(number), name)
         return attr_value_pb2.AttrValue() if value is None else value
 
+    def read_outputs(self, number: int) -> set[str]:
+        """The tensors of a node that are read."""
+        read = {tensor for reader in self.readers(number) for tensor in self.inputs(reader)}
+        return {tensor for tensor in read if self.maker(tensor) == number}
+
     def tensor(self, number: int, port: int) -> str:
         """The tensor that a node reads at a port."""
         return self.inputs(number)[port]

@@ -17,10 +17,12 @@ from graph_passes.policy.rules import Rule
 from graph_passes.rewriter.editor import GraphEdits, NearMiss
 from graph_passes.units.activation import gelu, local_derivative
 from graph_passes.units.attention import mask, softmax_gradient
+from graph_passes.units.loss import cross_entropy
 from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
 from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
 from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
+from graph_passes.units.product import product_tail
 from graph_passes.units.reduction import bias_sums, broadcast_sums, gradient_sums, unread
 from graph_passes.units.unit_pass import Float32Unit, UnitPass, UnitSearch
 from graph_passes.units.update import fused_updates
@@ -171,6 +173,8 @@ UNIT_PASSES = (
         ops=("Sum", "BiasAddGrad"),
         requires=("exact sums", "fused norms", "idle sums"),
     ),
+    UnitPass(product_tail.RULE, product_tail.move_tails_to_products, ops=product_tail.OPS),
+    UnitPass(cross_entropy.RULE, cross_entropy.split_cross_entropies, ops=cross_entropy.OPS),
     UnitPass(mask.RULE, mask.bound_masks, ops=("Softmax",)),
     UnitPass(
         softmax_gradient.RULE,

@@ -13,6 +13,11 @@ from rewrite_checks import check_rewrite, rewrite_called_function, rewrite_graph
 from unit_programs import Options, unit_program
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
+from graph_passes.policy.cost_table import CostTable, Curve
+
+_NOTHING = Curve((1,), (1e-12,))
+FREE_CASTS = CostTable("made up", "CPU", "bfloat16", "nothing", _NOTHING, _NOTHING, ())
+"""A table by which all that may go low does."""
 
 CONFIGS: Mapping[str, PrecisionConfig] = {
     "float16": PrecisionConfig(target_dtype="float16", device="GPU"),
@@ -23,6 +28,9 @@ CONFIGS: Mapping[str, PrecisionConfig] = {
     ),
     "bfloat16, painted": PrecisionConfig(
         target_dtype="bfloat16", device="CPU", disabled_rules=frozenset(("cast-cut",))
+    ),
+    "bfloat16, timed": PrecisionConfig(
+        target_dtype="bfloat16", device="CPU", cost_table=FREE_CASTS
     ),
 }
 

@@ -167,6 +167,35 @@ def dense_bias(options: Options) -> Program:
     return trace(step, tf.TensorSpec(seen), numbers(*shape))
 
 
+def dense_gelu(options: Options) -> Program:
+    """A layer on tokens as Keras writes it, before inference."""
+    bias = tf.Variable(numbers(16))
+    weight = tf.Variable(numbers(CHANNELS, 16, seed=2) / 4)
+
+    def network(x: tf.Tensor) -> tf.Tensor:
+        y = tf.nn.bias_add(tf.tensordot(x, weight, 1), bias)
+        return tf.matmul(tf.nn.gelu(y, approximate=False), weight, transpose_b=True)
+
+    seen = TOKENS if options.known else (None, *TOKENS[1:])
+    return trace(network, tf.TensorSpec(seen), numbers(*TOKENS))
+
+
+def cross_entropy(options: Options) -> Program:
+    """A loss with labels over enough logits that a softmax pays."""
+    weight = tf.Variable(numbers(8, 1100, seed=3) / 8)
+    shape = (40, 8)
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        labels = tf.argmax(x, 1)
+        with tf.GradientTape() as tape:
+            logits = tf.cast(tf.matmul(x, weight), options.dtype)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return [losses, tape.gradient(losses, weight)]
+
+    seen = shape if options.known else (None, *shape[1:])
+    return trace(step, tf.TensorSpec(seen), numbers(*shape))
+
+
 def folded_batch_norm(options: Options) -> Program:
     """A convolution and a normalization with stored statistics."""
     kernel = tf.Variable(numbers(3, 3, CHANNELS, CHANNELS, seed=4))
@@ -228,6 +257,8 @@ HAND_WRITTEN: Mapping[str, Callable[[Options], Program]] = {
     "weight gradient": weight_gradient,
     "bias of heads": heads_bias,
     "dense bias": dense_bias,
+    "dense gelu": dense_gelu,
+    "cross entropy": cross_entropy,
     "folded batch norm": folded_batch_norm,
     "moving statistics": moving_statistics,
     "moving statistics, axes kept": functools.partial(moving_statistics, keeps=True),

@@ -25,6 +25,12 @@ from graph_passes.ir.view import FLOAT
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, SIZES, SUMS, UNARY, Matcher
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.activation.exact_gelu import (
+    ERFS,
+    ExactGelu,
+    find_gelu,
+    write_with_derivative,
+)
 from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "local-derivative"
@@ -48,6 +54,7 @@ def use_local_derivatives(search: UnitSearch) -> None:
     """Replaces what gradients go through between a product and what both factors are made of."""
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
     origins = _Origins(m)
+    knows_times = search.is_bfloat16_cpu and search.config.cost_table is not None
     for end in view.of_op(*OPS):
         is_float = view.dtypes[view.base[end]] == FLOAT
         if not is_float or any(m.op(maker) not in _LINEAR for maker in m.makers(end)):
@@ -56,6 +63,10 @@ def use_local_derivatives(search: UnitSearch) -> None:
             way = _Way(edits, origins, gradient, by_factor)
             if way.end == end and way.is_longer():
                 stem = f"{view.names[end]}/local_derivative"
+                gelu = _gelu_of(m, way) if knows_times else None
+                more = end, gradient, gelu
+                if gelu and edits.propose(RULE, end, write_with_derivative, *more, stem=stem):
+                    break
                 edits.propose(RULE, end, _write, end, way, stem=stem)
                 break
 
@@ -248,6 +259,17 @@ def _passes(terms: Terms) -> int:
     """How many nodes make a sum of products."""
     products = sum(len(key) - 1 + (coefficient != 1.0) for key, coefficient in terms.items())
     return products + (len(terms) > 1)
+
+
+def _gelu_of(m: Matcher, way: _Way) -> ExactGelu | None:
+    """The GELU whose derivative a way is, None where it is none."""
+    factors = sorted({m.maker(tensor) for terms in way.result for tensor in terms})
+    behind = walk(factors, lambda n: [m.maker(tensor) for tensor in _operands(m, n)])
+    for number in itertools.islice(behind, _MOST_STEPS):
+        gelu = find_gelu(m, number) if m.op(number) in ERFS else None
+        if gelu is not None and gelu.is_derivative(way.result):
+            return gelu
+    return None
 
 
 def _write(new: Replacement, end: int, way: _Way) -> None:

@@ -1,0 +1,1 @@
+"""Losses that cheaper ops compute."""

@@ -1,0 +1,1 @@
+"""What is done with the results of matrix products."""
