@@ -46,7 +46,7 @@ FOR_VALUES = {
     "comparison": "keeps gradients of maxima from 0 / 0 where what was picked was rounded",
     "loop-gradient-sums": "is about time: loops read and write no sums of the size of weights",
     "local-derivative": "is about memory: one tensor is kept for a gradient, not two to four",
-    "cross-entropy": "is about time: a softmax is cheaper than TensorFlow's op",
+    "cross-entropy": "is about time: its parts cost half of TensorFlow's op",
     "product-tail": "is about time: biases and activations are part of a product's kernel",
     "fused-update": "is about time: it makes one op of an optimizer's dozen",
     "cost": "is about time: it keeps what is slower float32, with a cost table",

@@ -195,7 +195,7 @@ RULES: dict[str, str] = {
     "bias-gradient": "the sum of a gradient over its leading axes becomes BiasAddGrad",
     "ones-product": "on a CPU the gradient of a bias becomes a bfloat16 matrix product with ones",
     "constant-folding": "a constant that only converted ops read is stored in the target dtype",
-    "cross-entropy": "on a CPU a cross entropy with labels is made from a softmax",
+    "cross-entropy": "on a CPU a cross entropy with labels becomes the ops that it consists of",
     "attention-mask": "a mask before a softmax becomes one that float16 can hold",
     "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",
     "unread": "what nothing reads in a function is left out before costs are weighed",

@@ -182,6 +182,10 @@ class Emitter:
             merged = tuple(other if own is None else own for own, other in pairs)
             self.made[tensor] = TensorFact(fact.dtype, merged)
 
+    def wait(self, tensor: str, *others: str) -> None:
+        """Lets the node that makes a new tensor wait for those that make other new ones."""
+        self.makers[tensor].input.extend(f"^{self.makers[other].name}" for other in others)
+
     def constant(
         self, value: Any, *, name: str, beside: str, dtype: Any = None, shape: Shape | None = None
     ) -> str:

@@ -119,19 +119,20 @@ class Gate:
             raise NoMatchError(f"{tensor!r} would change its shape from {shape} to {made.shape}")
 
     def _check_interior(self, new: Replacement, interior: _Interior) -> None:
-        m, view = self._m, self._m.view
+        m, view, ends = self._m, self._m.view, new.redirect
         for number in interior.nodes:
             if number in self.kept:
                 raise NoMatchError(f"{view.names[number]!r} is to be preserved")
         if interior.reads_state is not None:
             raise NoMatchError(f"{view.names[interior.reads_state]!r} inside has a state")
         for number in interior.on_path:
-            if number in new.open or number in interior.ends:
+            if number in new.open:
                 continue
             for reader in m.readers(number):
                 if reader in interior.nodes or reader in interior.rewired:
                     continue
-                if not self._is_harmless(number, reader):
+                left = [t for t in m.inputs(reader) if m.maker(t) == number if t not in ends]
+                if left and not self._is_harmless(number, reader):
                     raise NoMatchError(
                         f"{view.names[reader]!r} outside the unit reads {view.names[number]!r}"
                     )
@@ -200,7 +201,6 @@ class _Interior:
     Attributes:
         nodes: the nodes that the tensors it makes anew are made with, back to what it reads.
         on_path: those of them that are made of what it reads.
-        ends: the nodes of which all that is read is made anew.
         rewired: the nodes that it gives other inputs.
         dropped: name of such a node -> what it no longer reads.
         reads_state: a node with a state, or of a loop, whose values are read inside.
@@ -216,7 +216,6 @@ class _Interior:
             for name, tensors in new.inputs.items()
         }
         roots = [m.maker(tensor) for tensor in redirected]
-        self.ends = {n for n in roots if redirected.keys() >= m.read_outputs(n)}
         roots += [m.maker(tensor) for dropped in self.dropped.values() for tensor in dropped]
         sources = {m.maker(tensor) for tensor in new.reads()}
         self.reads_state: int | None = None

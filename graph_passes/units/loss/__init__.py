@@ -1,1 +1,1 @@
-"""Losses that cheaper ops compute."""
+"""Losses, by the ops that they consist of."""

@@ -67,22 +67,48 @@ def test_loss_and_gradient_are_as_before(rows: int | None, labels: tf.DType) -> 
         np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5 * np.abs(old).max())
 
 
-def test_all_of_it_stays_float32_as_what_is_made_of_it_does() -> None:
+def test_all_of_it_stays_float32_and_what_comes_out_is_cast_before_labels_are_put_in() -> None:
     after = traced_step().rewrite(CPU).graph_def
     assert {node.attr["T"].type for node in of_op(after, "MatMul")} == {CPU.target}
-    for op in ("Softmax", "Max", "Log", "Sub"):
+    for op in ("Exp", "Max", "Log", "Sub"):
         assert {node.attr["T"].type for node in of_op(after, op)} == {FLOAT}
     (gradient,) = of_op(after, "TensorScatterUpdate")
-    readers = [node for node in after.node if gradient.name in node.input]
-    assert [(node.op, node.attr["T"].type) for node in readers] == [("Mul", FLOAT)]
+    makers = {node.name: node for node in after.node}
+    casts = [makers[name] for name in (gradient.input[0], gradient.input[2])]
+    assert [cast.attr["DstT"].type for cast in casts] == [CPU.target] * 2
+    assert [makers[cast.input[0]].op for cast in casts] == ["Mul", "Sub"]
+    assert {node.op for node in after.node if gradient.name in node.input} == {"MatMul"}
 
 
 def test_a_loss_alone_makes_no_gradient() -> None:
     traced, inputs = traced_step(losses), given()
     after = traced.find(CPU).proto
-    assert of_op(after, "Softmax") and not of_op(after, "TensorScatterUpdate")
+    assert of_op(after, "Exp") and not of_op(after, "TensorScatterUpdate")
     (old,), (new,) = traced.run(traced.graph_def, *inputs), traced.run(after, *inputs)
     np.testing.assert_allclose(new, old, rtol=1e-6, atol=1e-6)
+
+
+def test_no_more_memory_than_before() -> None:
+    """The gradient takes the place of the logits, as in the kernel of TensorFlow's op."""
+    traced, inputs = traced_step(rows=512), given(rows=512)
+    off = dataclasses.replace(CPU, disabled_rules=CPU.disabled_rules | {RULE})
+    graphs = (traced.rewrite(config).graph_def for config in (off, CPU))
+    before, after = (_peak(traced, graph, inputs) for graph in graphs)
+    assert after <= 1.01 * before
+
+
+def _peak(traced: Traced, graph_def: object, inputs: list[np.ndarray]) -> int:
+    """The bytes that the tensors of a graph take at once, beside those that are fed."""
+    function = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(graph_def, name=""), [])
+    pruned = function.prune(list(traced.arguments), list(traced.results))
+    given = list(map(tf.constant, inputs))
+    pruned(*given)
+    memory = tf.config.experimental
+    before = memory.get_memory_info("CPU:0")["current"]
+    memory.reset_memory_stats("CPU:0")
+    pruned(*given)
+    peak: int = memory.get_memory_info("CPU:0")["peak"] - before
+    return peak
 
 
 def of_logits(logits: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
@@ -136,7 +162,7 @@ def test_an_illegal_label_is_an_error_that_names_it(label: int) -> None:
 def test_no_rows_at_all() -> None:
     traced = traced_step(losses, rows=None)
     after = traced.find(dataclasses.replace(CPU, unknown_dimension=64)).proto
-    assert of_op(after, "Softmax")
+    assert of_op(after, "Exp")
     (found,) = traced.run(after, *given(rows=0))
     assert found.shape == (0,)
 
