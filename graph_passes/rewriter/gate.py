@@ -131,7 +131,7 @@ class Gate:
             for reader in m.readers(number):
                 if reader in interior.nodes or reader in interior.rewired:
                     continue
-                left = [t for t in m.inputs(reader) if m.maker(t) == number if t not in ends]
+                left = [t for t in m.inputs(reader) if m.maker(t) == number and t not in ends]
                 if left and not self._is_harmless(number, reader):
                     raise NoMatchError(
                         f"{view.names[reader]!r} outside the unit reads {view.names[number]!r}"

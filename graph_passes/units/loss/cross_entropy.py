@@ -67,7 +67,7 @@ def _write(new: Replacement, number: int) -> None:
         )
         missing = op.Sub(largest, logit, name="missing")
         new.redirect[loss] = op.AddV2(logarithm, missing, name="loss", shape=rows)
-    flat: list[str] = []
+    moved: list[str] = []
     for gradient in read - {loss}:
         weight, weighted = _weighted(m, number, gradient)
         factor = weight or new.constant(1.0, name="one", beside=total)
@@ -82,18 +82,22 @@ def _write(new: Replacement, number: int) -> None:
         at_label = op.Sub(op.Mul(of_label, scale, name="label_scaled"), factor, name="at_label")
         made = op.TensorScatterUpdate(scaled, picked, at_label, name="gradient", shape=shape)
         new.redirect[weighted] = made
-        flat.append(new.makers[made].name)
+        moved.append(new.makers[made].name)
     # As the op itself: what comes behind it must not be rounded, but for what only moves values.
     new.node_lists.update((node.name, "deny") for node, _, _ in new.new_nodes if node.op != "Const")
-    new.node_lists.update(dict.fromkeys(flat, "clear"))
+    new.node_lists.update(dict.fromkeys(moved, "clear"))
 
 
 def _weighted(m: Matcher, number: int, gradient: str) -> tuple[str | None, str]:
-    """What flows into each row, and the gradient times that; None and the gradient itself."""
+    """What flows into each row, and the gradient times that; None and the gradient itself.
+
+    The form is that of `_SparseSoftmaxCrossEntropyWithLogitsGrad`, a column with a row for each.
+    """
     readers = [reader for reader in m.readers(number) if m.reads(reader, gradient)]
     if len(readers) == 1 and m.op(readers[0]) == "Mul":
         weight = m.other_input(readers[0], gradient)
-        if (m.shape_of(weight) or ())[1:] == (1,):
+        is_column = (m.shape_of(weight) or ())[1:] == (1,)
+        if is_column and m.op(m.maker(weight)) == "ExpandDims":
             return weight, m.output(readers[0])
     return None, gradient
 
