@@ -10,8 +10,10 @@ Units of one kind are written alike, so that results are remembered.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
+
+from graph_passes.rewriter.matcher import SUMS
 
 Monomial = tuple[tuple[str, int], ...]
 """Names with their exponents, in order."""
@@ -120,6 +122,20 @@ def _replaced(whole: Polynomial, name: str, value: Polynomial) -> Polynomial:
         else:
             result += _of_terms(frozenset(((monomial, coefficient),)))
     return result
+
+
+def combined(op: str, values: Sequence[Polynomial]) -> Polynomial | None:
+    """What an element-wise op makes of polynomials, None where that is none."""
+    if op in SUMS:
+        return sum(values, constant(0))
+    if op == "Sub":
+        return values[0] - values[1]
+    if op == "Neg":
+        return -values[0]
+    if op in ("Mul", "Square"):
+        return values[0] * values[-1]
+    inverse = values[1].inverse() if op == "RealDiv" else None
+    return None if inverse is None else values[0] * inverse
 
 
 def _product(left: Monomial, right: Monomial) -> Monomial:

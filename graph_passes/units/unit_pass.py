@@ -68,6 +68,11 @@ class UnitSearch:
         """Whether the kernels are those of oneDNN and Eigen in bfloat16."""
         return (self.config.device, self.config.target_dtype) == ("CPU", "bfloat16")
 
+    @property
+    def has_cpu_kernels(self) -> bool:
+        """Whether each op runs by a kernel of a CPU: no compiler makes one of several."""
+        return self.config.device == "CPU" and not self.config.fused
+
     def infers(self, op: str) -> bool:
         """Whether an op is on the infer list: a pattern around one that is not stays float32."""
         return self.lists.list_of(op) == "infer"

@@ -7,17 +7,13 @@ import functools
 from collections.abc import Mapping
 
 import numpy as np
+from free_casts import FREE_CASTS
 from mutations import Mutation, mutated, targets
 from programs import Program, in_function
 from rewrite_checks import check_rewrite, rewrite_called_function, rewrite_graph
 from unit_programs import Options, unit_program
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
-from graph_passes.policy.cost_table import CostTable, Curve
-
-_NOTHING = Curve((1,), (1e-12,))
-FREE_CASTS = CostTable("made up", "CPU", "bfloat16", "nothing", _NOTHING, _NOTHING, ())
-"""A table by which all that may go low does."""
 
 CONFIGS: Mapping[str, PrecisionConfig] = {
     "float16": PrecisionConfig(target_dtype="float16", device="GPU"),

@@ -16,9 +16,9 @@ from fractions import Fraction
 
 from graph_passes.ir.adjacency import walk
 from graph_passes.policy.op_lists import FLOAT32
-from graph_passes.rewriter.algebra import Polynomial, constant, symbol
+from graph_passes.rewriter.algebra import Polynomial, combined, constant, symbol
 from graph_passes.rewriter.emitter import Emitter
-from graph_passes.rewriter.matcher import ADDS, Matcher
+from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
 
 ERFS = ("Erf", "Erfc")
@@ -159,19 +159,7 @@ def _value(m: Matcher, number: int, values: Mapping[str, Polynomial], x: str) ->
     if op == "Exp":
         density = _PDF * constant(1 / _HEIGHT)
         return density if _are_close(operands[0], _X * _X * constant(Fraction(-1, 2))) else None
-    if op == "Neg":
-        return -operands[0]
-    if op == "Square":
-        return operands[0] * operands[0]
-    if op in ADDS:
-        return operands[0] + operands[1]
-    if op == "Sub":
-        return operands[0] - operands[1]
-    if op == "Mul":
-        return operands[0] * operands[1]
-    if op == "RealDiv" and (inverse := operands[1].inverse()) is not None:
-        return operands[0] * inverse
-    return None
+    return combined(op, operands)
 
 
 def _of_erf(op: str, argument: Polynomial) -> Polynomial | None:

@@ -54,7 +54,8 @@ def use_local_derivatives(search: UnitSearch) -> None:
     """Replaces what gradients go through between a product and what both factors are made of."""
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
     origins = _Origins(m)
-    knows_times = search.is_bfloat16_cpu and search.config.cost_table is not None
+    runs_here = search.is_bfloat16_cpu and search.has_cpu_kernels
+    knows_times = runs_here and search.config.cost_table is not None
     for end in view.of_op(*OPS):
         is_float = view.dtypes[view.base[end]] == FLOAT
         if not is_float or any(m.op(maker) not in _LINEAR for maker in m.makers(end)):

@@ -33,7 +33,7 @@ of 0.15 at 8,192, 0.25 in place of 0.43 at 64,000)."""
 def split_cross_entropies(search: UnitSearch) -> None:
     """Replaces cross entropies with labels by the ops that they consist of."""
     edits, view = search.edits, search.edits.view
-    if search.config.device != "CPU" or search.config.fused:
+    if not search.has_cpu_kernels:
         return
     unknown = search.config.unknown_dimension
     for number in view.of_op(*OPS):

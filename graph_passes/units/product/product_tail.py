@@ -25,7 +25,7 @@ _ACTIVATIONS = ("Elu", "LeakyRelu", "Relu", "Relu6", "Sigmoid", "Tanh")
 def move_tails_to_products(search: UnitSearch) -> None:
     """Puts biases and activations next to their products."""
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
-    if search.config.device != "CPU" or search.config.fused:
+    if not search.has_cpu_kernels:
         return
     found = [find_gelu(m, number) for number in view.of_op(*ERFS)]
     gelus = {gelu.x: gelu for gelu in found if gelu and gelu.is_only_read_inside(m)}

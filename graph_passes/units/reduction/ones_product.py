@@ -26,7 +26,7 @@ def ones_products_pay(search: UnitSearch) -> bool:
     lists = search.lists
     return (
         search.is_bfloat16_cpu
-        and not search.config.fused
+        and search.has_cpu_kernels
         and lists.list_of("BiasAddGrad") is None
         and lists.list_of("MatMul") == "allow"
         and {lists.list_of("Reshape"), lists.list_of("Fill")} == {"clear"}

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import FLOAT, Shape
-from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
+from graph_passes.rewriter.algebra import Monomial, Polynomial, combined, constant, symbol
 from graph_passes.rewriter.effects import READ, WRITES, Contraction
 from graph_passes.rewriter.matcher import SUMS, Matcher, NoMatchError
 
@@ -253,14 +253,8 @@ class UpdateSearch:
         self._inside.add(number)
         op = m.ops[number]
         values = [self._expand(each) for each in m.inputs(number)]
-        if op in SUMS:
-            return sum(values, constant(0))
-        if op == "Sub":
-            return values[0] - values[1]
-        if op == "Neg":
-            return -values[0]
-        if op in ("Mul", "Square"):
-            return values[0] * values[-1]
+        if (found := combined(op, values)) is not None:
+            return found
         if op == "RealDiv":
             return values[0] * self._inverse(values[1])
         root = self._inner_name("root", values[0])

@@ -8,16 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow as tf
+from free_casts import FREE_CASTS
 from traced_graphs import Traced, node_types, of_op, trace
 
 from graph_passes import PrecisionConfig
-from graph_passes.policy.cost_table import CostTable, Curve
 from graph_passes.units.activation.local_derivative import RULE
 
-NOTHING = Curve((1,), (1e-12,))
-"""With Casts for nothing, all that may go low does."""
-TABLE = CostTable("made up", "CPU", "bfloat16", "nothing", NOTHING, NOTHING, ())
-CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU", cost_table=TABLE)
+CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU", cost_table=FREE_CASTS)
 FLOAT = tf.float32.as_datatype_enum
 WIDTH = 16
 ROOT = np.float32(np.sqrt(0.5))
@@ -138,6 +135,11 @@ def test_what_is_preserved_inside_leaves_the_general_derivative() -> None:
     fusion = traced.find(CPU, preserve=[erfc.name])
     assert RULE in node_types(fusion)
     assert of_op(fusion.proto, "Erfc") and not of_op(fusion.proto, "Erf")
+
+
+def test_a_compiler_gets_no_other_form() -> None:
+    config = dataclasses.replace(CPU, fused=True)
+    assert of_op(traced_gelu(GELUS["tf.nn.gelu"]).find(config).proto, "Erfc")
 
 
 def test_without_times_fewer_casts_count_for_more() -> None:
