@@ -46,6 +46,7 @@ FOR_VALUES = {
     "comparison": "keeps gradients of maxima from 0 / 0 where what was picked was rounded",
     "loop-gradient-sums": "is about time: loops read and write no sums of the size of weights",
     "local-derivative": "is about memory: one tensor is kept for a gradient, not two to four",
+    "cancelled-bias": "is about time: it leaves out sums that come to zero",
     "cross-entropy": "is about time: its parts cost half of TensorFlow's op",
     "product-tail": "is about time: biases and activations are part of a product's kernel",
     "fused-update": "is about time: it makes one op of an optimizer's dozen",

@@ -188,6 +188,7 @@ RULES: dict[str, str] = {
     "loop-gradient-sums": "sums of weight gradients over the rounds of a loop become one product",
     "batch-norm": "a batch normalization written in primitives becomes one fused op, or part "
     "of the convolution before it",
+    "cancelled-bias": "the gradient of a bias that a batch normalization takes away again is zero",
     "idle-sum": "a sum over the axes that broadcasting added is left out where it added none",
     "product-tail": "on a CPU biases and activations are put where TensorFlow makes one op of them "
     "and the matrix product",

@@ -18,6 +18,7 @@ from graph_passes.rewriter.editor import GraphEdits, NearMiss
 from graph_passes.units.activation import gelu, local_derivative
 from graph_passes.units.attention import mask, softmax_gradient
 from graph_passes.units.loss import cross_entropy
+from graph_passes.units.normalization import cancelled_bias
 from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
 from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
@@ -139,7 +140,14 @@ def _keep_norms(rule: str, search: UnitSearch) -> None:
 UNIT_PASSES = (
     UnitPass(unread.NODES, unread.leave_out_unread_nodes, ops=()),
     UnitPass(fused_updates.RULE, fused_updates.fuse_updates, ops=fused_updates.OPS, alone=True),
-    UnitPass(OF_BATCH, fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
+    UnitPass(OF_BATCH, fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums", "batch norms")),
+    UnitPass(
+        cancelled_bias.RULE,
+        cancelled_bias.cancel_bias_gradients,
+        ops=cancelled_bias.OPS,
+        requires=("batch norms",),
+        ensures=("biases",),
+    ),
     UnitPass(FUSED_LAYER_NORM, fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
     UnitPass(
         CENTRED,
@@ -171,7 +179,7 @@ UNIT_PASSES = (
         bias_sums.ONES_PRODUCT,
         bias_sums.multiply_by_ones,
         ops=("Sum", "BiasAddGrad"),
-        requires=("exact sums", "fused norms", "idle sums"),
+        requires=("exact sums", "fused norms", "idle sums", "biases"),
     ),
     UnitPass(product_tail.RULE, product_tail.move_tails_to_products, ops=product_tail.OPS),
     UnitPass(cross_entropy.RULE, cross_entropy.split_cross_entropies, ops=cross_entropy.OPS),

@@ -16,13 +16,14 @@ from fractions import Fraction
 
 from graph_passes.ir.adjacency import walk
 from graph_passes.policy.op_lists import FLOAT32
-from graph_passes.rewriter.algebra import Polynomial, combined, constant, symbol
+from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.emitter import Emitter
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.activation.values import X, made_of, value_of
 
 ERFS = ("Erf", "Erfc")
-_X, _CDF, _PDF = symbol("x"), symbol("cdf"), symbol("pdf")
+_CDF, _PDF = symbol("cdf"), symbol("pdf")
 _ROOT = math.sqrt(0.5)
 _HEIGHT = 1 / math.sqrt(2 * math.pi)
 """The density at 0."""
@@ -63,7 +64,7 @@ class ExactGelu:
                     return False
                 product *= self.values[tensor]
             total += product
-        return _are_close(total, _CDF + _X * _PDF)
+        return _are_close(total, _CDF + X * _PDF)
 
 
 def find_gelu(m: Matcher, erf: int) -> ExactGelu | None:
@@ -76,7 +77,7 @@ def find_gelu(m: Matcher, erf: int) -> ExactGelu | None:
         tensors = [t for t in m.inputs(number) if m.scalar(t) is None]
         if m.op(number) not in ("Mul", "Neg", "RealDiv") or len(tensors) != 1:
             return None
-        by = _value(m, number, {tensors[0]: constant(1)}, tensors[0])
+        by = value_of(m, number, {tensors[0]: constant(1)}, tensors[0], _own)
         if by is None:
             return None
         x, factor = tensors[0], factor * by
@@ -85,18 +86,8 @@ def find_gelu(m: Matcher, erf: int) -> ExactGelu | None:
 
 def _gelu_of(m: Matcher, x: str, erf: str) -> ExactGelu | None:
     """The GELU of a tensor, if it is made with what the node of an error function makes."""
-    values, y = {x: _X}, None
-    pending = [m.maker(x)]
-    for number in pending:  # grows as it goes
-        for reader in m.readers(number):
-            made = m.output(reader)
-            value = None if made in values else _value(m, reader, values, x)
-            if value is not None:
-                values[made] = value
-                pending.append(reader)
-                y = made if y is None and value == _X * _CDF else y
-        if len(pending) > _MOST_STEPS:
-            break
+    values = made_of(m, x, _own)
+    y = next((tensor for tensor, value in values.items() if value == X * _CDF), None)
     return None if y is None or erf not in values else ExactGelu(x, y, values)
 
 
@@ -143,23 +134,13 @@ def _write_product(new: Emitter, x: str, cdf: str) -> str:
     return made
 
 
-def _value(m: Matcher, number: int, values: Mapping[str, Polynomial], x: str) -> Polynomial | None:
-    """What a node makes of tensors of the shape of x, None if that is not known."""
-    op, operands, axes = m.op(number), [], len(m.shape_of(x) or ())
-    for tensor in m.inputs(number):
-        value = values.get(tensor)
-        if value is None:
-            scalar = m.scalar(tensor)
-            if scalar is None or not math.isfinite(scalar) or m.constant(tensor).ndim > axes:
-                return None
-            value = constant(scalar)
-        operands.append(value)
+def _own(op: str, operand: Polynomial) -> Polynomial | None:
+    """What the ops that GELU is told by make."""
     if op in ERFS:
-        return _of_erf(op, operands[0])
-    if op == "Exp":
-        density = _PDF * constant(1 / _HEIGHT)
-        return density if _are_close(operands[0], _X * _X * constant(Fraction(-1, 2))) else None
-    return combined(op, operands)
+        return _of_erf(op, operand)
+    if op != "Exp" or not _are_close(operand, X * X * constant(Fraction(-1, 2))):
+        return None
+    return _PDF * constant(1 / _HEIGHT)
 
 
 def _of_erf(op: str, argument: Polynomial) -> Polynomial | None:

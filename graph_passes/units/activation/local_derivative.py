@@ -25,6 +25,7 @@ from graph_passes.ir.view import FLOAT
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, SIZES, SUMS, UNARY, Matcher
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.activation import silu
 from graph_passes.units.activation.exact_gelu import (
     ERFS,
     ExactGelu,
@@ -34,8 +35,9 @@ from graph_passes.units.activation.exact_gelu import (
 from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "local-derivative"
-OPS = ("AddN",)
+_ENDS = ("AddN",)
 """What automatic differentiation adds gradients up with."""
+OPS = (*_ENDS, *silu.OPS)
 
 Terms = dict[tuple[str, ...], float]
 """A sum of products: the factors of each with its coefficient."""
@@ -56,7 +58,9 @@ def use_local_derivatives(search: UnitSearch) -> None:
     origins = _Origins(m)
     runs_here = search.is_bfloat16_cpu and search.has_cpu_kernels
     knows_times = runs_here and search.config.cost_table is not None
-    for end in view.of_op(*OPS):
+    if knows_times:
+        silu.make_derivatives_early(search, RULE)
+    for end in view.of_op(*_ENDS):
         is_float = view.dtypes[view.base[end]] == FLOAT
         if not is_float or any(m.op(maker) not in _LINEAR for maker in m.makers(end)):
             continue
@@ -149,7 +153,7 @@ class _Way:
                 if terms and len(terms) < _MOST_STEPS:
                     self.terms[reader] = terms
                     pending.append(reader)
-                    if m.op(reader) in OPS and self._ends_in(reader):
+                    if m.op(reader) in _ENDS and self._ends_in(reader):
                         self.end = reader
                         return
             if len(pending) > _MOST_STEPS:
