@@ -91,6 +91,10 @@ def swish(x: tf.Tensor, _: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.nn.silu(x)
 
 
+def batch_norm_and_swish(x: tf.Tensor, parameters: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.nn.silu(batch_norm(x, parameters))
+
+
 def broadcast_sum(x: tf.Tensor, _: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.nn.relu(x) + tf.sigmoid(x)
 

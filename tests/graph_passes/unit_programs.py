@@ -96,6 +96,7 @@ _LAYERS: Mapping[str, Callable[[Options], Program]] = {
         layers.stored_batch_norm, IMAGES, options, 4, is_trained=False
     ),
     "batch norm, stored, trained": _layer(layers.stored_batch_norm, IMAGES, 4),
+    "batch norm, swish": _layer(layers.batch_norm_and_swish, IMAGES, 2),
     "layer norm": _layer(layers.layer_norm, TOKENS, 2),
     "layer norm, forward": lambda options: between_products(
         layers.layer_norm, TOKENS, options, 2, is_trained=False

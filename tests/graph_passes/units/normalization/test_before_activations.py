@@ -1,0 +1,65 @@
+"""Normalizations are found whatever activation is behind them, and whatever it makes of y."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import tensorflow as tf
+from keras import layers
+from traced_graphs import Traced, node_types, trace
+
+from graph_passes import PrecisionConfig
+
+CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
+GPU = PrecisionConfig(target_dtype="float16", device="GPU")
+NORMS: dict[str, Callable[[], layers.Layer]] = {
+    "batch-norm": layers.BatchNormalization,
+    "layer-norm": layers.LayerNormalization,
+    "rms-norm": getattr(layers, "RMSNormalization", layers.LayerNormalization),
+}
+ACTIVATIONS = [
+    *("relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu", "hard_silu", "hard_sigmoid"),
+    *("softplus", "softsign", "tanh", "sigmoid", "exponential"),
+]
+BY_HAND: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "times 1": lambda x: x * 1.0,
+    "1 times, twice": lambda x: tf.nn.relu(1.0 * x) + tf.sigmoid(1.0 * x),
+    "plus 0": lambda x: x + 0.0,
+    "by its sigmoid": lambda x: x * tf.sigmoid(x),
+    "swish of another slope": lambda x: tf.nn.silu(x, beta=1.702),
+    "half of it": lambda x: 0.5 * x,
+    "both signs": lambda x: tf.concat([tf.nn.relu(x), tf.nn.relu(-x)], 3),
+    "squeezed": lambda x: x * tf.sigmoid(tf.reduce_mean(x, [1, 2], keepdims=True)),
+}
+
+
+def traced(norm: str, activation: object, *, is_training: bool = True) -> Traced:
+    """A convolution, a normalization, an activation and a convolution, with all gradients."""
+    first, second = layers.Conv2D(8, 3, use_bias=False), layers.Conv2D(4, 1)
+    between, behind = NORMS[norm](), layers.Activation(activation)
+    for layer, width in ((first, 4), (between, 8)):
+        layer.build((None, 8, 8, width))
+    second.build((None, 8, 8, 16 if activation is BY_HAND["both signs"] else 8))
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            y = second(behind(between(first(x), training=is_training)))
+        variables = [*first.trainable_variables, *between.trainable_variables]
+        return [y, *tape.gradient(y, variables)] if is_training else [y]
+
+    return trace(step, tf.TensorSpec((None, 8, 8, 4)))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, *BY_HAND])
+def test_a_normalization_in_front_is_found(norm: str, activation: str) -> None:
+    graph = traced(norm, BY_HAND.get(activation, activation))
+    for config in (CPU, GPU):
+        assert {norm, f"fused-{norm}"}.intersection(node_types(graph.find(config)))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_before_inference_as_well(norm: str) -> None:
+    fusion = traced(norm, "silu", is_training=False).find(CPU)
+    assert norm in node_types(fusion)
