@@ -101,6 +101,7 @@ FUNCTION_HOST = (
     Member(f"{_EAGER}.context", "Context.get_c_function", ("self", "name")),
     Member(f"{_EAGER}.context", "Context.get_device_details", ("self", "device")),
     Member(f"{_EAGER}.context", "Context.get_function_def", ("self", "name")),
+    Member(f"{_EAGER}.context", "Context.get_optimizer_experimental_options", ("self",)),
     Member(f"{_EAGER}.context", "Context.get_visible_devices", ("self", "device_type")),
     Member(f"{_EAGER}.context", "Context.has_function", ("self", "name")),
     Member(f"{_EAGER}.polymorphic_function.attributes", "TF_DATA_FUNCTION"),
@@ -113,6 +114,7 @@ FUNCTION_HOST = (
     Member(f"{_FRAMEWORK}.tensor_util", "constant_value"),
     Member("tensorflow.python.types.core", "Value"),
     Member("tensorflow.python.util.tf_stack", "GraphDebugInfoBuilder"),
+    Member("tensorflow.python.util._pywrap_util_port", "IsMklEnabled"),
     Member(_PYWRAP, "TF_FunctionToFunctionDef"),
     Member(_PYWRAP, "TF_GetBuffer"),
     *THE_PASS,
@@ -132,6 +134,7 @@ SESSION_HOST = (
     Member(_PYWRAP, "TF_LoadPluggableDeviceLibrary"),
     Member(_POLICY_STATE, "non_mixed_precision_session_created"),
     Member(_POLICY_STATE, "set_non_mixed_precision_session_created"),
+    Member("tensorflow.python.util._pywrap_util_port", "IsMklEnabled"),
     *THE_PASS,
 )
 LATE_SETTINGS = (

@@ -173,6 +173,10 @@ def _moves_and_sums() -> Iterator[Probe]:
             "axis": 0,
         },
     )
+    yield _by_elements(
+        "TensorScatterUpdate",
+        lambda n: {"tensor": Low(_matrix(n)), "indices": [[0, 0], [1, 1]], "updates": Low((2,))},
+    )
     yield _by_elements("Tile", lambda n: {"input": Low(_matrix(n // 4)), "multiples": [4, 1]})
     yield _by_elements(
         "BroadcastTo", lambda n: {"input": Low((_CHANNELS,)), "shape": list(_matrix(n))}

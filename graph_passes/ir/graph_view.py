@@ -189,6 +189,10 @@ class GraphView:
         """The names of the nodes that others have as a control input."""
         return frozenset().union(*self.waits.values())
 
+    def is_ordered(self, number: int) -> bool:
+        """Whether a node has a control input, or is one."""
+        return number in self.waits or self.names[number] in self.awaited
+
     @functools.cached_property
     def waiting(self) -> dict[str, list[int]]:
         """Name of a node -> the nodes that have it as a control input."""

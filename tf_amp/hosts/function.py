@@ -26,7 +26,7 @@ from tensorflow.python.saved_model import function_deserialization
 from graph_passes.collector import collector_paused
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
-from tf_amp.hosts import function_originals
+from tf_amp.hosts import function_originals, remapper
 from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
 from tf_amp.hosts.function_counts import FunctionCounts
 from tf_amp.hosts.function_deferred import DeferredFunctions, is_traced_once_more
@@ -148,6 +148,8 @@ class FunctionHost:
         by_xla = is_compiled(definition)
         if by_xla:
             config = compiled.config
+        elif not remapper.runs_in_functions():
+            config = remapper.without_it(config)
 
         def library(name: str) -> function_pb2.FunctionDef | None:
             found = self._original_definition(context, graph._functions, name)

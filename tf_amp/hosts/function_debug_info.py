@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,8 +46,8 @@ def rebuild(
         fallback: gives what the runtime itself has, for a function without its graph.
 
     Returns:
-        The proto, with the stack of every node of the traced graph. A cast has the stack of
-        the node whose output it casts.
+        The proto, with the stack of every node of the traced graph. A node that the rewrite made
+        has that of the node that it is named after, a cast that of the node whose output it casts.
     """
     graph = function._cached_graph
     if graph is None:
@@ -57,10 +57,12 @@ def rebuild(
     for name, stack in stacks.items():
         builder.AccumulateStackTrace("", name, stack)
     for node in function.definition.node_def:
-        if node.name not in stacks and node.input:
-            stack = stacks.get(node.input[0].partition(":")[0].lstrip("^"))
-            if stack is not None:
-                builder.AccumulateStackTrace("", node.name, stack)
+        if node.name in stacks:
+            continue
+        made_of = node.input[0].partition(":")[0].lstrip("^") if node.input else ""
+        stack = stacks.get(_named_after(node.name, stacks) or made_of)
+        if stack is not None:
+            builder.AccumulateStackTrace("", node.name, stack)
     return _without_function_suffix(builder.Build())
 
 
@@ -92,12 +94,17 @@ def source_lines(graph: Any) -> Lines:
             while forward and forward.removesuffix("_grad") not in known:
                 forward = forward.rpartition("/")[0]
             name = forward.removesuffix("_grad") or name
-        while name and name not in known:
-            name = name.rpartition("/")[0]
-        stack = known.get(name)
+        stack = known.get(_named_after(name, known))
         return () if stack is None else user_lines(stack)
 
     return lines
+
+
+def _named_after(name: str, known: Container[str]) -> str:
+    """The longest part of a name that is the name of a known node, "" where none is."""
+    while name and name not in known:
+        name = name.rpartition("/")[0]
+    return name
 
 
 def user_lines(stack: Any) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from tensorflow.core.framework import graph_pb2
 import graph_passes
 from graph_passes.plan_remarks import Lines, no_lines
 from tf_amp.compatibility import SESSION_HOST, obstacle
+from tf_amp.hosts import remapper
 from tf_amp.hosts.c_api import CApiError
 from tf_amp.hosts.dumps import Origin
 from tf_amp.hosts.function_debug_info import source_lines
@@ -120,7 +121,7 @@ class SessionHost:
                 lambda config: graph_passes.rewrite_graph_def(
                     planned, config, preserve=kept, shapes=shapes, lines=lines
                 ),
-                self._config,
+                self._config if self._sessions.remaps else remapper.without_it(self._config),
             )
             if result.changed:
                 new = empty_stubs(apart.put_back(result.proto), stubs)

@@ -19,6 +19,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.training import server_lib
 from tensorflow.python.training.experimental import mixed_precision_global_state
 
+from tf_amp.hosts.remapper import runs_in_session
 from tf_amp.patches import Patches
 
 LOGGER = logging.getLogger("tf_amp.hosts.session")
@@ -104,10 +105,14 @@ class SessionConfigHook:
     Args:
         device: "CPU" or "GPU": the device the rewrite is for.
         serve: told of each session of a server.
+
+    Attributes:
+        remaps: Whether TensorFlow's remapper runs on the graphs of all sessions so far.
     """
 
     def __init__(self, device: str, serve: Callable[[Any], None]) -> None:
         self._device, self._served = device, serve
+        self.remaps = True
         self._graphs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._servers: set[str] = set()
         self._said: set[str] = set()
@@ -156,6 +161,7 @@ class SessionConfigHook:
             config = context.context().config
         if not isinstance(config, config_pb2.ConfigProto):
             return config
+        self.remaps = self.remaps and runs_in_session(config)
         for text in obstacles(config):
             self._say_once(
                 logging.WARNING,

@@ -48,11 +48,12 @@ class ExactGelu:
     values: Mapping[str, Polynomial]
 
     def is_only_read_inside(self, m: Matcher) -> bool:
-        """Whether nothing but y is made of x, nor of what is made of it."""
+        """Whether nothing but y is made of x, nor of what is made of it, and nothing waits."""
         x, y = m.maker(self.x), m.maker(self.y)
         made = {m.maker(tensor) for tensor in self.values} - {x}
         inside = set(walk([y], lambda n: [maker for maker in m.makers(n) if maker in made]))
-        return {r for n in {x, *inside} - {y} for r in m.readers(n)} <= inside
+        readers = {r for n in {x, *inside} - {y} for r in m.readers(n)}
+        return readers <= inside and not any(map(m.view.is_ordered, (x, *inside)))
 
     def is_derivative(self, terms: Mapping[tuple[str, ...], float]) -> bool:
         """Whether a sum of products, each with its coefficient, is the derivative of the GELU."""

@@ -51,8 +51,8 @@ def _write(new: Replacement, number: int) -> None:
     rows = shape[:1]  # type: ignore[index]
     column = (*rows, 1)
     axis = new.constant([1], name="axis", beside=logits)
-    picked = _places(new, labels)
     largest = op.Max(logits, axis, name="largest", keep_dims=True, shape=column)
+    picked = _places(new, labels, largest)
     logit = op.GatherNd(logits, picked, name="logit_of_label", shape=rows)
     below = op.Sub(logits, largest, name="below_largest")
     new.wait(below, logit)
@@ -96,21 +96,21 @@ def _weighted(m: Matcher, number: int, gradient: str) -> tuple[str | None, str]:
     readers = [reader for reader in m.readers(number) if m.reads(reader, gradient)]
     if len(readers) == 1 and m.op(readers[0]) == "Mul":
         weight = m.other_input(readers[0], gradient)
-        is_column = (m.shape_of(weight) or ())[1:] == (1,)
-        if is_column and m.op(m.maker(weight)) == "ExpandDims":
+        rows = (m.shape_of(gradient) or ())[:1]
+        if m.shape_of(weight) == (*rows, 1) and m.op(m.maker(weight)) == "ExpandDims":
             return weight, m.output(readers[0])
     return None, gradient
 
 
-def _places(new: Replacement, labels: str) -> str:
-    """Row and label of each example."""
+def _places(new: Replacement, labels: str, column: str) -> str:
+    """Row and label of each row of the logits; fails where there are fewer or more labels."""
     dtype = new.fact(labels).dtype
     whole = "int32" if dtype == types_pb2.DT_INT32 else "int64"
     start, step = (
         new.constant(value, name=name, beside=labels, dtype=whole)
         for value, name in ((0, "first_row"), (1, "next_row"))
     )
-    count = new.op.Size(labels, name="rows", out_type=dtype)
+    count = new.op.Size(column, name="rows", out_type=dtype)
     rows = new.op.Range(start, count, step, name="row", shape=new.fact(labels).shape)
     made: str = new.op.Pack(rows, labels, name="row_and_label", axis=1)
     return made

@@ -42,6 +42,8 @@ def _move(new: Replacement, bias_add: int, gelu: ExactGelu | None) -> None:
     product = m.source(before, 0) if is_reshaped else before
     if m.op(product) != "MatMul" or not (is_reshaped or gelu):
         return
+    if any(map(m.view.is_ordered, (product, before))):
+        raise NoMatchError(f"nodes wait for {m.node(product).name!r}, or it for them")
     for number in {product, before}:
         if len(m.readers(number)) != 1:
             raise NoMatchError(f"more than one node reads {m.node(number).name!r}")

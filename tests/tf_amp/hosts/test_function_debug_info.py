@@ -103,3 +103,33 @@ def test_a_function_of_v1_has_no_lines_and_stops_nothing(
     (trace,) = read_traces(tmp_path)
     (step,) = [graph.remarks for graph in trace.graphs if graph.remarks.name == "step"]
     assert any(remark.lines for remark in step.remarks if remark.is_product)
+
+
+ILLEGAL = """
+from tf_amp import autoload
+autoload.activate()
+import tensorflow as tf
+
+@tf.function
+def step(x, w, u, labels):
+    logits = tf.matmul(tf.matmul(x, u), w)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)  # loss
+
+try:
+    step(tf.ones([64, 32]), tf.ones([32, 1024]), tf.ones([32, 32]), tf.fill([64], -1))
+except tf.errors.InvalidArgumentError as error:
+    print(error)
+"""
+
+
+def test_an_error_in_what_was_replaced_names_the_line(run_forked: RunPython) -> None:
+    env = {
+        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+        f"{REWRITE}_DTYPE": "bfloat16",
+        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+    }
+    said = run_forked(ILLEGAL, env).stdout
+    number = next(n for n, text in enumerate(ILLEGAL.splitlines(), 1) if "# loss" in text)
+    assert "label" in said
+    assert f"line {number}, in step" in said
+    assert "stack traces unavailable" not in said

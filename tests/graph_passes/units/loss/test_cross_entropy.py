@@ -11,6 +11,7 @@ import tensorflow as tf
 from traced_graphs import Traced, node_types, of_op, trace
 
 from graph_passes import PrecisionConfig
+from graph_passes.policy.cost_table_files import shipped_table
 from graph_passes.units.loss.cross_entropy import RULE
 
 CPU = PrecisionConfig(
@@ -78,6 +79,15 @@ def test_all_of_it_stays_float32_and_what_comes_out_is_cast_before_labels_are_pu
     assert [cast.attr["DstT"].type for cast in casts] == [CPU.target] * 2
     assert [makers[cast.input[0]].op for cast in casts] == ["Mul", "Sub"]
     assert {node.op for node in after.node if gradient.name in node.input} == {"MatMul"}
+
+
+def test_by_measured_times_labels_are_put_in_behind_the_cast_too() -> None:
+    """TensorFlow copies what a TensorScatterUpdate is of: a copy of half the size."""
+    config = dataclasses.replace(CPU, cost_table=shipped_table("cpu-avx512_bf16", "bfloat16"))
+    specs = tf.TensorSpec((512, 256)), tf.TensorSpec((256, 8000)), tf.TensorSpec((512,), tf.int64)
+    after = trace(step, *specs).rewrite(config).graph_def
+    (gradient,) = of_op(after, "TensorScatterUpdate")
+    assert gradient.attr["T"].type == CPU.target
 
 
 def test_a_loss_alone_makes_no_gradient() -> None:
@@ -157,6 +167,36 @@ def test_an_illegal_label_is_an_error_that_names_it(label: int) -> None:
     after = traced.find(CPU).proto
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"indices\[5\] = \[5, {label}\]"):
         traced.run(after, *inputs)
+
+
+@pytest.mark.parametrize("function", [losses, step])
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_labels_of_another_number_than_rows_are_an_error(
+    function: Callable[..., object], count: int
+) -> None:
+    traced, inputs = traced_step(function, rows=None), given()
+    inputs[2] = np.resize(inputs[2], count)
+    fusion = traced.find(CPU)
+    assert RULE in node_types(fusion)
+    for graph in (traced.graph_def, fusion.proto):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            traced.run(graph, *inputs)
+
+
+def test_one_gradient_for_many_weights_is_multiplied_outside() -> None:
+    def repeated(x: tf.Tensor, w: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        made = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
+            features=tf.matmul(x, w), labels=labels
+        )
+        return made.backprop * tf.expand_dims(tf.range(5.0), 1)
+
+    specs = tf.TensorSpec((1, WIDTH)), tf.TensorSpec((WIDTH, 9000)), tf.TensorSpec((1,), tf.int64)
+    traced = trace(repeated, *specs)
+    fusion = traced.find(CPU)
+    assert RULE in node_types(fusion)
+    inputs = [np.ones((1, WIDTH), np.float32), np.ones((WIDTH, 9000), np.float32), np.array([7])]
+    (before,), (after,) = (traced.run(graph, *inputs) for graph in (traced.graph_def, fusion.proto))
+    np.testing.assert_allclose(after, before, atol=1e-6)
 
 
 def test_no_rows_at_all() -> None:

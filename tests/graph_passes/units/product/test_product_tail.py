@@ -170,6 +170,34 @@ def test_it_is_for_kernels_of_a_cpu(config: PrecisionConfig) -> None:
     assert RULE not in node_types(traced_layer(dense(tf.nn.relu)).find(config))
 
 
+def awaited(x: tf.Tensor, w: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    made = tf.nn.gelu(tf.nn.bias_add(tf.tensordot(x, w, 1), b), approximate=False)
+    with tf.control_dependencies([made]):
+        return tf.tensordot(made, w, [[2], [1]])
+
+
+def awaiting(x: tf.Tensor, w: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    made = tf.nn.bias_add(tf.tensordot(x, w, 1), b)
+    with tf.control_dependencies([tf.reduce_sum(x)]):
+        made = tf.nn.gelu(made, approximate=False)
+    return tf.tensordot(made, w, [[2], [1]])
+
+
+@pytest.mark.parametrize("function", [awaited, awaiting])
+def test_a_gelu_that_tensorflow_will_not_fuse_keeps_its_form(
+    function: Callable[..., tf.Tensor],
+) -> None:
+    """Near -1 nothing is left of 1 + Erf in bfloat16."""
+    traced = traced_layer(function)
+    assert of_op(traced.find(CPU).proto, "Erfc")
+    x, w = np.full((4, 16, WIDTH), -3.5, np.float32), np.zeros((WIDTH, CHANNELS), np.float32)
+    np.fill_diagonal(w, 1.0)
+    inputs = [x, w, np.zeros(CHANNELS, np.float32)]
+    (before,) = traced.run(traced.graph_def, *inputs)
+    (after,) = traced.run(traced.rewrite(CPU).graph_def, *inputs)
+    np.testing.assert_allclose(after, before, rtol=0.1)
+
+
 def test_a_fed_tensor_inside_means_what_it_meant() -> None:
     traced = traced_layer(dense(GELUS["tf.nn.gelu"]))
     (bias_add,) = of_op(traced.graph_def, "BiasAdd")

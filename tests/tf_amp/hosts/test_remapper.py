@@ -1,0 +1,99 @@
+"""GELUs are written for TensorFlow's remapper where it runs, and only there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+
+from graph_passes import PrecisionConfig
+from tf_amp.hosts import remapper
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+BFLOAT16 = {
+    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
+    f"{REWRITE}_DTYPE": "bfloat16",
+    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+}
+
+FUNCTION = """
+import json
+import sys
+from tf_amp import autoload
+autoload.activate()
+import numpy as np
+import tensorflow as tf
+
+options = json.loads(sys.argv[1])
+if options:
+    tf.config.optimizer.set_experimental_options(options)
+w, b = tf.Variable(tf.eye(64)), tf.Variable(tf.zeros(64))
+
+@tf.function
+def layer(x):
+    return tf.tensordot(tf.nn.gelu(tf.nn.bias_add(tf.tensordot(x, w, 1), b)), w, 1)
+
+print(json.dumps(layer(tf.fill([4, 16, 64], -3.5)).numpy().ravel()[0].item()))
+"""
+
+SESSION = """
+import json
+import sys
+from tf_amp import autoload
+autoload.activate()
+import numpy as np
+import tensorflow as tf
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+
+config = v1.ConfigProto()
+if not json.loads(sys.argv[1]).get("remapping", True):
+    config.graph_options.rewrite_options.remapping = 2
+x = v1.placeholder(tf.float32, [4, 16, 64])
+w, b = tf.constant(np.eye(64, dtype="f")), tf.constant(np.zeros(64, "f"))
+y = tf.tensordot(tf.nn.gelu(tf.nn.bias_add(tf.tensordot(x, w, 1), b)), w, 1)
+with v1.Session(config=config) as session:
+    print(json.dumps(session.run(y, {x: np.full([4, 16, 64], -3.5, "f")}).ravel()[0].item()))
+"""
+
+
+@pytest.mark.parametrize("program", [FUNCTION, SESSION], ids=["function", "session"])
+@pytest.mark.parametrize("options", [{}, {"remapping": False}], ids=str)
+def test_the_tail_of_a_gelu_is_there(
+    run_forked: RunPython, program: str, options: dict[str, bool]
+) -> None:
+    done = run_forked(program, BFLOAT16, args=(json.dumps(options),))
+    true = tf.nn.gelu(tf.constant(-3.5, tf.float64)).numpy()
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(true, rel=0.05)
+
+
+def test_without_onednn_as_well(run_python: RunPython) -> None:
+    """It is switched off before TensorFlow is imported."""
+    done = run_python(FUNCTION, {**BFLOAT16, "TF_ENABLE_ONEDNN_OPTS": "0"}, args=("{}",))
+    true = tf.nn.gelu(tf.constant(-3.5, tf.float64)).numpy()
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(true, rel=0.05)
+
+
+@pytest.mark.parametrize("option", [{"remapping": False}, {"disable_meta_optimizer": True}])
+def test_options_of_functions(option: dict[str, bool]) -> None:
+    before = remapper.runs_in_functions()
+    tf.config.optimizer.set_experimental_options(option)
+    try:
+        assert not remapper.runs_in_functions()
+    finally:
+        tf.config.optimizer.set_experimental_options({name: not on for name, on in option.items()})
+    assert remapper.runs_in_functions() == before
+
+
+def test_a_session_and_a_configuration_without_it() -> None:
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.remapping = 2
+    assert not remapper.runs_in_session(config)
+    assert remapper.runs_in_session(config_pb2.ConfigProto()) == remapper.runs_in_functions()
+    without = remapper.without_it(PrecisionConfig(disabled_rules=frozenset(("loss",))))
+    assert without.disabled_rules == {"loss", "product-tail"}
