@@ -2,7 +2,7 @@
 
 A mask of -1e9 becomes -inf in float16, and an epsilon of 1e-8 becomes 0. Ops that read such a
 constant stay float32, and so does what they compute, as if they were on the deny list. bfloat16
-has float32's range and needs no such rule.
+has nearly float32's range (`units.attention.bounded_constants`).
 """
 
 from __future__ import annotations

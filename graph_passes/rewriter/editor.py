@@ -159,8 +159,7 @@ class GraphEdits(Edits):
         self.node_lists.update(new.node_lists)
         self.made.update(new.made)
         self.in_place.update(new.in_place)
-        in_place = {node.name for node in new.in_place.values()}
-        self.new_nodes.extend(node for node, _, _ in new.new_nodes if node.name not in in_place)
+        self.new_nodes.extend(node for node, _, _ in new.new_nodes)
         self.shapes.update(new.shapes)
 
     def fact(self, tensor: str) -> TensorFact:

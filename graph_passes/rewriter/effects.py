@@ -1,9 +1,11 @@
 """The conditions under which nodes that have effects may become one node.
 
 A `Contraction` takes reads and writes of variables, and the arithmetic between them, together in
-the place of the last write: one new op, or several in a row. Nodes keep their names: the last write
-becomes the new op, every other read or write a NoOp behind it, so that whoever waited for one waits
-for all, whether by a control input, as a function's control result or as what a session runs.
+the place of the last write: one new op, or several in a row. Each read or write becomes a NoOp of
+its name behind the new op, so that whoever waited for one waits for all, whether by a control
+input, as a function's control result or as what a session runs. The new op has a name of its own:
+a session makes a graph of each set of fetches, and keeps one kernel for all stateful nodes of a
+name.
 
 That is equal to what was there, in all orders in which the graph may run, if
 
@@ -148,22 +150,19 @@ def write_contraction(
     Args:
         m: reads the graph.
         unit: the nodes.
-        new: the new op with its data inputs; it receives the name of the last write, and waits for
-            all that any of the nodes waited for.
+        new: the new op with its data inputs; it waits for all that any of the nodes waited for.
         first: new nodes before it, which wait for the same, and it for them.
     """
     names, waits = m.view.names, m.view.waits
     members = {names[number] for number in unit.members}
-    last = m.node(unit.last)
-    new.name, new.device = names[unit.last], last.device
     new.input.extend(f"^{node.name}" for node in first)
     awaited: dict[str, None] = {}
     for number in (unit.last, *sorted(unit.members | unit.beside)):
         awaited.update(dict.fromkeys(waits.get(number, ())))
     for node in (*first, new):
         node.input.extend(f"^{name}" for name in awaited if name not in members)
-    nodes = {unit.last: new}
-    for number in unit.effects - {unit.last}:
+    nodes = {}
+    for number in unit.effects:
         old = m.node(number)
         empty = node_def_pb2.NodeDef(name=names[number], op="NoOp", device=old.device)
         behind = dict.fromkeys((*waits.get(number, ()), new.name))

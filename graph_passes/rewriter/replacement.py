@@ -82,7 +82,7 @@ class Replacement(Emitter):
 
         Or several new ones in a row, of which that is the last and `first` are the first.
         """
-        self.add(op, *inputs, name="", **attrs)
+        self.add(op, *inputs, **attrs)
         self.contraction = nodes
         self.in_place = write_contraction(self.matcher, nodes, self.new_nodes[-1][0], first)
 

@@ -16,7 +16,7 @@ from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.policy.rules import Rule
 from graph_passes.rewriter.editor import GraphEdits, NearMiss
 from graph_passes.units.activation import gelu, local_derivative
-from graph_passes.units.attention import mask, softmax_gradient
+from graph_passes.units.attention import bounded_constants, mask, softmax_gradient
 from graph_passes.units.loss import cross_entropy
 from graph_passes.units.normalization import cancelled_bias
 from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
@@ -183,6 +183,7 @@ UNIT_PASSES = (
     ),
     UnitPass(product_tail.RULE, product_tail.move_tails_to_products, ops=product_tail.OPS),
     UnitPass(cross_entropy.RULE, cross_entropy.split_cross_entropies, ops=cross_entropy.OPS),
+    UnitPass(bounded_constants.RULE, bounded_constants.bound_constants, ops=bounded_constants.OPS),
     UnitPass(mask.RULE, mask.bound_masks, ops=("Softmax",)),
     UnitPass(
         softmax_gradient.RULE,

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("tf_amp.hosts.session")
 
 _FUNCTION_BODY_OPS = frozenset({"_Arg", "_DeviceArg", "_Retval", "_DeviceRetval"})
+# A session makes a graph of each set of fetches and keeps one kernel for all stateful nodes of a
+# name: in all of these graphs they must be of one dtype.
+_OF_ONE_KERNEL = frozenset({"CheckNumerics", "CheckNumericsV2"})
 _FETCHES_NAMED = 3
 
 TITLE = "session graph"
@@ -114,7 +117,8 @@ class SessionHost:
         try:
             filled, stubs = fill_stubs(graph)
             apart = unfuse(filled, item.preserve)
-            kept = (*item.preserve, *(() if self._runs_fused_whole else apart.whole))
+            own = [node.name for node in apart.graph.node if node.op in _OF_ONE_KERNEL]
+            kept = (*item.preserve, *own, *(() if self._runs_fused_whole else apart.whole))
             shapes = _shapes_of(apart, item)
             planned, origin = apart.graph, Origin(shapes=shapes, lines=lines, preserve=kept)
             result = self._installation.numbers.rewrite(

@@ -6,11 +6,12 @@ so far below all others that its exponential is 0:
     Softmax(Select(mask, scores, -1e9))            Softmax(scores + (1 - mask) * -1e9)
 
 float16 ends at -65504. A number within its range does the same to a softmax, as long as the scores
-of one row are less than `REPLACED` (or `ADDED`) apart; in bfloat16 there is nothing to do. It stays
-finite even where three masks are added to one another, so a row in which every position is masked
-gives no NaN. In such a row, softmax over -1e9 is uniform in float32, since -1e9 swallows the
-scores; in float16 it is uniform where the number replaces the scores, and nearly so where it is
-added to scores within 8 of 0.
+of one row are less than `REPLACED` (or `ADDED`) apart. It stays finite even where three masks are
+added to one another, so a row in which every position is masked gives no NaN. In such a row,
+softmax over -1e9 is uniform in float32, since -1e9 swallows the scores; in float16 it is uniform
+where the number replaces the scores, and nearly so where it is added to scores within 8 of 0.
+
+For bfloat16 see `bounded_constants`.
 """
 
 from __future__ import annotations

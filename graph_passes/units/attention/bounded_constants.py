@@ -1,0 +1,55 @@
+"""Constants a little beyond what bfloat16 holds.
+
+bfloat16 ends at 3.39e38, float32 at 3.40e38: `float32.min`, which many masks are made with,
+becomes -inf when it is rounded, and 0 times that, or a softmax of nothing else, NaN. Such a
+constant becomes bfloat16's least or largest number for all its readers, so that what they make of
+it in float32 can be cast down as well. To a softmax or a maximum it says the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from tensorflow.core.framework import tensor_pb2
+from tensorflow.python.framework import dtypes
+
+from graph_passes.ir.view import FLOAT
+from graph_passes.ops.node_types import NodeType
+from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.unit_pass import UnitSearch
+
+RULE = "constant-range"
+OPS = ("Const",)
+_LARGEST = float(dtypes.bfloat16.max)
+
+
+def bound_constants(search: UnitSearch) -> None:
+    """Puts numbers that bfloat16 holds in the place of those that it does not."""
+    if search.is_float16:
+        return  # which has other numbers for masks (`mask`), and stays away from large constants
+    edits, view = search.edits, search.edits.view
+    for number in view.of_node_type(_is_float_constant):
+        value = view.nodes[number].attr.get("value")  # [] would write to a map that lacks it
+        if value is not None and _is_beyond(value.tensor) and number not in edits.kept:
+            edits.propose(RULE, number, _write, number)
+
+
+def _is_float_constant(node_type: NodeType) -> bool:
+    return node_type.op in OPS and node_type.dtypes == (FLOAT,)
+
+
+def _is_beyond(tensor: tensor_pb2.TensorProto) -> bool:
+    """Whether bfloat16 would make a finite number infinite."""
+    content = tensor.tensor_content
+    if not content and len(tensor.float_val) == 1:  # nearly all constants: spare them an array
+        return _LARGEST < abs(tensor.float_val[0]) < math.inf
+    stored = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
+    return bool((np.isfinite(stored) & (np.abs(stored) > _LARGEST)).any())
+
+
+def _write(new: Replacement, number: int) -> None:
+    m = new.matcher
+    value = m.constant(m.output(number))
+    bounded = np.where(np.isinf(value), value, np.clip(value, -_LARGEST, _LARGEST))
+    new.replace(number, new.constant(bounded, name="bounded", beside=m.output(number)))
