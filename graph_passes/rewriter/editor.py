@@ -76,6 +76,7 @@ class GraphEdits(Edits):
         self.owner = graph_pb2.GraphDef()
         self.taken: set[str] = set()
         self._facts: dict[str, TensorFact] = {}
+        self._has_failed = False
         self._preserve, self._effects, self._permits = preserve, effects, permits
         self._preserved = frozenset(numbers_of(view, preserve))
         self.kept = self._preserved.union(numbers_of(view, effects))
@@ -98,19 +99,22 @@ class GraphEdits(Edits):
     def attempt(self, number: int, find: Callable[[int], _Found]) -> _Found | None:
         """What a search that starts from a node finds; None, and a near miss, where it fails.
 
-        A fault of one search costs neither the graph nor other units; it is said as what it is.
+        A fault of one search costs neither the graph nor other units. The first of a graph is said
+        as what it is: where one fails, all like it mostly do.
         """
         try:
             return find(number)
         except NoMatchError as miss:
             self.miss(number, str(miss))
         except Exception as error:
-            _LOGGER.warning(
+            _LOGGER.log(
+                logging.DEBUG if self._has_failed else logging.WARNING,
                 "A search for a unit at the node %r failed, and what is there stays as it is. This "
                 "is a fault of tf_amp, please report it.",
                 self.view.names[number],
                 exc_info=True,
             )
+            self._has_failed = True
             self.miss(number, f"the search failed: {type(error).__name__}: {error}")
         return None
 

@@ -150,7 +150,9 @@ class FunctionCalls:
         if source is None and not self._trials.steps:
             return False
         if draws_by_seed(traced.definition, traced.find):
-            _log.info(
+            # Whether what is traced to be saved, or loaded, will ever be called is not known.
+            _log.log(
+                logging.INFO if counted.is_announced else logging.DEBUG,
                 "%s is neither planned again for its batch nor tried: it draws random numbers by a "
                 "seed, and a variant of it would draw others.",
                 traced.title,

@@ -175,6 +175,11 @@ class CountedFunction:
         self._title = None if result.failure else traced.title
         self._announce, self._said = announce, False
 
+    @property
+    def is_announced(self) -> bool:
+        """Whether what is said of it has a line of its own for INFO."""
+        return self._announce and not self._of.installation.graph_log.shares_a_line
+
     def has_plan(self, name: str) -> bool:
         """Whether a function that it calls was rewritten by itself, or looked at for that."""
         return self._traced.graph._functions.get(name) in self._of._plans

@@ -116,7 +116,7 @@ class SessionHost:
         planned, origin = graph, Origin(shapes=item.shapes, lines=lines, preserve=item.preserve)
         try:
             filled, stubs = fill_stubs(graph)
-            apart = unfuse(filled, item.preserve)
+            apart = unfuse(filled, item.preserve, item.shapes)
             own = [node.name for node in apart.graph.node if node.op in _OF_ONE_KERNEL]
             kept = (*item.preserve, *own, *(() if self._runs_fused_whole else apart.whole))
             shapes = _shapes_of(apart, item)

@@ -60,7 +60,13 @@ def is_fused(node: node_def_pb2.NodeDef) -> bool:
     return known and _attribute(node, "T").type == types_pb2.DT_FLOAT
 
 
-def parts_of(node: node_def_pb2.NodeDef, *, preserved: bool, in_frames: bool) -> FusedGroup | None:
+def parts_of(
+    node: node_def_pb2.NodeDef,
+    *,
+    preserved: bool,
+    in_frames: bool,
+    rank_of: Callable[[str], int | None] = lambda _: None,
+) -> FusedGroup | None:
     """Takes a fused node apart.
 
     The last op of a chain takes the name of the fused node, so that consumers and fetches are
@@ -71,12 +77,13 @@ def parts_of(node: node_def_pb2.NodeDef, *, preserved: bool, in_frames: bool) ->
         preserved: Whether its outputs must stay what they are. A batch normalization is then
             left alone, since its first output would lose the activation.
         in_frames: Whether the graph has loop frames, in which no constant can be added.
+        rank_of: Gives the rank of a tensor, None where it is not known.
 
     Returns:
         The parts; None if the node has to stay whole.
     """
     if node.op in _CONTRACTIONS:
-        return _contraction(node, in_frames)
+        return _contraction(node, in_frames, rank_of)
     if node.op in _BATCH_NORMS and not preserved:
         return _BATCH_NORMS[node.op](node)
     return None
@@ -162,7 +169,9 @@ def _data_inputs(node: node_def_pb2.NodeDef) -> list[str]:
     return [name for name in node.input if not name.startswith("^")]
 
 
-def _contraction(node: node_def_pb2.NodeDef, in_frames: bool) -> FusedGroup | None:
+def _contraction(
+    node: node_def_pb2.NodeDef, in_frames: bool, rank_of: Callable[[str], int | None]
+) -> FusedGroup | None:
     op = _CONTRACTIONS[node.op]
     steps = [step.decode() for step in _attribute(node, "fused_ops").list.s]
     first, second, *arguments = _data_inputs(node)
@@ -187,6 +196,9 @@ def _contraction(node: node_def_pb2.NodeDef, in_frames: bool) -> FusedGroup | No
                 is_training=False,
                 **_present(node, ("epsilon", "data_format")),
             )
+        elif step == "BiasAdd" and rank_of(arguments[0]) not in (None, 1):
+            # The remapper takes the sum with a tensor [1, 1, 1, channels] for a bias as well.
+            part = chain.add("AddV2", (last, arguments.pop(0)))
         elif step == "BiasAdd":
             # BiasAdd knows two layouts, named after the rank-4 ones whatever the rank is.
             layout = b"NCHW" if data_format.startswith(b"NC") else b"NHWC"

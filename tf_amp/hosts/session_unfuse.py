@@ -14,8 +14,9 @@ as it was, because a session may be configured to have no second round.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
@@ -88,22 +89,33 @@ class UnfusedGraph:
         return result
 
 
-def unfuse(graph: graph_pb2.GraphDef, preserve: Collection[str] = ()) -> UnfusedGraph:
+def unfuse(
+    graph: graph_pb2.GraphDef,
+    preserve: Collection[str] = (),
+    shapes: Callable[[str], Sequence[Any]] | None = None,
+) -> UnfusedGraph:
     """Replaces fused float32 nodes by the plain ops they stand for.
 
     Args:
         graph: A graph as the remapper leaves it; not changed.
         preserve: Names of nodes whose outputs must stay what they are.
+        shapes: Gives the static shapes of the outputs of a node.
 
     Returns:
         The graph taken apart, and what is needed to undo it.
     """
     keep = frozenset(preserve)
     in_frames = any(node.op in _FRAME_OPS for node in graph.node)
+
+    def rank_of(tensor: str) -> int | None:
+        node, _, port = tensor.partition(":")
+        found = () if shapes is None else shapes(node)[int(port or 0) :]
+        return len(found[0]) if found and found[0] is not None else None
+
     groups: dict[str, FusedGroup] = {}
     whole: list[str] = []
     for node in filter(is_fused, graph.node):
-        group = parts_of(node, preserved=node.name in keep, in_frames=in_frames)
+        group = parts_of(node, preserved=node.name in keep, in_frames=in_frames, rank_of=rank_of)
         if group is None:
             whole.append(node.name)
         else:

@@ -184,8 +184,9 @@ def _has_loss_scale(opt: Any) -> bool:
 
 
 def _is_loss_scale_optimizer_of_library(opt: Any) -> bool:
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(opt, keras.optimizers.LossScaleOptimizer):
+    keras = sys.modules.get("keras")  # tf_keras, where a program says so for a library
+    of_keras = getattr(keras, "optimizers", None)
+    if isinstance(opt, getattr(of_keras, "LossScaleOptimizer", ())):
         return True
     tf_keras = sys.modules.get("tf_keras")
     if tf_keras is not None and isinstance(opt, tf_keras.mixed_precision.LossScaleOptimizer):

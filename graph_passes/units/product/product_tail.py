@@ -37,7 +37,8 @@ def move_tails_to_products(search: UnitSearch) -> None:
 
 def _move(new: Replacement, bias_add: int, gelu: ExactGelu | None) -> None:
     m = new.matcher
-    before, (bias,) = m.source(bias_add, 0), m.shape_of(m.tensor(bias_add, 1)) or (None,)
+    before, sizes = m.source(bias_add, 0), m.shape_of(m.tensor(bias_add, 1)) or ()
+    bias = sizes[0] if len(sizes) == 1 else None
     is_reshaped = m.op(before) == "Reshape"
     product = m.source(before, 0) if is_reshaped else before
     if m.op(product) != "MatMul" or not (is_reshaped or gelu):

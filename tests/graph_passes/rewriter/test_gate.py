@@ -67,6 +67,17 @@ def test_a_fault_of_one_unit_is_a_near_miss_and_is_said(caplog: pytest.LogCaptur
     assert "fault of tf_amp" in record.getMessage()
 
 
+def test_of_faults_in_one_graph_one_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    def write(new: Replacement) -> None:
+        raise IndexError("no such port")
+
+    before = graph(TEXT)
+    edits = proposed(before, write)
+    edits.propose("rule", edits.view.index["c"], write)
+    assert len(edits.misses) == 2
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
 def test_lists_go_with_what_fails() -> None:
     def write(new: Replacement) -> None:
         new.node_lists["c"] = "infer"

@@ -55,6 +55,8 @@ def build() -> tuple[dict[str, Any], dict[Any, Any]]:
         "conv3d": tf.nn.elu(
             tf.nn.bias_add(tf.nn.conv3d(volume, cube, [1] * 5, "SAME"), np.ones(5, np.float32))
         ),
+        "bias_of_rank_2": tf.nn.relu(tf.matmul(x, weight) + values(6, 1, 16)),
+        "bias_of_rank_4": tf.nn.relu(conv + values(7, 1, 1, 1, 8)),
         "scores": scores * 0.125 + np.ones((2, 1, 8, 8), np.float32),
     }
     feed = {

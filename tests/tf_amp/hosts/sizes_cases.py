@@ -429,3 +429,32 @@ def seeds() -> None:
     plain = draws()
     switch_on(cost_table=sys.argv[1])
     report("seeds", plain=plain, drawn=draws())
+
+
+def saved_with_seeds() -> None:
+    """A model with dropout by a seed: what is traced to be saved, or loaded, is not called."""
+    import tf_keras
+
+    switch_on(cost_table=sys.argv[1])
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tf_amp").addHandler(handler)
+    logging.getLogger("tf_amp").setLevel(logging.INFO)
+
+    def said() -> list[str]:
+        found = [line for line in lines if "neither planned again" in line]
+        lines.clear()
+        return found
+
+    tf_keras.utils.set_random_seed(1)
+    block = tf_keras.Sequential(
+        [tf_keras.layers.Dense(WIDTH, input_shape=(WIDTH,)), tf_keras.layers.Dropout(0.1, seed=3)]
+    )
+    model = tf_keras.Sequential([tf_keras.Input((WIDTH,)), block, tf_keras.layers.Dense(WIDTH)])
+    run = tf.function(lambda x: model(x, training=True), input_signature=[UNKNOWN])
+    run(tf.ones((2048, WIDTH)))
+    called = said()
+    model.save(sys.argv[2], save_format="tf")
+    tf.saved_model.load(sys.argv[2])
+    report("said", called=called, saved_and_loaded=said())

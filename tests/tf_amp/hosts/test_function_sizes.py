@@ -182,6 +182,14 @@ def test_seeded_random_numbers_are_those_of_the_program(run_forked: RunPython, t
     assert seen["drawn"] == seen["plain"]
 
 
+def test_that_seeds_keep_a_function_as_it_is_is_said_of_what_is_called(
+    run_forked: RunPython, table: str, tmp_path: Path
+) -> None:
+    said = facts(run_forked, "sizes_cases.saved_with_seeds()", table, str(tmp_path))["said"]
+    assert len(said["called"]) == 1
+    assert said["saved_and_loaded"] == []
+
+
 def test_a_fault_costs_the_plan_alone(run_forked: RunPython, table: str) -> None:
     seen = facts(run_forked, "sizes_cases.faults()", table)
     assert seen["fault"] == {"error": 0.0, "failed": 1}

@@ -25,6 +25,8 @@ FUSED = {
     "batch_norm_statistics": "FusedBatchNormEx[Relu]",
     "depthwise": "FusedDepthwiseConv2dNative[BiasAdd,Relu]",
     "conv3d": "FusedConv3D[BiasAdd,Elu]",
+    "bias_of_rank_2": "FusedMatMul[BiasAdd,Relu]",
+    "bias_of_rank_4": "FusedConv2D[BiasAdd,Relu]",
     "scores": "FusedBatchMatMulV2[Mul,Add]",
 }
 NOT_FUSED_BEFORE = ("gelu_approximate", "batch_norm_residual", "batch_norm_gradient")
@@ -63,7 +65,10 @@ def test_values_and_untouched_graphs(facts: Any, case: str) -> None:
     assert (found["restored"], found["exact"]) == (True, True)
 
 
-@pytest.mark.parametrize("case", ["relu", "gelu", "conv_relu6", "conv_batch_norm"])
+@pytest.mark.parametrize(
+    "case",
+    ["relu", "gelu", "conv_relu6", "conv_batch_norm", "bias_of_rank_2", "bias_of_rank_4"],
+)
 def test_float16_on_a_cpu_is_left_to_kernels_that_run(facts: Any, case: str) -> None:
     assert facts[case]["half_matrix_ops"][0].endswith("float16")
 

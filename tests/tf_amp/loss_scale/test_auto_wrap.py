@@ -532,3 +532,18 @@ def test_a_library_imported_before_tensorflow_is_hooked(run_python, library: str
     done = run_python(IMPORT_ORDER, env, args=(library,))
     assert done.stdout.startswith("SGD [{")
     assert "'good_steps': 1" in done.stdout
+
+
+def test_tf_keras_under_the_name_of_keras(run_forked) -> None:
+    """As programs have it that use a library made for Keras 2."""
+    script = """
+import sys
+import tf_keras
+sys.modules["keras"] = tf_keras
+import tensorflow as tf
+w = tf.Variable(1.0)
+optimizer = tf_keras.optimizers.Adam()
+optimizer.apply_gradients([(tf.constant(1.0), w)])
+print("updated", float(w) < 1.0)
+"""
+    assert "updated True" in run(run_forked, script, LOSS_SCALING).stdout
