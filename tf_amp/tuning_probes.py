@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from graph_passes.policy.cost_table import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, Measure
+from graph_passes.policy.cost_table import (
+    BROADCAST,
+    POINTWISE,
+    STRIDED,
+    TRANSPOSED,
+    WIDE,
+    WIDE_STRIDED,
+    Measure,
+)
 
 
 class Low(NamedTuple):
@@ -62,6 +70,7 @@ ELEMENTS = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 """Sizes of element-wise ops: from what a cache holds to four times what a core's cache holds."""
 
 _DEPTHWISE = ((4, 128), (8, 256), (16, 256), (64, 96))
+_WIDE_FILTER = 5
 _CHANNELS = 64
 _BATCH = 16
 
@@ -94,6 +103,8 @@ def probes() -> tuple[Probe, ...]:
         *_products(),
         *_einsums(),
         *_convolutions(_DEPTHWISE),
+        *_convolution("DepthwiseConv2dNative", _WIDE_FILTER, 1, WIDE, _DEPTHWISE),
+        *_convolution("DepthwiseConv2dNative", _WIDE_FILTER, 2, WIDE_STRIDED, _DEPTHWISE),
         *_volumes(),
     )
 

@@ -12,7 +12,15 @@ import numpy as np
 from graph_passes.ir.view import FLOAT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
 from graph_passes.policy.config import UNKNOWN_DIMENSION
-from graph_passes.policy.cost_table import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, OpCost
+from graph_passes.policy.cost_table import (
+    BROADCAST,
+    POINTWISE,
+    STRIDED,
+    TRANSPOSED,
+    WIDE,
+    WIDE_STRIDED,
+    OpCost,
+)
 
 UNKNOWN_ELEMENTS = 1 << 18
 """What counts for a tensor whose shape is not known: neither in a cache nor large."""
@@ -30,6 +38,8 @@ PRODUCTS = frozenset(
     (*_CONVOLUTIONS, "Einsum", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 )
 """The ops whose work is more than a pass over what they read and write."""
+_WIDEST = 3
+"""Pixels a side of a depthwise convolution's filter for which oneDNN has a fast gradient."""
 _ROWS = frozenset(("TensorListConcat", "TensorListConcatV2"))
 _TO_INPUT, _TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")
 
@@ -181,9 +191,13 @@ class WorkSizes:
         if op == "MatMul":
             return TRANSPOSED if "transpose_b" in node.attr and node.attr["transpose_b"].b else ""
         if op in _CONVOLUTIONS:
-            if "strides" in node.attr and max(node.attr["strides"].list.i, default=1) > 1:
-                return STRIDED
+            strides = node.attr["strides"].list.i if "strides" in node.attr else ()
+            is_strided = max(strides, default=1) > 1
             weights = self._filter(number)
+            if op.startswith("Depthwise") and weights is not None and max(weights[:2]) > _WIDEST:
+                return WIDE_STRIDED if is_strided else WIDE
+            if is_strided:
+                return STRIDED
             return POINTWISE if weights is not None and set(weights[:-2]) == {1} else ""
         made = self._shape(number)
         if made is None:

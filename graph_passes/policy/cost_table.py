@@ -28,6 +28,8 @@ STRIDED = "strided"
 
 POINTWISE = "pointwise"
 """Variant of a convolution with a filter of one pixel, which does little work for its bytes."""
+WIDE, WIDE_STRIDED = "wide", "wide-strided"
+"""Variants of a depthwise convolution with a filter of more than three pixels a side."""
 TRANSPOSED = "transposed"
 """Variant of a matrix product that reads its second matrix by columns, as gradients do."""
 
@@ -174,7 +176,8 @@ class CostTable:
     def cost_of(self, op: str, variant: str = "") -> OpCost | None:
         """The costs of an op type, of the variant where that was measured; None for neither."""
         variants = self.variants_of(op)
-        return variants.get(variant) or variants.get("")
+        nearest = STRIDED if variant == WIDE_STRIDED else ""
+        return variants.get(variant) or variants.get(nearest) or variants.get("")
 
 
 def compiled_class(device_class: str, release: str) -> str:
