@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from graph_passes.policy.cost_table import (
     BROADCAST,
     POINTWISE,
+    RAGGED,
     STRIDED,
     TRANSPOSED,
     WIDE,
@@ -72,6 +73,7 @@ ELEMENTS = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 _DEPTHWISE = ((4, 128), (8, 256), (16, 256), (64, 96))
 _WIDE_FILTER = 5
 _CHANNELS = 64
+_RAGGED_CHANNELS = 72
 _BATCH = 16
 
 # (rows, depth, columns) by variant. Gradients of recurrent layers have few rows.
@@ -216,32 +218,26 @@ def _images() -> Iterator[Probe]:
         "AvgPoolGrad",
         lambda n: {"orig_input_shape": list(_image(n)), "grad": Low(_image(n, 2)), **window},
     )
-    channels, empty = Full((_CHANNELS,)), Full((0,))
-    yield _by_elements(
-        "FusedBatchNormV3",
-        lambda n: {
-            "x": Low(_image(n)),
-            "scale": channels,
-            "offset": channels,
-            "mean": empty,
-            "variance": empty,
-        },
-    )
-    yield _by_elements(
-        "FusedBatchNormGradV3",
-        lambda n: {
-            "y_backprop": Low(_image(n)),
-            "x": Low(_image(n)),
-            "scale": channels,
-            "reserve_space_1": channels,
-            "reserve_space_2": channels,
-            "reserve_space_3": empty,
-        },
-    )
+    yield from _norms("", _CHANNELS)
+    yield from _norms(RAGGED, _RAGGED_CHANNELS)
     yield _by_elements(
         "ResizeNearestNeighbor",
         lambda n: {"images": Low(_image(n, 2)), "size": list(_image(n)[1:3])},
     )
+
+
+def _norms(variant: str, channels: int) -> Iterator[Probe]:
+    each, empty = Full((channels,)), Full((0,))
+    forward, backward = [], []
+    for elements in ELEMENTS:
+        image = (*_image(elements)[:3], channels)
+        common = {"x": Low(image), "scale": each}
+        statistics = {"offset": each, "mean": empty, "variance": empty}
+        saved = {"reserve_space_1": each, "reserve_space_2": each, "reserve_space_3": empty}
+        forward.append(Case(math.prod(image), {**common, **statistics}))
+        backward.append(Case(math.prod(image), {"y_backprop": Low(image), **common, **saved}))
+    yield Probe("FusedBatchNormV3", variant, "elements", tuple(forward))
+    yield Probe("FusedBatchNormGradV3", variant, "elements", tuple(backward))
 
 
 def _products() -> Iterator[Probe]:

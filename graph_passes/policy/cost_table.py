@@ -30,6 +30,8 @@ POINTWISE = "pointwise"
 """Variant of a convolution with a filter of one pixel, which does little work for its bytes."""
 WIDE, WIDE_STRIDED = "wide", "wide-strided"
 """Variants of a depthwise convolution with a filter of more than three pixels a side."""
+RAGGED = "ragged"
+"""Variant of a batch normalization of channels that do not fill the registers of a CPU."""
 TRANSPOSED = "transposed"
 """Variant of a matrix product that reads its second matrix by columns, as gradients do."""
 

@@ -11,7 +11,17 @@ from graph_passes.functions.call_tree import CallTrees, node_types_with
 from graph_passes.functions.inlining import Inlined
 from graph_passes.ir.view import view_graph
 from graph_passes.placement.work_sizes import UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
-from graph_passes.policy.cost_table import BROADCAST, POINTWISE, STRIDED, TRANSPOSED, Curve, OpCost
+from graph_passes.policy.cost_table import (
+    BROADCAST,
+    POINTWISE,
+    RAGGED,
+    STRIDED,
+    TRANSPOSED,
+    WIDE,
+    WIDE_STRIDED,
+    Curve,
+    OpCost,
+)
 from tf_amp.hosts.function_shapes import static_shapes
 
 FLOPS = OpCost("flops", Curve((1,), (1.0,)), Curve((1,), (1.0,)))
@@ -247,6 +257,59 @@ def test_a_depthwise_convolution_sums_over_one_channel():
 
     sizes, index = sizes_of(function, (2, 8, 8, 5), (3, 3, 5, 2))
     assert sizes.size(index["y"], FLOPS) == 2 * (2 * 8 * 8 * 10) * 3 * 3
+
+
+@pytest.mark.parametrize(
+    ("side", "stride", "variant"),
+    [(1, 1, POINTWISE), (3, 1, ""), (3, 2, STRIDED), (5, 1, WIDE), (7, 2, WIDE_STRIDED)],
+)
+def test_wide_filters_make_depthwise_convolutions_others(side, stride, variant):
+    common = {"strides": [1, stride, stride, 1], "padding": "SAME", "name": "y"}
+    shape, weights = (2, 8, 8, 5), (side, side, 5, 1)
+    made = (2, 8 // stride, 8 // stride, 5)
+    raw = tf.raw_ops
+    functions = [
+        (lambda x, w: raw.DepthwiseConv2dNative(input=x, filter=w, **common), shape, weights),
+        (
+            lambda w, dy: raw.DepthwiseConv2dNativeBackpropInput(
+                input_sizes=shape, filter=w, out_backprop=dy, **common
+            ),
+            *(weights, made),
+        ),
+        (
+            lambda x, dy: raw.DepthwiseConv2dNativeBackpropFilter(
+                input=x, filter_sizes=weights, out_backprop=dy, **common
+            ),
+            *(shape, made),
+        ),
+    ]
+    for function, one, other in functions:
+        sizes, index = sizes_of(function, one, other)
+        assert sizes.variant(index["y"]) == variant
+
+
+@pytest.mark.parametrize(
+    ("shape", "data_format", "variant"),
+    [
+        ((2, 8, 8, 64), "NHWC", ""),
+        ((2, 8, 8, 72), "NHWC", RAGGED),
+        ((2, 16, 8, 9), "NCHW", ""),
+        ((2, 9, 8, 16), "NCHW", RAGGED),
+        ((2, 8, 8, None), "NHWC", ""),
+        (None, "NHWC", ""),
+    ],
+)
+def test_channels_that_fill_no_register_make_a_batch_normalization_another(
+    shape, data_format, variant
+):
+    def function(x: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        made = tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=scale, offset=scale, mean=[], variance=[], data_format=data_format, name="y"
+        )
+        return made[0], made[1]
+
+    sizes, index = sizes_of(function, shape, (None,))
+    assert sizes.variant(index["y"]) == variant
 
 
 def test_what_makes_a_tensor_of_unknown_rank_has_no_variant():

@@ -13,6 +13,8 @@ from graph_passes import PrecisionConfig
 from graph_passes.policy.cost_table import (
     BROADCAST,
     STRIDED,
+    WIDE,
+    WIDE_STRIDED,
     Curve,
     OpCost,
 )
@@ -68,6 +70,9 @@ def test_an_impossible_curve_is_refused(
 def test_a_variant_falls_back_to_its_op() -> None:
     assert SMALL.cost_of("AddV2", BROADCAST) is dict(SMALL.rows)["AddV2/broadcast"]
     assert SMALL.cost_of("AddV2", STRIDED) is SMALL.cost_of("AddV2")
+    strided = dataclasses.replace(SMALL, rows=(*SMALL.rows, ("AddV2/strided", SMALL.rows[0][1])))
+    assert strided.cost_of("AddV2", WIDE_STRIDED) is strided.cost_of("AddV2", STRIDED)
+    assert strided.cost_of("AddV2", WIDE) is SMALL.cost_of("AddV2")
     assert SMALL.cost_of("Relu") is None
     assert SMALL.cost_of("Relu", BROADCAST) is None
     assert set(SMALL.variants_of("AddV2")) == {"", BROADCAST}

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from small_cost_table import SMALL
 
-from graph_passes.policy.cost_table import BROADCAST, DOUBT, STRIDED, compiled_class
+from graph_passes.policy.cost_table import (
+    BROADCAST,
+    DOUBT,
+    RAGGED,
+    STRIDED,
+    WIDE,
+    WIDE_STRIDED,
+    compiled_class,
+)
 from graph_passes.policy.cost_table_files import (
     CostTableError,
     format_table,
@@ -125,6 +133,24 @@ def test_the_shipped_tables_are_whole(device_class: str) -> None:
     strided = table.cost_of("DepthwiseConv2dNativeBackpropInput", STRIDED)
     assert strided is not None
     assert strided.low.seconds[-1] > 10 * strided.float32.seconds[-1]
+
+
+@pytest.mark.parametrize(
+    ("op", "variant"),
+    [
+        ("DepthwiseConv2dNativeBackpropFilter", WIDE),
+        ("DepthwiseConv2dNativeBackpropFilter", WIDE_STRIDED),
+        ("FusedBatchNormV3", RAGGED),
+        ("FusedBatchNormGradV3", RAGGED),
+    ],
+)
+def test_what_decides_on_networks_with_wide_filters_and_ragged_channels(
+    op: str, variant: str
+) -> None:
+    table = shipped_table("cpu-avx512_bf16", "bfloat16")
+    assert table is not None
+    cost = table.variants_of(op)[variant]
+    assert cost.low.seconds[-1] > 1.8 * cost.float32.seconds[-1]
 
 
 def test_no_table_is_shipped_for_what_was_not_measured() -> None:
