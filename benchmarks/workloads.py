@@ -257,6 +257,8 @@ WORKLOADS = {
     "gpt2_small": Workload(_gpt2_small, _adam, _tokens(4, 128, 50257)),
     "vit_base": Workload(_vit_base, _adam, _images(4, 224, 1000)),
     "ddim": Workload(_ddim, _adamw, _pixel_labels(16, 64, 4)),
+    "efficientnet": Workload(_application("EfficientNetB0", 128), _adamw, _images(16, 128, 1000)),
+    "mobilenetv3": Workload(_application("MobileNetV3Large", 128), _adamw, _images(16, 128, 1000)),
     "recommender": Workload(_recommender, _adam, _fields(1024, 8, 500_000)),
 }
 """Name -> workload; the names are those of ``--workloads``."""

@@ -189,7 +189,6 @@ RULES: dict[str, str] = {
     "loop-gradient-sums": "sums of weight gradients over the rounds of a loop become one product",
     "batch-norm": "a batch normalization written in primitives becomes one fused op, or part "
     "of the convolution before it",
-    "cancelled-bias": "the gradient of a bias that a batch normalization takes away again is zero",
     "idle-sum": "a sum over the axes that broadcasting added is left out where it added none",
     "product-tail": "on a CPU biases and activations are put where TensorFlow makes one op of them "
     "and the matrix product",
@@ -197,6 +196,7 @@ RULES: dict[str, str] = {
     "bias-gradient": "the sum of a gradient over its leading axes becomes BiasAddGrad",
     "ones-product": "on a CPU the gradient of a bias becomes a bfloat16 matrix product with ones",
     "constant-folding": "a constant that only converted ops read is stored in the target dtype",
+    "max-pool": "on a CPU a pooling whose gradient has no kernel in the target dtype stays float32",
     "cross-entropy": "on a CPU a cross entropy with labels becomes the ops that it consists of",
     "attention-mask": "a mask before a softmax becomes one that float16 can hold",
     "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",

@@ -18,13 +18,18 @@ from graph_passes.rewriter.editor import GraphEdits, NearMiss
 from graph_passes.units.activation import gelu, local_derivative
 from graph_passes.units.attention import bounded_constants, mask, softmax_gradient
 from graph_passes.units.loss import cross_entropy
-from graph_passes.units.normalization import cancelled_bias
 from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
 from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
 from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
 from graph_passes.units.product import product_tail
-from graph_passes.units.reduction import bias_sums, broadcast_sums, gradient_sums, unread
+from graph_passes.units.reduction import (
+    bias_sums,
+    broadcast_sums,
+    gradient_sums,
+    max_pool,
+    unread,
+)
 from graph_passes.units.unit_pass import Float32Unit, UnitPass, UnitSearch
 from graph_passes.units.update import fused_updates
 
@@ -140,14 +145,7 @@ def _keep_norms(rule: str, search: UnitSearch) -> None:
 UNIT_PASSES = (
     UnitPass(unread.NODES, unread.leave_out_unread_nodes, ops=()),
     UnitPass(fused_updates.RULE, fused_updates.fuse_updates, ops=fused_updates.OPS, alone=True),
-    UnitPass(OF_BATCH, fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums", "batch norms")),
-    UnitPass(
-        cancelled_bias.RULE,
-        cancelled_bias.cancel_bias_gradients,
-        ops=cancelled_bias.OPS,
-        requires=("batch norms",),
-        ensures=("biases",),
-    ),
+    UnitPass(OF_BATCH, fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
     UnitPass(FUSED_LAYER_NORM, fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
     UnitPass(
         CENTRED,
@@ -179,8 +177,9 @@ UNIT_PASSES = (
         bias_sums.ONES_PRODUCT,
         bias_sums.multiply_by_ones,
         ops=("Sum", "BiasAddGrad"),
-        requires=("exact sums", "fused norms", "idle sums", "biases"),
+        requires=("exact sums", "fused norms", "idle sums"),
     ),
+    UnitPass(max_pool.RULE, max_pool.keep_with_gradients, ops=max_pool.OPS),
     UnitPass(product_tail.RULE, product_tail.move_tails_to_products, ops=product_tail.OPS),
     UnitPass(cross_entropy.RULE, cross_entropy.split_cross_entropies, ops=cross_entropy.OPS),
     UnitPass(bounded_constants.RULE, bounded_constants.bound_constants, ops=bounded_constants.OPS),

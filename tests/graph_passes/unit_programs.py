@@ -168,29 +168,6 @@ def dense_bias(options: Options) -> Program:
     return trace(step, tf.TensorSpec(seen), numbers(*shape))
 
 
-def cancelled_bias(options: Options, *, fused: bool = False) -> Program:
-    """A bias that the normalization behind it takes away."""
-    bias, kernel = tf.Variable(numbers(CHANNELS)), tf.Variable(numbers(CHANNELS, CHANNELS, seed=5))
-    dtype = "float32" if fused else options.dtype  # all that the op takes of these
-    scale, offset = held = parameters(2, Options(dtype=dtype), 4)
-
-    def step(x: tf.Tensor) -> list[tf.Tensor]:
-        with tf.GradientTape() as tape:
-            inside = tf.cast(tf.nn.bias_add(tf.matmul(x, kernel), bias), dtype)
-            if fused:
-                # V3 has an output whose shape is its kernel's own affair.
-                made = tf.raw_ops.FusedBatchNormV2(
-                    x=inside, scale=scale, offset=offset, mean=[], variance=[]
-                )[0]
-            else:
-                made = layers.batch_norm(inside, [offset, scale])
-            y = tf.matmul(tf.nn.relu(tf.cast(made, tf.float32)), kernel)
-        return [y, *tape.gradient(y, [kernel, *held, bias])]
-
-    seen = IMAGES if options.known else (None, *IMAGES[1:])
-    return trace(step, tf.TensorSpec(seen), numbers(*IMAGES))
-
-
 def dense_gelu(options: Options) -> Program:
     """A layer on tokens as Keras writes it, before inference."""
     bias = tf.Variable(numbers(16))
@@ -282,8 +259,6 @@ HAND_WRITTEN: Mapping[str, Callable[[Options], Program]] = {
     "bias of heads": heads_bias,
     "dense bias": dense_bias,
     "dense gelu": dense_gelu,
-    "cancelled bias": cancelled_bias,
-    "cancelled bias, fused": functools.partial(cancelled_bias, fused=True),
     "cross entropy": cross_entropy,
     "folded batch norm": folded_batch_norm,
     "moving statistics": moving_statistics,

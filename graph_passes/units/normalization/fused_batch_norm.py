@@ -36,9 +36,6 @@ from graph_passes.units.unit_pass import Float32Unit, UnitSearch
 
 FORWARD = "FusedBatchNormV3"
 BACKWARD = "FusedBatchNormGradV3"
-NATIVE = ("FusedBatchNorm", "FusedBatchNormV2", FORWARD)
-"""The ops that a program's own batch normalizations may be."""
-NATIVE_GRADIENTS = ("FusedBatchNormGrad", "FusedBatchNormGradV2", BACKWARD)
 MIN_EPSILON = {"GPU": float(np.float32(1e-5)), "CPU": 0.0}
 """Device -> the smallest epsilon that its fused kernels take; on a GPU that is cuDNN's."""
 _RESHAPES = ("Reshape", "Squeeze", "ExpandDims")
