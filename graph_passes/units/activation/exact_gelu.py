@@ -20,7 +20,7 @@ from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.emitter import Emitter
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.activation.values import X, made_of, value_of
+from graph_passes.units.activation.values import MOST_STEPS, X, made_of, value_of
 
 ERFS = ("Erf", "Erfc")
 _CDF, _PDF = symbol("cdf"), symbol("pdf")
@@ -28,8 +28,6 @@ _ROOT = math.sqrt(0.5)
 _HEIGHT = 1 / math.sqrt(2 * math.pi)
 """The density at 0."""
 _CLOSEST = 1e-6
-_MOST_STEPS = 16
-"""More than a GELU and what is made with its gradient have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +69,7 @@ class ExactGelu:
 def find_gelu(m: Matcher, erf: int) -> ExactGelu | None:
     """The GELU that a node of `ERFS` is part of, None where it is of none."""
     x, factor = m.tensor(erf, 0), constant(1)
-    for _ in range(_MOST_STEPS):
+    for _ in range(MOST_STEPS):
         if _is_mirrored(factor) is not None and (found := _gelu_of(m, x, m.output(erf))):
             return found
         number = m.maker(x)

@@ -24,9 +24,10 @@ def keep_with_gradients(search: UnitSearch) -> None:
     view, m = search.edits.view, search.edits.matcher
     kept: dict[int, None] = {}
     for number in view.of_op(*OPS):
-        node_type = view.node_type(number)
+        node_type, pool = view.node_type(number), m.source(number, _MADE)
         slots = range(len(node_type.layout.slots))
-        if not all(search.support.supports(node_type, slot) for slot in slots):
-            kept[m.source(number, _MADE)] = None
+        goes_low = all(search.support.supports(node_type, slot) for slot in slots)
+        if m.op(pool) == "MaxPool3D" and not goes_low:
+            kept[pool] = None
     for number in kept:
         search.list_nodes(RULE, number, [view.names[number]], FLOAT32)

@@ -56,6 +56,16 @@ def test_both_stay_float32_and_nothing_comes_between() -> None:
         assert np.linalg.norm(new - old) < 0.05 * np.linalg.norm(old)
 
 
+def test_what_else_the_gradient_reads_is_left_alone() -> None:
+    def gradient(x: tf.Tensor, w: tf.Tensor) -> list[tf.Tensor]:
+        y = tf.nn.conv3d(x, w, [1, 2, 2, 2, 1], "SAME")
+        sizes = {"ksize": [1, 2, 2, 2, 1], "strides": [1, 2, 2, 2, 1], "padding": "VALID"}
+        return [tf.raw_ops.MaxPool3DGrad(orig_input=x, orig_output=y, grad=y, **sizes)]
+
+    specs = tf.TensorSpec(VOLUMES), tf.TensorSpec(FILTERS)
+    assert RULE not in node_types(trace(gradient, *specs).find(CPU))
+
+
 def test_without_a_gradient_it_goes_low() -> None:
     graph = traced(is_trained=False)
     assert RULE not in node_types(graph.find(CPU))
