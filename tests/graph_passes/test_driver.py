@@ -348,7 +348,7 @@ def test_every_stage_tells_what_it_has_made() -> None:
 
     rewrite_graph_def(before, CONFIG, observe=observe)
     stages = [stage.name for stage in pipeline.STAGES if stage.applies(CONFIG)]
-    assert seen == ["unread", "units", *stages, "apply"]
+    assert seen == ["unread", "bounded-constant", "units", *stages, "apply"]
 
 
 def test_functions_that_others_call_keep_name_and_signature() -> None:

@@ -19,9 +19,9 @@ from graph_passes.ops.node_types import NodeType
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
 
-RULE = "constant-range"
+RULE = "bounded-constant"
 OPS = ("Const",)
-_LARGEST = float(dtypes.bfloat16.max)
+_LARGEST = float(dtypes.as_dtype("bfloat16").max)
 
 
 def bound_constants(search: UnitSearch) -> None:
@@ -45,6 +45,8 @@ def _is_beyond(tensor: tensor_pb2.TensorProto) -> bool:
     if not content and len(tensor.float_val) == 1:  # nearly all constants: spare them an array
         return _LARGEST < abs(tensor.float_val[0]) < math.inf
     stored = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
+    if max(stored.max(initial=0.0), -stored.min(initial=0.0)) <= _LARGEST:
+        return False  # without a copy of all the weights of a frozen model
     return bool((np.isfinite(stored) & (np.abs(stored) > _LARGEST)).any())
 
 

@@ -44,9 +44,9 @@ def awaited(
     shapes = inferred_shapes(before)
     result = rewrite_graph_def(before, config, preserve=(*FLOAT32, *fetched), shapes=shapes)
     assert result.failure is None
-    (last,) = (node for node in result.graph_def.node if node.name == "last")
-    assert last.op == "ResourceApplyKerasMomentum"
-    return [name[1:] for name in last.input if name[0] == "^" and name != "^read"]
+    (new,) = (node for node in result.graph_def.node if node.name.startswith("last/Resource"))
+    assert new.op == "ResourceApplyKerasMomentum"
+    return [name[1:] for name in new.input if name[0] == "^" and name != "^read"]
 
 
 BESIDE = "beside = MatMul(error, read, transpose_b=True)\n"

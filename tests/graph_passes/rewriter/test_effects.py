@@ -114,8 +114,8 @@ def test_the_last_write_may_have_waited_for_the_others() -> None:
     text = UPDATE.replace("(w, new)", "(w, new, after=[write])")
     after, why = rewritten(text + "end = NoOp(after=[last])")
     assert not why
-    (last,) = (node for node in after.node if node.name == "last")
-    assert not [name for name in last.input if name[0] == "^"]
+    (new,) = (node for node in after.node if node.name.startswith("last/Resource"))
+    assert not [name for name in new.input if name[0] == "^"]
 
 
 def second(text: str) -> str:

@@ -15,7 +15,7 @@ from graph_passes import PrecisionConfig
 CPU = PrecisionConfig(
     target_dtype="bfloat16", device="CPU", disabled_rules=frozenset(("cast-cut",))
 )
-RULE = "constant-range"
+RULE = "bounded-constant"
 LEAST = float(tf.float32.min)
 BFLOAT16 = float(tf.bfloat16.max)
 LENGTH, WIDTH = 8, 16
