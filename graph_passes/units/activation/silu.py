@@ -11,7 +11,7 @@ in place of 2.7 (two cores with AVX512_BF16).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
 
 from graph_passes.ir.view import FLOAT
 from graph_passes.policy.op_lists import FLOAT32
@@ -47,13 +47,13 @@ class SiluGradient:
 def make_derivatives_early(search: UnitSearch, rule: str) -> None:
     """Replaces every SiLU that has a gradient, under the name of a rule."""
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
-    seen: set[str] = set()
+    find, seen = functools.partial(_gradients, m), set[str]()
     for number in view.of_op(*OPS):
         x = _argument(m, number)
         if x in seen or view.dtypes[view.base[number]] != FLOAT:
             continue
         seen.add(x)
-        for silu in _gradients(m, x):
+        for silu in edits.attempt(number, find) or ():
             stem = f"{view.names[silu.dx]}/local_derivative"
             edits.propose(rule, silu.dx, _write, silu, stem=stem)
 
@@ -72,15 +72,17 @@ def _own(op: str, operand: Polynomial) -> Polynomial | None:
     return _SIGMOID if op in OPS and operand == X else None
 
 
-def _gradients(m: Matcher, x: str) -> Iterator[SiluGradient]:
+def _gradients(m: Matcher, sigmoid: int) -> list[SiluGradient]:
+    x = _argument(m, sigmoid)
     values = made_of(m, x, _own)
     y = next((tensor for tensor, value in values.items() if value == _Y), None)
-    if y is None:
-        return
-    for derivative in [tensor for tensor, value in values.items() if value == _DERIVATIVE]:
-        for reader in m.readers(m.maker(derivative)):
-            if m.op(reader) == "Mul":
-                yield SiluGradient(x, y, m.other_input(reader, derivative), reader)
+    return [
+        SiluGradient(x, y, m.other_input(reader, tensor), reader)
+        for tensor, value in values.items()
+        if y is not None and value == _DERIVATIVE
+        for reader in m.readers(m.maker(tensor))
+        if m.op(reader) == "Mul"
+    ]
 
 
 def _write(new: Replacement, silu: SiluGradient) -> None:

@@ -68,6 +68,7 @@ def test_the_tail_of_a_gelu_is_there(
     run_forked: RunPython, program: str, options: dict[str, bool]
 ) -> None:
     done = run_forked(program, BFLOAT16, args=(json.dumps(options),))
+    assert "MatMul 2 of 2 in bfloat16" in done.stderr
     true = tf.nn.gelu(tf.constant(-3.5, tf.float64)).numpy()
     assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(true, rel=0.05)
 
@@ -75,6 +76,7 @@ def test_the_tail_of_a_gelu_is_there(
 def test_without_onednn_as_well(run_python: RunPython) -> None:
     """It is switched off before TensorFlow is imported."""
     done = run_python(FUNCTION, {**BFLOAT16, "TF_ENABLE_ONEDNN_OPTS": "0"}, args=("{}",))
+    assert "MatMul 2 of 2 in bfloat16" in done.stderr
     true = tf.nn.gelu(tf.constant(-3.5, tf.float64)).numpy()
     assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(true, rel=0.05)
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from free_casts import FREE_CASTS
-from traced_graphs import Traced, node_types, of_op, trace
+from activation_graphs import CPU, UNIT, WIDTH, Activation, numbers, traced_activation
+from traced_graphs import node_types, of_op
 
-from graph_passes import PrecisionConfig
 from graph_passes.units.activation.local_derivative import RULE
 
-CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU", cost_table=FREE_CASTS)
 FLOAT = tf.float32.as_datatype_enum
-WIDTH = 16
 ROOT = np.float32(np.sqrt(0.5))
-UNIT = 2.0**-9
-"""Half a unit in the last place of a number in [0.5, 1)."""
-Activation = Callable[[tf.Tensor], tf.Tensor]
 
 GELUS: dict[str, Activation] = {
     "tf.nn.gelu": lambda x: tf.nn.gelu(x, approximate=False),
@@ -34,31 +27,6 @@ OTHERS: dict[str, Activation] = {
     "another sign": lambda x: 0.5 * x * (1.0 - tf.math.erf(x * ROOT)),
     "of a square": lambda x: x * tf.math.erfc(-tf.square(x) * ROOT),
 }
-
-
-def between_products(activation: Activation) -> Callable[[tf.Tensor], list[tf.Tensor]]:
-    """An activation between two products with the identity, and the gradient on its way back."""
-
-    def step(x: tf.Tensor) -> list[tf.Tensor]:
-        one = tf.eye(WIDTH)
-        with tf.GradientTape() as tape:
-            before = tf.matmul(x, one)
-            tape.watch(before)
-            after = tf.matmul(activation(before), one)
-        gradient = tape.gradient(after, before, output_gradients=tf.ones_like(after))
-        return [after, tf.matmul(gradient, one)]
-
-    return step
-
-
-def traced_gelu(activation: Activation, rows: int | None = 2048) -> Traced:
-    return trace(between_products(activation), tf.TensorSpec((rows, WIDTH)))
-
-
-def numbers() -> np.ndarray:
-    x = np.linspace(-12, 12, 2048 * WIDTH).reshape(2048, WIDTH).astype(np.float32)
-    rounded: np.ndarray = tf.cast(tf.cast(x, tf.bfloat16), tf.float32).numpy()
-    return rounded
 
 
 def exact(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -75,7 +43,7 @@ def exact(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def test_inside_is_float32_and_one_cast_goes_in_and_two_come_out(
     form: str, rows: int | None
 ) -> None:
-    traced = traced_gelu(GELUS[form], rows)
+    traced = traced_activation(GELUS[form], rows)
     results = [name.partition(":")[0] for name in traced.results]
     after = tf.compat.v1.graph_util.extract_sub_graph(traced.rewrite(CPU).graph_def, results)
     assert not of_op(after, "Erfc")
@@ -92,7 +60,7 @@ def test_inside_is_float32_and_one_cast_goes_in_and_two_come_out(
 
 @pytest.mark.parametrize("form", GELUS)
 def test_value_and_gradient_are_rounded_once(form: str) -> None:
-    traced, x = traced_gelu(GELUS[form]), numbers()
+    traced, x = traced_activation(GELUS[form]), numbers(12)
     value, gradient = traced.run(traced.rewrite(CPU).graph_def, x)
     true_value, true_gradient = exact(x)
     scale = np.maximum(np.abs(true_value), 1e-3)
@@ -102,7 +70,7 @@ def test_value_and_gradient_are_rounded_once(form: str) -> None:
 
 @pytest.mark.parametrize("form", GELUS)
 def test_in_float32_it_is_as_before(form: str) -> None:
-    traced, x = traced_gelu(GELUS[form]), numbers()
+    traced, x = traced_activation(GELUS[form]), numbers(12)
     fusion = traced.find(CPU)
     assert RULE in node_types(fusion)
     before, after = (traced.run(graph, x) for graph in (traced.graph_def, fusion.proto))
@@ -111,7 +79,7 @@ def test_in_float32_it_is_as_before(form: str) -> None:
 
 
 def test_large_numbers_give_no_nan() -> None:
-    traced = traced_gelu(GELUS["tf.nn.gelu"], rows=None)
+    traced = traced_activation(GELUS["tf.nn.gelu"], rows=None)
     sizes = np.geomspace(15, 3e38, WIDTH).astype(np.float32)
     x = tf.cast(tf.cast(np.stack([sizes, -sizes]), tf.bfloat16), tf.float32).numpy()
     value, gradient = traced.run(traced.rewrite(CPU).graph_def, x)
@@ -121,7 +89,7 @@ def test_large_numbers_give_no_nan() -> None:
 
 @pytest.mark.parametrize("form", OTHERS)
 def test_what_is_no_gelu_is_not_taken_for_one(form: str) -> None:
-    traced, x = traced_gelu(OTHERS[form]), numbers()
+    traced, x = traced_activation(OTHERS[form]), numbers(12)
     fusion = traced.find(CPU)
     assert not [node for node in fusion.proto.node if node.name.endswith("/pdf")]
     before, after = (traced.run(graph, x) for graph in (traced.graph_def, fusion.proto))
@@ -130,7 +98,7 @@ def test_what_is_no_gelu_is_not_taken_for_one(form: str) -> None:
 
 
 def test_what_is_preserved_inside_leaves_the_general_derivative() -> None:
-    traced = traced_gelu(GELUS["tf.nn.gelu"])
+    traced = traced_activation(GELUS["tf.nn.gelu"])
     (erfc,) = of_op(traced.graph_def, "Erfc")
     fusion = traced.find(CPU, preserve=[erfc.name])
     assert RULE in node_types(fusion)
@@ -139,9 +107,9 @@ def test_what_is_preserved_inside_leaves_the_general_derivative() -> None:
 
 def test_a_compiler_gets_no_other_form() -> None:
     config = dataclasses.replace(CPU, fused=True)
-    assert of_op(traced_gelu(GELUS["tf.nn.gelu"]).find(config).proto, "Erfc")
+    assert of_op(traced_activation(GELUS["tf.nn.gelu"]).find(config).proto, "Erfc")
 
 
 def test_without_times_fewer_casts_count_for_more() -> None:
     config = dataclasses.replace(CPU, cost_table=None)
-    assert of_op(traced_gelu(GELUS["tf.nn.gelu"]).find(config).proto, "Erfc")
+    assert of_op(traced_activation(GELUS["tf.nn.gelu"]).find(config).proto, "Erfc")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import tensorflow as tf
 from keras import layers
+from norm_networks import NORMS as OF_TOKENS
 from traced_graphs import Traced, node_types, trace
 
 from graph_passes import PrecisionConfig
@@ -15,8 +16,8 @@ CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
 GPU = PrecisionConfig(target_dtype="float16", device="GPU")
 NORMS: dict[str, Callable[[], layers.Layer]] = {
     "batch-norm": layers.BatchNormalization,
-    "layer-norm": layers.LayerNormalization,
-    "rms-norm": getattr(layers, "RMSNormalization", layers.LayerNormalization),
+    "layer-norm": OF_TOKENS["layer"],
+    "rms-norm": OF_TOKENS["rms"],
 }
 ACTIVATIONS = [
     *("relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu", "hard_silu", "hard_sigmoid"),
