@@ -48,6 +48,7 @@ FOR_VALUES = {
     "loop-gradient-sums": "is about time: loops read and write no sums of the size of weights",
     "local-derivative": "is about memory: one tensor is kept for a gradient, not two to four",
     "cross-entropy": "is about time: its parts cost half of TensorFlow's op",
+    "grouped-convolution": "is about time: kernels of oneDNN in place of what XLA makes",
     "max-pool": "is about time: poolings of volumes and their gradients are one kernel each",
     "product-tail": "is about time: biases and activations are part of a product's kernel",
     "fused-update": "is about time: it makes one op of an optimizer's dozen",

@@ -13,6 +13,8 @@ from tensorflow.core.framework import function_pb2
 from graph_passes.coloring.plan import Plan, make_plan
 from graph_passes.emit.update_order import await_products
 from graph_passes.functions.call_tree import CallTrees, Library, Region, no_library, node_types_with
+from graph_passes.functions.grouped_convolutions import RULE as GROUPED_CONVOLUTION
+from graph_passes.functions.grouped_convolutions import is_in_force, release_convolutions
 from graph_passes.functions.loop_invariants import hoist_casts
 from graph_passes.functions.loop_sum_moves import prepare_tree
 from graph_passes.functions.specialization import ConvertedTree, convert_tree, name_functions
@@ -38,7 +40,7 @@ from graph_passes.policy.rules import Rule
 from graph_passes.report import Report
 from graph_passes.result import RewriteResult
 from graph_passes.rewriter.editor import NearMiss
-from graph_passes.units.fusion import Fusion, ops_at_work
+from graph_passes.units.fusion import Fusion, ops_at_work, permitted
 from graph_passes.units.update.fused_updates import RULE as FUSED_UPDATE
 
 _LOGGER = logging.getLogger(__name__)
@@ -114,13 +116,20 @@ class _TreeRewrite:
         if self._config.selection is not None:
             selection = dataclasses.replace(self._config.selection, root=tree.name)
             self._config = dataclasses.replace(self._config, selection=selection)
-        self._tree, self._preserve, self._shapes = tree, preserve, shapes
+        self._preserve, self._shapes = preserve, shapes
         self._node_types = node_types_with(common.library)
         self._shapes_of = functools.cache(common.function_shapes)  # several calls ask for it
         self._plan = functools.partial(convert, config=self._config, observe=common.observe)
         self._originals: dict[int, GraphView] = {}  # by the id of the proto
         self._fused: dict[Region, GraphView] = {}
         self._decisions: dict[int, Decisions] = {}  # by the id of the proto
+        self._tree, self._released = tree, dict[Region, tuple[str, ...]]()
+        if tree.calls and is_in_force(self._config):
+            self._tree, self._released = release_convolutions(
+                tree,
+                self._shapes_of,
+                lambda body, node: permitted(body, self._config)(GROUPED_CONVOLUTION, node),
+            )
 
     def decisions(self, region: Region, view: GraphView | None = None) -> Decisions:
         """What rules say of the nodes of a body as the caller gave it; a view spares a search."""
@@ -176,8 +185,13 @@ class _TreeRewrite:
     def convert(self) -> tuple[ConvertedTree, Fusion]:
         """Plans the tree and carries the plan out; with it the units of all bodies."""
         fused, fusions = prepare_tree(self._tree, self._config, self._preserve, self._prepare)
-        regions = zip(self._tree.walk(), fused.walk(), strict=True)
-        self._fused = {old: fusions[new].view for old, new in regions}
+        for old, new in zip(self._tree.walk(), fused.walk(), strict=True):
+            self._fused[old] = fusions[new].view
+            if old in self._released:
+                units = [f"{GROUPED_CONVOLUTION}: {node}" for node in self._released[old]]
+                fusions[new] = dataclasses.replace(
+                    fusions[new], units=(*fusions[new].units, *units), alone=True
+                )
         shapes = {r: extend_shapes(self._details(r)[1], f.shapes) for r, f in fusions.items()}
         converted = convert_tree(fused, self._preserve, self._plan, fusions, shapes)
         return converted, _found_in_all(fused, fusions)

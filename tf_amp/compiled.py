@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from graph_passes import PrecisionConfig
+from graph_passes.functions.call_tree import MUST_COMPILE, is_set
 from graph_passes.ops.reasons import Reason
 from tf_amp.cost_tables import TableChoice
 from tf_amp.env_variables import COST_TABLE
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tf_amp")
 
-_MUST_COMPILE = "_XlaMustCompile"
 # From here on it is worth the words that something is faster without XLA.
 _FASTER = 1.1
 _OPS_NAMED = 3
@@ -38,7 +38,7 @@ _OF_KERAS_SAID = " Keras itself has it compiled, for its groups."
 
 def is_compiled(definition: function_pb2.FunctionDef) -> bool:
     """Whether XLA compiles a function as a whole (`jit_compile=True`)."""
-    return _MUST_COMPILE in definition.attr and definition.attr[_MUST_COMPILE].b
+    return is_set(definition.attr, MUST_COMPILE)
 
 
 class CompiledFunctions:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from graph_passes.policy.cost_table import (
     BROADCAST,
+    GROUPED,
+    GROUPED_WIDE,
     POINTWISE,
     RAGGED,
     STRIDED,
@@ -72,6 +74,8 @@ ELEMENTS = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 
 _DEPTHWISE = ((4, 128), (8, 256), (16, 256), (64, 96))
 _WIDE_FILTER = 5
+# Of the groups of ResNeXt; those of ConvNeXt have one channel.
+_GROUPED, _A_GROUP = ((4, 256), (8, 256), (16, 256), (32, 128)), 4
 _CHANNELS = 64
 _RAGGED_CHANNELS = 72
 _BATCH = 16
@@ -107,6 +111,8 @@ def probes() -> tuple[Probe, ...]:
         *_convolutions(_DEPTHWISE),
         *_convolution("DepthwiseConv2dNative", _WIDE_FILTER, 1, WIDE, _DEPTHWISE),
         *_convolution("DepthwiseConv2dNative", _WIDE_FILTER, 2, WIDE_STRIDED, _DEPTHWISE),
+        *_convolution("Conv2D", 3, 1, GROUPED, _GROUPED, _A_GROUP),
+        *_convolution("Conv2D", 7, 1, GROUPED_WIDE, _GROUPED, 1),
         *_volumes(),
     )
 
@@ -291,17 +297,26 @@ def _volumes() -> Iterator[Probe]:
 
 
 def _convolution(
-    op: str, kernel: int, stride: int, variant: str, sizes: tuple[tuple[int, int], ...]
+    op: str,
+    kernel: int,
+    stride: int,
+    variant: str,
+    sizes: tuple[tuple[int, int], ...],
+    group: int | None = None,
 ) -> Iterator[Probe]:
-    """The three ops of a convolution, for (side of the image, channels) pairs."""
+    """The three ops of a convolution, for (side of the image, channels) pairs.
+
+    A group is of all channels by default, and the multiplier of a depthwise convolution 1.
+    """
     axes = 3 if op == "Conv3D" else 2
     attrs = {"strides": [1, *[stride] * axes, 1], "padding": "SAME"}
     forward, to_input, to_filter = [], [], []
     for side, channels in sizes:
-        each = 1 if op.startswith("Depthwise") else channels
+        each = 1 if op.startswith("Depthwise") else group or channels
         x = (_BATCH, *[side] * axes, channels)
         y = (_BATCH, *[side // stride] * axes, channels)
-        weights = (*[kernel] * axes, channels, each)
+        ends = (each, channels) if group else (channels, each)
+        weights = (*[kernel] * axes, *ends)
         flops = 2 * math.prod(y) * kernel**axes * each
         forward.append(Case(flops, {"input": Low(x), "filter": Low(weights), **attrs}))
         to_input.append(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TypeAlias
 
 from tensorflow.core.framework import (
+    attr_value_pb2,
     function_pb2,
     graph_pb2,
     node_def_pb2,
@@ -24,6 +25,9 @@ from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ops.node_types import NodeTypeTable
 
 Library: TypeAlias = Callable[[str], function_pb2.FunctionDef | None]
+
+MUST_COMPILE = "_XlaMustCompile"
+"""The attr of a function, and of a node that calls one, that XLA compiles as a whole."""
 
 GROWTH = 4
 """Private copies may make the graph this many times as large; calls beyond that are left alone."""
@@ -172,13 +176,19 @@ def node_types_with(library: Library) -> NodeTypeTable:
     return NodeTypeTable(lambda op: None if (made := library(op)) is None else made.signature)
 
 
+def is_set(attrs: Mapping[str, attr_value_pb2.AttrValue], name: str) -> bool:
+    """Whether an attr is there and true; to ask for one that is not there would add it."""
+    return name in attrs and attrs[name].b
+
+
 class CallTrees:
     """Finds the calls that are worth planning together with their caller.
 
     A tensor can only stay in low precision across a call where both sides have work for it: the
     caller has ops of its own to convert, or two calls that have, or the call is a loop, which is
-    its own neighbour. A graph that merely wraps one call gains nothing, nor does a call without
-    work that gives neither float32 nor a list of tensors: a branch that sets a variable, say.
+    its own neighbour. A graph that merely wraps one call gains nothing, unless XLA compiles that
+    and need not, nor does a call without work that gives neither float32 nor a list of tensors: a
+    branch that sets a variable, say.
 
     Args:
         library: gives a function by name, None for an unknown one.
@@ -259,7 +269,8 @@ class CallTrees:
         for node in calls:
             kind = CALL_KINDS[node.op]
             works = node.name in working
-            if not (beside or (kind.is_loop and works)):
+            is_apart = kind.is_loop or is_set(node.attr, MUST_COMPILE)
+            if not (beside or (is_apart and works)):
                 continue
             callees = self._callees(node, kind, above, works=works)
             if callees is not None:

@@ -14,6 +14,8 @@ from graph_passes.ops.node_types import NodeType
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from graph_passes.policy.cost_table import (
     BROADCAST,
+    GROUPED,
+    GROUPED_WIDE,
     POINTWISE,
     RAGGED,
     STRIDED,
@@ -40,7 +42,7 @@ PRODUCTS = frozenset(
 )
 """The ops whose work is more than a pass over what they read and write."""
 _WIDEST = 3
-"""Pixels a side of a depthwise convolution's filter for which oneDNN has a fast gradient."""
+"""Pixels a side of the filter of one channel for which oneDNN has a fast gradient."""
 _NORMS = frozenset(("FusedBatchNormV3", "FusedBatchNormGradV3"))
 _LANES = 16
 """oneDNN's kernels for bfloat16 take so many channels at once; with others it has none that is
@@ -199,8 +201,11 @@ class WorkSizes:
             strides = node.attr["strides"].list.i if "strides" in node.attr else ()
             is_strided = max(strides, default=1) > 1
             weights = self._filter(number)
-            if op.startswith("Depthwise") and weights is not None and max(weights[:2]) > _WIDEST:
+            is_wide = weights is not None and max(weights[:2]) > _WIDEST
+            if op.startswith("Depthwise") and is_wide:
                 return WIDE_STRIDED if is_strided else WIDE
+            if weights is not None and self._has_small_groups(number, weights):
+                return GROUPED_WIDE if is_wide else GROUPED
             if is_strided:
                 return STRIDED
             return POINTWISE if weights is not None and set(weights[:-2]) == {1} else ""
@@ -208,11 +213,23 @@ class WorkSizes:
         if made is None:
             return ""
         if op in _NORMS:
-            is_first = "data_format" in node.attr and node.attr["data_format"].s[:2] == b"NC"
-            channels = made[1 if is_first else -1] if made else None
+            channels = self._channels(number, made)
             return RAGGED if channels is not None and channels % _LANES else ""
         read = map(self._shape, self._read(number))
         return BROADCAST if any(shape not in (None, made) for shape in read) else ""
+
+    def _has_small_groups(self, number: int, weights: tuple[int, ...]) -> bool:
+        op = self._view.node_type(number).op
+        if op.startswith("Depthwise") or weights[-2] >= _LANES:
+            return False
+        image = self._shape(number if op.endswith(_TO_INPUT) else self._read(number)[0])
+        return (self._channels(number, image) or 0) > weights[-2]
+
+    def _channels(self, number: int, image: Shape | None) -> int | None:
+        """The channels of an image that a node reads or makes."""
+        attr = self._view.nodes[number].attr
+        is_first = "data_format" in attr and attr["data_format"].s[:2] == b"NC"
+        return image[1 if is_first else -1] if image else None
 
     def size(self, number: int, cost: OpCost) -> int | None:
         """The size of a node's work as its costs count it, None where it is not known."""

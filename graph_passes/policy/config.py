@@ -196,6 +196,8 @@ RULES: dict[str, str] = {
     "bias-gradient": "the sum of a gradient over its leading axes becomes BiasAddGrad",
     "ones-product": "on a CPU the gradient of a bias becomes a bfloat16 matrix product with ones",
     "constant-folding": "a constant that only converted ops read is stored in the target dtype",
+    "grouped-convolution": "on a CPU a convolution of groups that Keras has XLA compile runs by "
+    "oneDNN's kernel",
     "max-pool": "on a CPU a pooling whose gradient has no kernel in the target dtype stays float32",
     "cross-entropy": "on a CPU a cross entropy with labels becomes the ops that it consists of",
     "attention-mask": "a mask before a softmax becomes one that float16 can hold",

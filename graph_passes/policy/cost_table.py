@@ -30,6 +30,8 @@ POINTWISE = "pointwise"
 """Variant of a convolution with a filter of one pixel, which does little work for its bytes."""
 WIDE, WIDE_STRIDED = "wide", "wide-strided"
 """Variants of a depthwise convolution with a filter of more than three pixels a side."""
+GROUPED, GROUPED_WIDE = "grouped", "grouped-wide"
+"""Variants of a convolution of groups with few channels each, the second with such a filter."""
 RAGGED = "ragged"
 """Variant of a batch normalization of channels that do not fill the registers of a CPU."""
 TRANSPOSED = "transposed"
@@ -178,7 +180,7 @@ class CostTable:
     def cost_of(self, op: str, variant: str = "") -> OpCost | None:
         """The costs of an op type, of the variant where that was measured; None for neither."""
         variants = self.variants_of(op)
-        nearest = STRIDED if variant == WIDE_STRIDED else ""
+        nearest = {WIDE_STRIDED: STRIDED, GROUPED_WIDE: GROUPED}.get(variant, "")
         return variants.get(variant) or variants.get(nearest) or variants.get("")
 
 

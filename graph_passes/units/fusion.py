@@ -92,7 +92,7 @@ def find_units(
     passes = [each for each in passes if not (each.ops and view.ops.isdisjoint(each.ops))]
     if not passes:
         return Fusion(proto, view)
-    edits = GraphEdits(view, preserve, effects, _permitted(proto, config))
+    edits = GraphEdits(view, preserve, effects, permitted(proto, config))
     search = UnitSearch(edits, config, lists, kernel_support(config.device, config.target))
     alone = False
     for each in passes:
@@ -110,8 +110,13 @@ def find_units(
     return Fusion(proto, new, units, misses, edits.shapes, node_lists, alone=alone)
 
 
-def _permitted(proto: Proto, config: PrecisionConfig) -> Callable[[str, str], bool]:
-    """Tells of a unit's rule and node whether a selection has it."""
+def permitted(proto: Proto, config: PrecisionConfig) -> Callable[[str, str], bool]:
+    """Tells of a unit's rule and node whether a selection has it.
+
+    Args:
+        proto: the GraphDef or FunctionDef that the node is of.
+        config: has the selection; without one every unit is permitted.
+    """
     selection = config.selection
     if selection is None:
         return lambda _rule, _node: True

@@ -24,6 +24,11 @@ from tensorflow.python.framework import ops
 from tensorflow.python.saved_model import function_deserialization
 
 from graph_passes.collector import collector_paused
+from graph_passes.functions.grouped_convolutions import (
+    is_grouped_convolution,
+    is_in_force,
+    released,
+)
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals, remapper
@@ -32,6 +37,7 @@ from tf_amp.hosts.function_counts import FunctionCounts
 from tf_amp.hosts.function_deferred import DeferredFunctions, is_traced_once_more
 from tf_amp.hosts.function_names import keras_step, readable_name
 from tf_amp.hosts.function_redirects import called_names
+from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
@@ -145,17 +151,23 @@ class FunctionHost:
         if config is None or compiled is None:
             return
         context, definition = function._bound_context, function.cached_definition
+        plain = config if remapper.runs_in_functions() else remapper.without_it(config)
+        has_groups = is_in_force(plain) and is_grouped_convolution(
+            definition, traced_shapes(graph, definition)
+        )
+        if has_groups:
+            definition = released(definition)
         by_xla = is_compiled(definition)
-        if by_xla:
-            config = compiled.config
-        elif not remapper.runs_in_functions():
-            config = remapper.without_it(config)
+        config = compiled.config if by_xla else plain
+        shapes_of = called_shapes(graph._functions)
 
         def library(name: str) -> function_pb2.FunctionDef | None:
             found = self._original_definition(context, graph._functions, name)
+            if found is None or by_xla or not (compiled.apart and is_compiled(found)):
+                return found
             # What XLA compiles is planned by other costs.
-            apart = found is not None and compiled.apart and is_compiled(found)
-            return None if apart and not by_xla else found
+            takes = is_in_force(plain) and is_grouped_convolution(found, shapes_of(name))
+            return found if takes else None
 
         name = readable_name(definition.signature.name)
         top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
@@ -176,7 +188,7 @@ class FunctionHost:
                 all_anew=compiled.apart,
             )
             compiled.say(name, (result, *callees))
-        if result.changed:
+        if result.changed or has_groups:
             # `cached_definition` stays: Python code reads that copy to build graphs from (the
             # gradient of a loaded `While`).
             self._originals.swap(context, result.proto, result.extra_functions)

@@ -1,7 +1,8 @@
-"""Whether TensorFlow's remapper makes one kernel of a matrix product and what is behind it.
+"""Whether oneDNN's kernels run, and TensorFlow's remapper makes one of a product and its tail.
 
 The rule `product-tail` writes biases and activations for it. Its GELU is no good by itself: near -1
-nothing is left of 1 + Erf in bfloat16, where the kernel computes in float32.
+nothing is left of 1 + Erf in bfloat16, where the kernel computes in float32. Kernels other than
+oneDNN's have no gradients of the convolutions that `grouped-convolution` gives them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tensorflow.python.util import _pywrap_util_port
 
 from graph_passes import PrecisionConfig
 
-_RULE = "product-tail"
+_RULES = frozenset(("product-tail", "grouped-convolution"))
 _OFF = rewriter_config_pb2.RewriterConfig.OFF
 
 
@@ -33,4 +34,4 @@ def runs_in_session(config: config_pb2.ConfigProto) -> bool:
 
 def without_it(config: PrecisionConfig) -> PrecisionConfig:
     """The configuration for graphs on which it does not run."""
-    return dataclasses.replace(config, disabled_rules=config.disabled_rules | {_RULE})
+    return dataclasses.replace(config, disabled_rules=config.disabled_rules | _RULES)

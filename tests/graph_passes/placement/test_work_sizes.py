@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +15,8 @@ from graph_passes.ir.view import view_graph
 from graph_passes.placement.work_sizes import UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
 from graph_passes.policy.cost_table import (
     BROADCAST,
+    GROUPED,
+    GROUPED_WIDE,
     POINTWISE,
     RAGGED,
     STRIDED,
@@ -286,6 +290,43 @@ def test_wide_filters_make_depthwise_convolutions_others(side, stride, variant):
     for function, one, other in functions:
         sizes, index = sizes_of(function, one, other)
         assert sizes.variant(index["y"]) == variant
+
+
+@pytest.mark.parametrize(
+    ("side", "stride", "group", "variant"),
+    [
+        (3, 1, 4, GROUPED),
+        (3, 2, 1, GROUPED),
+        (7, 1, 1, GROUPED_WIDE),
+        (3, 1, 16, ""),
+        (3, 2, 16, STRIDED),
+        (3, 1, 32, ""),
+    ],
+)
+def test_small_groups_make_convolutions_others(side, stride, group, variant):
+    common = {"strides": [1, stride, stride, 1], "padding": "SAME", "name": "y"}
+    shape, weights = (2, 8, 8, 32), (side, side, group, 64)
+    made = (2, 8 // stride, 8 // stride, 64)
+    raw = tf.raw_ops
+    functions = [
+        (lambda x, w: raw.Conv2D(input=x, filter=w, **common), shape, weights),
+        (
+            lambda w, dy: raw.Conv2DBackpropInput(
+                input_sizes=shape, filter=w, out_backprop=dy, **common
+            ),
+            *(weights, made),
+        ),
+        (
+            lambda x, dy: raw.Conv2DBackpropFilter(
+                input=x, filter_sizes=weights, out_backprop=dy, **common
+            ),
+            *(shape, made),
+        ),
+    ]
+    for function, one, other in functions:
+        sizes, index = sizes_of(function, one, other)
+        assert sizes.variant(index["y"]) == variant
+        assert sizes.flops(index["y"]) == 2 * math.prod(made) * side**2 * group
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from small_cost_table import CURVE, SMALL
 from graph_passes import PrecisionConfig
 from graph_passes.policy.cost_table import (
     BROADCAST,
+    GROUPED,
+    GROUPED_WIDE,
     STRIDED,
     WIDE,
     WIDE_STRIDED,
@@ -73,6 +75,8 @@ def test_a_variant_falls_back_to_its_op() -> None:
     strided = dataclasses.replace(SMALL, rows=(*SMALL.rows, ("AddV2/strided", SMALL.rows[0][1])))
     assert strided.cost_of("AddV2", WIDE_STRIDED) is strided.cost_of("AddV2", STRIDED)
     assert strided.cost_of("AddV2", WIDE) is SMALL.cost_of("AddV2")
+    grouped = dataclasses.replace(SMALL, rows=(*SMALL.rows, ("AddV2/grouped", SMALL.rows[0][1])))
+    assert grouped.cost_of("AddV2", GROUPED_WIDE) is grouped.cost_of("AddV2", GROUPED)
     assert SMALL.cost_of("Relu") is None
     assert SMALL.cost_of("Relu", BROADCAST) is None
     assert set(SMALL.variants_of("AddV2")) == {"", BROADCAST}

@@ -12,6 +12,7 @@ from small_cost_table import SMALL
 from graph_passes.policy.cost_table import (
     BROADCAST,
     DOUBT,
+    GROUPED_WIDE,
     RAGGED,
     STRIDED,
     WIDE,
@@ -151,6 +152,15 @@ def test_what_decides_on_networks_with_wide_filters_and_ragged_channels(
     assert table is not None
     cost = table.variants_of(op)[variant]
     assert cost.low.seconds[-1] > 1.8 * cost.float32.seconds[-1]
+
+
+def test_what_decides_on_networks_with_groups() -> None:
+    table = shipped_table("cpu-avx512_bf16", "bfloat16")
+    assert table is not None
+    forward = table.variants_of("Conv2D")[GROUPED_WIDE]
+    backward = table.variants_of("Conv2DBackpropFilter")[GROUPED_WIDE]
+    assert forward.low.seconds[-1] < forward.float32.seconds[-1]
+    assert backward.low.seconds[0] > 1.5 * backward.float32.seconds[0]
 
 
 def test_no_table_is_shipped_for_what_was_not_measured() -> None:

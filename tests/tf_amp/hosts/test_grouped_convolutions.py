@@ -1,0 +1,104 @@
+"""Keras' convolutions of groups, which it has XLA compile, in programs as people write them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tf_amp.hardware import probe_cpu_flags
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
+ON = {"TF_ENABLE_AUTO_MIXED_PRECISION": "1", f"{REWRITE}_DTYPE": "bfloat16"}
+needs_bfloat16 = pytest.mark.skipif(
+    "avx512_bf16" not in probe_cpu_flags(), reason="the CPU has no units for bfloat16"
+)
+
+PROGRAM = """
+import json
+import os
+import sys
+import tempfile
+from tf_amp import autoload
+autoload.activate()
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context as context_lib
+from tensorflow.python.saved_model import loader_impl
+
+keras.utils.set_random_seed(0)
+layers = keras.layers
+model = keras.Sequential([
+    keras.Input((16, 16, 32)),
+    layers.Conv2D(64, 3, padding="same", groups=8, use_bias=False),
+    layers.BatchNormalization(),
+    layers.ReLU(),
+    layers.Conv2D(64, 7, padding="same", groups=64),
+    layers.Conv2D(64, 3, padding="same", groups=4, strides=2),
+    layers.GlobalAveragePooling2D(),
+    layers.Dense(10),
+])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile("adam", loss, jit_compile=False)
+draw = np.random.default_rng(0)
+x, y = draw.normal(size=(40, 16, 16, 32)).astype("f"), draw.integers(0, 10, 40)
+losses = model.fit(x, y, batch_size=16, epochs=3, verbose=0).history["loss"]
+facts = {"losses": losses, "predicted": model.predict(x[:5], verbose=0).tolist()}
+
+names = context_lib.context().list_function_names()
+# What was planned again for the batch has the longer name.
+pending = [max((name for name in names if "multi_step_on_iterator" in name), key=len)]
+calls = []
+while pending:
+    for node in context_lib.context().get_function_def(pending.pop()).node_def:
+        callee = node.attr["f"].func.name if "f" in node.attr else ""
+        if "_conv_xla" in callee:
+            calls.append("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b)
+        elif callee:
+            pending.append(callee)
+facts["calls"] = [len(calls), sum(calls)]
+
+folder = os.path.join(tempfile.mkdtemp(), "saved")
+model.export(folder, verbose=False)
+library = loader_impl.parse_saved_model(folder).meta_graphs[0].graph_def.library
+exported = [f for f in library.function if "_conv_xla" in f.signature.name]
+facts["exported"] = [len(exported), sum(f.attr["_XlaMustCompile"].b for f in exported)]
+loaded = tf.saved_model.load(folder)
+facts["served"] = loaded.serve(x[:5]).numpy().tolist()
+facts["eager"] = model(x[:5]).numpy().tolist()
+print(json.dumps(facts))
+"""
+
+
+def facts_of(done: subprocess.CompletedProcess[str]) -> dict[str, list[float]]:
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+@needs_bfloat16
+def test_they_run_without_xla_and_are_exported_as_they_were(run_forked: RunPython) -> None:
+    true, done = facts_of(run_forked(PROGRAM, {})), run_forked(PROGRAM, ON)
+    found = facts_of(done)
+    assert (true["calls"], found["calls"]) == ([6, 6], [6, 0])
+    assert true["exported"] == found["exported"] == [3, 3]
+    assert "Conv2DBackpropFilter 3 of 3" in done.stderr
+    assert "compiled by XLA" not in done.stderr
+    for name in ("losses", "predicted", "served", "eager"):
+        assert np.asarray(found[name]) == pytest.approx(np.asarray(true[name]), abs=0.01), name
+    assert found["losses"] != true["losses"]
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(
+    "more", [{"TF_ENABLE_ONEDNN_OPTS": "0"}, {f"{REWRITE}_RULES_DISABLE": "grouped-convolution"}]
+)
+def test_xla_keeps_them_where_nothing_else_has_their_gradients(
+    run_python: RunPython, more: dict[str, str]
+) -> None:
+    done = run_python(PROGRAM, {**ON, **more})
+    assert facts_of(done)["calls"] == [6, 6]
+    assert "it is compiled by XLA" in done.stderr
