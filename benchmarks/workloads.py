@@ -259,6 +259,7 @@ WORKLOADS = {
     "ddim": Workload(_ddim, _adamw, _pixel_labels(16, 64, 4)),
     "efficientnet": Workload(_application("EfficientNetB0", 128), _adamw, _images(16, 128, 1000)),
     "mobilenetv3": Workload(_application("MobileNetV3Large", 128), _adamw, _images(16, 128, 1000)),
+    "convnext": Workload(_application("ConvNeXtTiny", 96), _adamw, _images(8, 96, 1000)),
     "recommender": Workload(_recommender, _adam, _fields(1024, 8, 500_000)),
 }
 """Name -> workload; the names are those of ``--workloads``."""
