@@ -17,6 +17,7 @@ from graph_passes.coloring.constant_range import deny_out_of_range
 from graph_passes.coloring.decompositions import keep_decompositions
 from graph_passes.coloring.losses import keep_losses
 from graph_passes.coloring.plan import Plan, make_plan
+from graph_passes.coloring.small_steps import keep_small_steps
 from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.v1_loops import match_loop_edges
 from graph_passes.coloring.variable_updates import protect_variable_updates
@@ -81,6 +82,7 @@ def _is_default(config: PrecisionConfig) -> bool:
 STAGES = (
     Stage("tensor-lists", tensor_lists.find_clusters, (), ("edges", "clusters")),
     Stage("variable-update", protect_variable_updates, ("edges",)),
+    Stage("small-step", keep_small_steps, ("edges",)),
     Stage("loss", keep_losses, ("edges",)),
     Stage("decomposition", keep_decompositions, ("edges",)),
     Stage("rules", Coloring.move_by_rules),

@@ -105,7 +105,10 @@ class Coloring:
         What only hands values on goes by its neighbours, unless a rule asks for its op. No rule
         converts what has a state or brings values into the graph.
         """
-        protected = (Reason.INSIDE_UNIT, Reason.VARIABLE_UPDATE, Reason.DECOMPOSITION)
+        protected = (
+            *(Reason.INSIDE_UNIT, Reason.VARIABLE_UPDATE, Reason.DECOMPOSITION),
+            Reason.SMALL_STEP,
+        )
         for number, rule in self.rules.items():
             if rule.keeps or not _computes(self.view.node_type(number)):
                 continue

@@ -24,6 +24,7 @@ _RULE_OF = {
     Reason.VARIABLE_UPDATE.name.lower(): "variable-update",
     Reason.MOVES_MORE.name.lower(): "cast-cut",
     Reason.DECOMPOSITION.name.lower(): "decomposition",
+    Reason.SMALL_STEP.name.lower(): "small-step",
 }
 
 

@@ -38,10 +38,12 @@ def low(text: str, *preserve: str) -> set[str]:
         ("x", "Relu(allow1)", True),
         ("x", "Exp(allow1)", False),
         ("deny1", "Relu(allow1)", False),
+        ("x", "AddV2(allow1, switch1[1])", False),
+        ("x", "AddV2(allow1, enter1)", True),
     ],
 )
 def test_loop_variable_has_one_dtype(start: str, turn: str, is_low: bool) -> None:
-    """A deny op keeps the loop variable float32 from before the loop or from the turn before."""
+    """A deny op keeps it float32, from before the loop or the turn before, as adding to it does."""
     names = {"merge1", "next1"}
     assert low(LOOP.format(start=start, turn=turn, behind="")) & names == (
         names if is_low else set()

@@ -1,0 +1,129 @@
+"""What is added little by little is added in float32.
+
+Explicit steps of a differential equation, `tf.scan`, weights that a loop trains and moving averages
+add little to much, and bfloat16 loses what is less than a 256th of it: 100 steps of size 0.001
+moved a state by a quarter of its way, and `x -= 0.001 * x` nowhere at all. TensorFlow's own pass
+loses it as well. A loop shows what it adds up; elsewhere the constant factor of a step does, of
+which a residual network has none. What comes to a sum stays as it is, products above all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2
+
+from graph_passes.coloring.state import CLEAR, Coloring
+from graph_passes.ir.adjacency import walk
+from graph_passes.ir.view import FLOAT, GraphView, Shape
+from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.reasons import Reason
+
+SMALL_FACTOR = 1 / 32
+"""A step by so small a factor loses three of the eight bits of bfloat16, in each round."""
+
+_LOOPS = frozenset(("While", "StatelessWhile"))
+_ADDITIONS = frozenset(("Add", "AddN", "AddV2", "Sub"))
+_SCALINGS = frozenset(("Mul", "RealDiv"))
+
+
+def keep_small_steps(coloring: Coloring) -> None:
+    """Keeps sums that loops carry, with the loop variables, and small steps in float32."""
+    coloring.block(_sums_of_loops(coloring), Reason.SMALL_STEP)
+    coloring.block(_sums_of_small_parts(coloring), Reason.SMALL_STEP)
+
+
+def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
+    """The vertices on circles through loop variables that additions are on.
+
+    Besides additions a circle has products with a single number, and ops that hand values on. The
+    gates of a recurrent layer, which are tensors, are none of these.
+    """
+    view = coloring.view
+    carriers = coloring.where(view.per_slot(_carries, bool) & view.is_float)
+    if not carriers:
+        return
+    adds = view.per_slot(_adds, bool)
+    enter = (adds | view.per_slot(_scales, bool) | (coloring.list_codes == CLEAR)) & view.is_float
+    ahead = coloring.edges.reach(carriers, enter, forward=True)
+    behind = coloring.edges.reach(carriers, enter, backward=True)
+    around = coloring.where(enter & ahead & behind)
+    left = {vertex for vertex in around if not _is_by_a_tensor(coloring, vertex)}
+
+    def onward(vertex: int) -> list[int]:
+        return [reader for reader in coloring.edges.readers(vertex) if reader in left]
+
+    def back(vertex: int) -> list[int]:
+        return [maker for maker in coloring.edges.producers(vertex) if maker in left]
+
+    for carrier in carriers:
+        if carrier in left:
+            later, earlier = set(walk([carrier], onward)), set(walk([carrier], back))
+            circle = later & earlier
+            left -= circle
+            if any(adds[vertex] for vertex in circle):
+                yield from circle
+
+
+def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
+    """The additions of what was multiplied by a small constant."""
+    view, edges = coloring.view, coloring.edges
+    adds = view.per_slot(_adds, bool)
+    small = (n for n in view.of_node_type(_is_constant) if _is_small(view.nodes[n]))
+    products: list[int] = [
+        reader
+        for number in small
+        for reader in edges.readers(view.base[number])
+        if view.op_of(reader) == "Mul"
+    ]
+
+    def handed_on(vertex: int) -> list[int]:
+        return [r for r in edges.readers(vertex) if coloring.list_codes[r] == CLEAR]
+
+    for vertex in walk(products, handed_on):
+        yield from (reader for reader in edges.readers(vertex) if adds[reader])
+
+
+def _is_small(constant: node_def_pb2.NodeDef) -> bool:
+    value = constant.attr.get("value")  # [] would write to a map that lacks it
+    if value is None or value.tensor.tensor_shape.dim:
+        return False
+    content = value.tensor.tensor_content
+    stored = np.frombuffer(content, "<f4") if content else value.tensor.float_val
+    return len(stored) == 1 and 0 < abs(stored[0]) < SMALL_FACTOR
+
+
+def _is_by_a_tensor(coloring: Coloring, vertex: int) -> bool:
+    """Whether a vertex multiplies or divides by more than a single number."""
+    view = coloring.view
+    number = view.vertex_nodes[vertex]
+    if view.node_type(number).op not in _SCALINGS:
+        return False
+    start, end = view.edge_starts[number : number + 2]
+    return () not in [_shape(view, tensor) for tensor in view.tensors[start:end]]
+
+
+def _shape(view: GraphView, tensor: int) -> Shape | None:
+    port, number = divmod(tensor, len(view.nodes))
+    shapes = view.output_shapes(number)
+    return shapes[port] if port < len(shapes) else None
+
+
+def _carries(node_type: NodeType) -> list[bool]:
+    """Whether values come back to a slot in the next round."""
+    op_type = node_type.op_type
+    is_loop = op_type is not None and op_type.name in _LOOPS and node_type.is_inlined_call
+    return [is_loop or node_type.op == "Merge"] * len(node_type.dtypes)
+
+
+def _is_constant(node_type: NodeType) -> bool:
+    return node_type.op == "Const" and node_type.dtypes == (FLOAT,)
+
+
+def _adds(node_type: NodeType) -> list[bool]:
+    return [node_type.op in _ADDITIONS] * len(node_type.dtypes)
+
+
+def _scales(node_type: NodeType) -> list[bool]:
+    return [node_type.op in _SCALINGS] * len(node_type.dtypes)

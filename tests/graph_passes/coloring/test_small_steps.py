@@ -1,0 +1,207 @@
+"""What is added little by little: in loops, and by small constants."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from traced_graphs import Traced, trace
+
+from graph_passes import PrecisionConfig, Reason
+
+CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
+GPU = PrecisionConfig(target_dtype="float16", device="GPU")
+LOW = {"CPU": tf.bfloat16.as_datatype_enum, "GPU": tf.half.as_datatype_enum}
+ROWS, WIDTH, ROUNDS = 16, 32, 200
+STEP = 1e-3
+Body = Callable[[Any, Any], Any]
+
+
+def rounds(x: Any, body: Callable[[Any], Any], count: int = ROUNDS) -> Any:
+    return tf.while_loop(lambda i, _: i < count, lambda i, h: (i + 1, body(h)), (0, x))[1]
+
+
+def euler(x: Any, w: Any) -> Any:
+    return rounds(x, lambda h: h + STEP * tf.tanh(h @ w)) - x
+
+
+def euler_to_the_left(x: Any, w: Any) -> Any:
+    return rounds(x, lambda h: tf.tanh(h @ w) * -STEP + h) - x
+
+
+def scan(x: Any, w: Any) -> Any:
+    steps = tf.scan(lambda h, _: h + STEP * tf.tanh(h @ w), tf.range(ROUNDS), initializer=x)
+    return steps[-1] - x
+
+
+def unrolled(x: Any, w: Any) -> Any:
+    h = x
+    for _ in range(20):
+        h = h + tf.reshape(STEP * tf.tanh(h @ w), tf.shape(h))
+    return h - x
+
+
+def decay(x: Any, w: Any) -> Any:
+    return rounds(x, lambda h: h - STEP * h + 1e-5 * tf.tanh(h @ w)) - x
+
+
+def moving_average(x: Any, w: Any) -> Any:
+    return rounds(x @ w, lambda mean: 0.999 * mean + 0.001 * tf.tanh(mean @ w)) - x @ w
+
+
+def accumulated(x: Any, w: Any) -> Any:
+    """Gradients of a loss, added up in a loop."""
+
+    def body(total: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            loss = tf.reduce_sum(tf.square(tf.tanh(x @ w)))
+        return total + tape.gradient(loss, w)
+
+    return rounds(tf.zeros_like(w), body, 600) @ w
+
+
+def trained_inside(x: Any, w: Any) -> Any:
+    """A few steps of training for one task, as of meta-learning."""
+
+    def body(weights: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            loss = tf.reduce_sum(tf.square(x @ weights - x))
+        return weights - 1e-5 * tape.gradient(loss, weights)
+
+    return rounds(w, body) - w
+
+
+def kept_within(x: Any, w: Any) -> Any:
+    """Steps that are projected back, and taken in half of the rows alone."""
+    taken = tf.range(ROWS)[:, None] % 2 == 0
+
+    def body(h: Any) -> Any:
+        moved = tf.clip_by_value(h + STEP * tf.tanh(h @ w), -4.0, 4.0)
+        return tf.where(taken, moved, h)
+
+    return rounds(x, body) - x
+
+
+def in_a_branch(x: Any, w: Any) -> Any:
+    def body(h: Any) -> Any:
+        return tf.cond(h[0, 0] < 1e9, lambda: h + STEP * tf.tanh(h @ w), lambda: h)
+
+    return rounds(x, body) - x
+
+
+def in_two_loops(x: Any, w: Any) -> Any:
+    def body(h: Any) -> Any:
+        return rounds(h, lambda inner: inner + STEP * tf.tanh(inner @ w), 20)
+
+    return rounds(x, body, 10) - x
+
+
+def leapfrog(x: Any, w: Any) -> Any:
+    def body(i: Any, q: Any, p: Any) -> Any:
+        p = p - STEP * (q - tf.tanh(q @ w))
+        return i + 1, q + STEP * p, p
+
+    return tf.while_loop(lambda i, *_: i < ROUNDS, body, (0, x, x))[1] - x
+
+
+LITTLE_BY_LITTLE = [
+    euler,
+    euler_to_the_left,
+    scan,
+    unrolled,
+    decay,
+    moving_average,
+    accumulated,
+    trained_inside,
+    kept_within,
+    in_a_branch,
+    in_two_loops,
+    leapfrog,
+]
+
+
+def values() -> list[np.ndarray]:
+    draw = np.random.default_rng(0)
+    x, w = draw.normal(size=(ROWS, WIDTH)), draw.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
+    return [x.astype(np.float32), w.astype(np.float32)]
+
+
+def traced(body: Body) -> Traced:
+    return trace(body, tf.TensorSpec((ROWS, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
+
+
+def error(body: Body, config: PrecisionConfig) -> float:
+    """The distance of what a rewritten program gives from float32, by the length of that."""
+    program = traced(body)
+    result = program.rewrite(config)
+    assert products(result.graph_def, LOW[config.device]) > 0
+    (true,) = program.run(program.graph_def, *values())
+    (found,) = program.run(result.graph_def, *values())
+    return float(np.linalg.norm(found - true) / np.linalg.norm(true))
+
+
+def products(graph_def: graph_pb2.GraphDef, dtype: int) -> int:
+    bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
+    return sum(n.op == "MatMul" and n.attr["T"].type == dtype for nodes in bodies for n in nodes)
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=lambda config: config.target_dtype)
+@pytest.mark.parametrize("body", LITTLE_BY_LITTLE)
+def test_it_adds_up_as_in_float32(body: Body, config: PrecisionConfig) -> None:
+    assert error(body, config) < 0.03
+    if config is CPU:  # what the rule is for
+        off = dataclasses.replace(config, disabled_rules=frozenset(("small-step",)))
+        assert error(body, off) > 0.05
+
+
+def residual(x: Any, w: Any) -> Any:
+    for _ in range(3):
+        x = x + tf.nn.relu(x @ w) * 0.1
+    return x @ w
+
+
+def gated(x: Any, w: Any) -> Any:
+    """An LSTM's cell state, of which rows may be left as they were."""
+    taken = tf.range(ROWS)[:, None] % 2 == 0
+
+    def body(i: Any, h: Any, c: Any) -> Any:
+        new = tf.sigmoid(h @ w) * c + tf.tanh(h @ w)
+        return i + 1, tf.tanh(new) * tf.sigmoid(h @ w), tf.where(taken, new, c)
+
+    return tf.while_loop(lambda i, *_: i < 4, body, (0, x, x))[1] @ w
+
+
+def beside_what_stays(x: Any, w: Any) -> Any:
+    """A state that is made anew in each round, of one that no round changes."""
+    bias = tf.nn.relu(x @ w)
+
+    def body(i: Any, h: Any, b: Any) -> Any:
+        return i + 1, tf.nn.relu(h @ w + b), b
+
+    return tf.while_loop(lambda i, *_: i < 4, body, (0, x @ w, bias))[1] @ w
+
+
+@pytest.mark.parametrize("body", [residual, gated, beside_what_stays])
+def test_networks_are_planned_as_ever(body: Body) -> None:
+    program = traced(body)
+    off = dataclasses.replace(CPU, disabled_rules=frozenset(("small-step",)))
+    with_rule, without = (program.rewrite(config) for config in (CPU, off))
+    assert with_rule.graph_def == without.graph_def
+    assert with_rule.report.converted_nodes
+
+
+def test_the_reason_is_told() -> None:
+    reasons = {d.reason for d in traced(unrolled).rewrite(CPU).report.decisions if d.op == "AddV2"}
+    assert reasons == {Reason.SMALL_STEP}
+
+
+def test_parity_has_none_of_it() -> None:
+    decisions = traced(unrolled).rewrite(dataclasses.replace(CPU, parity=True)).report.decisions
+    assert Reason.SMALL_STEP not in {decision.reason for decision in decisions}
