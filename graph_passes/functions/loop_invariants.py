@@ -98,12 +98,23 @@ def _hoist_from(
         if read is not None:
             tensor = emit.copy(read, tensor, name=read.name.rpartition("/")[2])
             emit.makers[tensor].input.extend(controls)
-        cast = emit.op.Cast(tensor, SrcT=types_pb2.DT_FLOAT, DstT=target)
-        argument, _ = loop.add_variable("hoisted_cast", cast, target)
+        raised = caller.find(tensor.partition(":")[0]) if read is None else None
+        if raised is not None and _casts(raised, target, types_pb2.DT_FLOAT):
+            low = raised.input[0]  # there and back is the same value
+        else:
+            low = emit.op.Cast(tensor, SrcT=types_pb2.DT_FLOAT, DstT=target)
+        argument, _ = loop.add_variable("hoisted_cast", low, target)
         arguments.update(dict.fromkeys(source.casts, argument))
     loop.body.redirect({loop.body.output(name): to for name, to in arguments.items()})
     loop.body.remove({name for name in arguments if name not in stay})
     return len(arguments)
+
+
+def _casts(node: node_def_pb2.NodeDef, source: int, to: int) -> bool:
+    """Whether a node is a Cast between two dtypes that waits for no other node."""
+    if node.op != "Cast" or any(name[0] == "^" for name in node.input):
+        return False
+    return (node.attr["SrcT"].type, node.attr["DstT"].type) == (source, to)
 
 
 def _find(call: Call, target: int) -> list[_Source]:
@@ -111,9 +122,7 @@ def _find(call: Call, target: int) -> list[_Source]:
     unchanged = Unchanged(call)
     found: dict[tuple[int, str], _Source] = {}
     for node in unchanged.body.node_def:
-        if node.op != "Cast" or any(name[0] == "^" for name in node.input):
-            continue
-        if (node.attr["SrcT"].type, node.attr["DstT"].type) != (types_pb2.DT_FLOAT, target):
+        if not _casts(node, types_pb2.DT_FLOAT, target):
             continue
         source = unchanged.source(node.input[0])
         if source is not None:

@@ -217,6 +217,19 @@ def test_a_cast_of_the_program_stays_but_nothing_reads_it() -> None:
     assert not [node for node in body.node_def if "low:y:0" in node.input]
 
 
+@pytest.mark.parametrize("source", ["float16", "bfloat16"])
+def test_what_was_raised_before_the_loop_enters_as_it_was(source: str) -> None:
+    text = LOOP.format(body="low = Cast(w, DstT=float16)", test="").replace(
+        "y = While(i, x, x, v",
+        f"z = Const(0.5, [8, 8], dtype={source})\nraised = Cast(z, DstT=float32)\n"
+        "y = While(i, x, raised, v",
+    )
+    tree = tree_of(graph(text))
+    assert hoist_casts(tree, HALF) == 1
+    (loop,) = (node for node in tree.nodes if node.name == "y")
+    assert loop.input[-1] == ("z" if source == "float16" else "y/hoisted/Cast")
+
+
 def test_a_condition_may_write_a_variable_too() -> None:
     body = READ.format(after="").replace("; ", "\n    ")
     assert hoisted(body, "write = AssignVariableOp(v, x)") == 0
