@@ -229,8 +229,8 @@ TF_KERAS = (
     Member("tf_keras", "optimizers.legacy.Optimizer.apply_gradients"),
     Member(
         "tf_keras",
-        "optimizers.legacy.Optimizer._compute_gradients",
-        ("self", "loss", "var_list", "grad_loss", "tape"),
+        "optimizers.legacy.Optimizer._get_gradients",
+        ("self", "tape", "loss", "var_list", "grad_loss"),
     ),
     Member("tf_keras", "optimizers.legacy.Optimizer.minimize"),
     Member("tf_keras.src.engine.training_v1", "Model.compile"),

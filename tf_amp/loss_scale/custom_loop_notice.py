@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_amp.env_variables import DTYPE, ENABLE_LOSS_SCALING
 from tf_amp.loss_scale.seen_graphs import gradients_are_given, is_scaled_by_others, mark_seen
 from tf_amp.patches import Patches
 
@@ -36,6 +37,15 @@ BY_MINIMIZE = (
     "clipped or accumulated in between, give compile() "
     "tf_amp.loss_scale.wrap_optimizer(optimizer), and take the gradients of "
     "optimizer.scale_loss(loss)."
+)
+OWN_GRADIENTS = (
+    "The optimizer %s of compile() computes gradients by a method of its own that does not call "
+    "that of tf_keras, which scales: small float16 gradients are lost. Have it take them by "
+    "super() and the method's name. Where it cannot, as with tape.jacobian(), bfloat16 needs no "
+    f"scale: {DTYPE}=bfloat16. Or scale there by hand: manager = "
+    "LossScaleManager(StaticLossScale(1024)) of tf_amp.loss_scale, the gradients of "
+    "manager.multiply(loss), then manager.unscale(gradients) before they are clipped; "
+    f"{ENABLE_LOSS_SCALING}=0 then says that nothing else is to be scaled."
 )
 
 

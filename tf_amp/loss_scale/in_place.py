@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_amp.loss_scale.custom_loop_notice import (
     BY_MINIMIZE,
     OF_COMPILE,
+    OWN_GRADIENTS,
     OWN_STEP,
     CustomLoopNotice,
 )
@@ -112,9 +113,11 @@ class Scaling:
         if is_applying() or not self.is_on:
             return False
         if self.notice is not None and not self.loss_was_scaled:
-            # tf_keras has what takes the gradients of a loss and applies them.
-            by_minimize = hasattr(optimizer, "minimize")
-            text = BY_MINIMIZE if by_minimize else OWN_STEP if self.in_step else OF_COMPILE
+            # tf_keras has what takes the gradients of a loss and applies them, and that is a step.
+            outside, inside = OF_COMPILE, OWN_STEP
+            if hasattr(optimizer, "minimize"):
+                outside, inside = BY_MINIMIZE, OWN_GRADIENTS
+            text = inside if self.in_step else outside
             self.notice.give(optimizer, text)
         return takes_part()
 
@@ -148,6 +151,7 @@ class LoopScaling:
     """
 
     by_hand = True
+    in_step = True
     begins_step = False
     is_on = True
     announce = staticmethod(_say_nothing)
@@ -186,11 +190,14 @@ class InPlace(_Optimizer):
     Attributes:
         own_class: The class that the optimizer was made with.
         shown: What `__class__` says, by which libraries file an object; `own_class` if None.
+        behind: A subclass of the library's base class, which the made class has right before it:
+            what the classes in between make of its results, such as clipping, comes after.
     """
 
     _tf_amp_loss_scaling: Scaling | LoopScaling
     own_class: ClassVar[type]
     shown: ClassVar[type | None] = None
+    behind: ClassVar[type | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """`type(optimizer)(...)` makes one of its own class, to which `compile` gives a scale."""

@@ -29,7 +29,8 @@ def scaled_class(own_class: Any, mixin: Any) -> type:
     members = {"own_class": own_class, "__class__": property(lambda self: shown)}
     its = type(own_class)
     make: Any = _Maker if its is type else type(its.__name__, (_Maker, its), {})
-    return make(own_class.__name__, (mixin, own_class), {**of_class, **as_it_was, **members})
+    bases = (mixin, own_class, *(() if mixin.behind is None else (mixin.behind,)))
+    return make(own_class.__name__, bases, {**of_class, **as_it_was, **members})
 
 
 class _Maker(type):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -58,6 +58,8 @@ class _TfKeras(InPlace):
         present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         if not scaling.is_in_charge(self) or not (present or scaling.by_hand):
             return apply(pairs, *args, **kwargs)
+        # A step of `compile` unscales where it takes the gradients.
+        unscaled = unscaled if scaling.by_hand else True
         values = scaling.unscale([gradient for gradient, _ in pairs], unscaled)
         pairs = [(value, variable) for value, (_, variable) in zip(values, pairs, strict=True)]
         _, *names = inspect.signature(apply).parameters
@@ -97,8 +99,24 @@ class _TfKeras(InPlace):
             horovod=scaling.horovod,
         )
 
-    def _gradients(self, compute: Callable[..., Any], loss: Any, tape: Any) -> Any:
-        """Gradients of the scaled loss, which come out unscaled where a custom loop may look."""
+    def _as_in_float32(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """What the library's own method computed, unscaled if it was of a scaled loss.
+
+        So whatever looks at gradients before they are applied, such as clipping by the optimizer's
+        own class, finds what it finds in float32.
+        """
+        scaling = self._tf_amp_loss_scaling
+        if not scaling.in_step:
+            return gradients
+        unscale = self.unscale if scaling.by_hand else scaling.manager.unscale
+        return list(unscale(gradients))
+
+
+class _Gradients(tf_keras.optimizers.Optimizer):
+    """Scales around the one method that takes gradients; it stands behind the own classes."""
+
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """As for the optimizer's own class, with a scaled loss."""
         scaling = self._tf_amp_loss_scaling
         if callable(loss):
             scaled = lambda: scaling.scale_loss(loss())  # noqa: E731
@@ -107,20 +125,37 @@ class _TfKeras(InPlace):
                 scaled = scaling.scale_loss(loss)
         else:
             scaled = loss
-        pairs = list(compute(scaled, tape=tape))
-        if not scaling.by_hand:
-            return pairs
-        values = self.unscale([gradient for gradient, _ in pairs])
-        return [(value, variable) for value, (_, variable) in zip(values, pairs, strict=True)]
+        gradients, variables = _parted(super().compute_gradients(scaled, var_list, tape))
+        return list(zip(self._as_in_float32(gradients), variables, strict=True))
+
+
+class _LegacyGradients(tf_keras.optimizers.legacy.Optimizer):
+    """As `_Gradients`, for `tf_keras.optimizers.legacy`."""
+
+    def _get_gradients(
+        self, tape: Any, loss: Any, var_list: Sequence[Any], grad_loss: Any = None
+    ) -> Any:
+        with tape:
+            scaled = self._tf_amp_loss_scaling.scale_loss(loss)
+        pairs = super()._get_gradients(tape, scaled, var_list, grad_loss)
+        gradients, variables = _parted(pairs)
+        return list(zip(self._as_in_float32(gradients), variables, strict=True))
+
+    def get_gradients(self, loss: Any, params: Any) -> Any:
+        """As for the optimizer's own class, of the scaled loss and unscaled again."""
+        scaled = self._tf_amp_loss_scaling.scale_loss(loss)
+        return self._as_in_float32(super().get_gradients(scaled, params))
+
+
+def _parted(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    pairs = list(pairs)
+    return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
 
 class TfKerasInPlace(_TfKeras):
     """The methods for `tf_keras.optimizers`; a mixin."""
 
-    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """As for the optimizer's own class, with a scaled loss."""
-        compute = super().compute_gradients
-        return self._gradients(lambda loss, tape: compute(loss, var_list, tape), loss, tape)
+    behind = _Gradients
 
     def _scope(self, options: Mapping[str, Any]) -> str:
         return options.get("name") or self.name or "optimizer"
@@ -136,29 +171,24 @@ class TfKerasInPlace(_TfKeras):
 class LegacyInPlace(_TfKeras):
     """The methods for `tf_keras.optimizers.legacy`; a mixin."""
 
+    behind = _LegacyGradients
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # The own class makes a copy of what `__class__` says.
         copied = copy.deepcopy(self._plain(), memo)
         object.__setattr__(copied, "__class__", type(self))
         return copied
 
-    def _compute_gradients(
-        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
-    ) -> Any:
-        compute = super()._compute_gradients
-        return self._gradients(
-            lambda loss, tape: compute(loss, var_list, grad_loss, tape), loss, tape
-        )
-
     def get_updates(self, loss: Any, params: Any) -> list[Any]:
         """As for the optimizer's own class: the step of `fit` in a graph of TensorFlow 1."""
         scaling = self._tf_amp_loss_scaling
         if not scaling.is_on:
             return list(super().get_updates(loss, params))
-        scaling.announce()
         variables = tf.nest.flatten(params)
-        gradients = super().get_gradients(scaling.manager.multiply(loss), variables)
-        values = scaling.manager.unscale(gradients)
+        with scaling.step():
+            gradients = super().get_gradients(loss, variables)
+            scaling.is_in_charge(self)
+        values = scaling.unscale(gradients, None if scaling.by_hand else True)
         applied = self._apply_if_finite(list(zip(values, variables, strict=True)), {})
         for variable in scaling.manager.variables:
             track_variable(variable)  # or tf_keras would not initialize it
@@ -239,7 +269,3 @@ class LegacyByHand(_TfKerasByHand, LegacyInPlace):
     """As `TfKerasByHand`, for `tf_keras.optimizers.legacy`; a mixin."""
 
     shown = LegacyLossScaleOptimizer
-
-    def get_gradients(self, loss: Any, params: Sequence[Any]) -> list[Any]:
-        """As for the optimizer's own class, of the scaled loss and unscaled again."""
-        return self.unscale(super().get_gradients(self.scale_loss(loss), params))

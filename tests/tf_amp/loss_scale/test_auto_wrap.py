@@ -293,9 +293,9 @@ import numpy as np
 import tensorflow as tf
 tf.config.list_physical_devices("GPU")
 tf.compat.v1.disable_eager_execution()
-def made():
+def made(optimizer="adam"):
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False, input_shape=(2,))])
-    model.compile("adam", "mse")
+    model.compile(optimizer, "mse")
     return model
 model = made()
 model.set_weights([np.ones((2, 1), "float32")])
@@ -310,6 +310,18 @@ print("RESULT", int(tf.keras.backend.get_value(optimizer.iterations)),
       [weight.name for weight in optimizer.weights])
 print("SCALE", [float(tf.keras.backend.get_value(v))
                 for v in tf.compat.v1.get_collection("tf_amp_loss_scale")[:3]])
+class Clipping(tf.keras.optimizers.legacy.SGD):
+    "Clips where it computes gradients."
+    def get_gradients(self, loss, params):
+        return [tf.clip_by_norm(g, 0.05) for g in super().get_gradients(loss, params)]
+class OwnGradients(tf.keras.optimizers.legacy.SGD):
+    def get_gradients(self, loss, params):
+        return [tf.clip_by_norm(g, 0.05) for g in tf.compat.v1.gradients(loss, params)]
+for optimizer in (Clipping(0.1), OwnGradients(0.1)):
+    model = made(optimizer)
+    model.set_weights([np.ones((2, 1), "float32")])
+    model.train_on_batch(np.ones((1, 2)), np.zeros(1))
+    print("RESULT", [round(float(value), 5) for value in model.get_weights()[0].ravel()])
 """
 
 
@@ -318,7 +330,9 @@ def test_fit_of_tf_keras_in_a_v1_graph(run_python) -> None:
     off = run(run_python, KERAS_IN_A_V1_GRAPH.replace("VALUES", "[1, 2]"), {})
     assert rows(on.stdout) == rows(off.stdout)
     assert "SCALE [8192.0, 2.0, 2.0]" in on.stdout
-    assert "of compile() scales its loss" in on.stderr
+    assert "the optimizer Clipping of compile() scales its loss" in on.stderr
+    assert on.stderr.count("of compile() computes gradients by a method of its own") == 1
+    assert "the optimizer OwnGradients" not in on.stderr
     assert "custom training loop" not in on.stderr
 
 

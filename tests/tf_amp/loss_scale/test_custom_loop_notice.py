@@ -59,6 +59,24 @@ def own_optimizers(self, x):
     self.update(self.own, tape.gradient(loss, self.trainable_weights))
     return {"loss": loss}
 
+if library is tf_keras:
+    class OwnGradients(optimizers.SGD):
+        "Clips the gradient of each example, before it adds them up."
+        def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
+            with tape:
+                parts = tf.reduce_mean(tf.reshape(loss, [8, -1]), 1)
+            rows = tape.jacobian(parts, var_list)
+            return [(tf.reduce_mean(tf.clip_by_norm(r, 1.0, list(range(1, len(r.shape)))), 0), v)
+                    for r, v in zip(rows, var_list)]
+        compute_gradients = lambda self, loss, var_list, tape: self._compute_gradients(
+            loss, var_list, tape=tape)
+def fit_by(optimizer):
+    model, _ = made()
+    before = [weight.copy() for weight in model.get_weights()]
+    model.compile(optimizer, library.losses.MeanSquaredError(reduction="none"), jit_compile=False)
+    model.fit(x, x, batch_size=64, verbose=0)
+    assert all(abs(a - b).max() > 1e-4 for a, b in zip(model.get_weights()[::2], before[::2]))
+
 def fit(train_step, **compiled):
     model, _ = made(type("Own", (Model,), {"train_step": train_step}))
     model.own = optimizers.SGD()
@@ -133,6 +151,7 @@ print({
     "two losses": heard(two_optimizers, False),
     "given": heard(given_by_a_function),
     "of a function": heard(of_a_function),
+    "own gradients": [] if library is keras else heard(fit_by, OwnGradients(1.0)),
 })
 """
 ANNOUNCED = (
@@ -191,3 +210,12 @@ def test_of_two_optimizers_one_scales(heard) -> None:
     assert heard["one loss"] == []
     (line,) = heard["two losses"]
     assert line.startswith("'step' trains in float16, and no loss scale of tf_amp's is in it")
+
+
+def test_an_optimizer_that_computes_gradients_by_itself(heard, library: str) -> None:
+    """Its loss is not scaled, so that what it clips is what it clips in float32."""
+    if library == "keras":
+        pytest.skip("optimizers of Keras 3 compute no gradients")
+    (line,) = heard["own gradients"]
+    assert line.startswith("The optimizer OwnGradients of compile() computes gradients by a method")
+    assert "super()" in line and "DTYPE=bfloat16" in line and "LOSS_SCALING=0" in line

@@ -26,6 +26,7 @@ class Mixin:
 
     shown = None
     own_class: Any
+    behind = None
 
     def __new__(cls, *args: Any) -> Any:
         return cls.own_class(*args)
@@ -56,3 +57,15 @@ def test_subclasses_are_of_the_class_itself(own: Any) -> None:
     assert Mine.__mro__[1:4] == (Other, own, *own.__mro__[1:2])
     assert (type(Mine), Mine.word) == (type(own), "told")
     assert (type(Mine(1.0)), Mine(1.0).rate) == (Mine, 2.0)
+
+
+def test_what_stands_behind_comes_right_before_the_library() -> None:
+    class Behind(Plain):
+        pass
+
+    class Mine(Plain):
+        pass
+
+    mixin = type("Mixin", (Mixin,), {"behind": Behind})
+    made = scaled_class(Mine, mixin)
+    assert made.__mro__[1:] == (mixin, Mixin, Mine, Behind, Plain, object)

@@ -7,11 +7,13 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tf_amp.loss_scale import DynamicLossScale, wrap_optimizer
+from tf_amp.loss_scale import DynamicLossScale, LossScaleManager, wrap_optimizer
+from tf_amp.loss_scale.in_place import LoopScaling, Scaling
 from tf_amp.loss_scale.tf_keras_optimizer import (
     LegacyLossScaleOptimizer,
     TfKerasLossScaleOptimizer,
 )
+from tf_amp.loss_scale.wrapping import scale_in_place
 
 NAN = float("nan")
 RULE = DynamicLossScale(initial=2.0**10, growth_interval=3)
@@ -60,6 +62,47 @@ def test_fit_ends_where_float32_ends(kind: str, setting: str) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
     np.testing.assert_allclose(our_losses, plain_losses, rtol=1e-4)
     assert float(ours.optimizer.loss_scale) > 2.0**10
+
+
+class Clipping(tf_keras.optimizers.SGD):
+    """Clips where gradients are computed."""
+
+    def compute_gradients(self, *args, **kwargs):
+        pairs = super().compute_gradients(*args, **kwargs)
+        return [(tf.clip_by_norm(gradient, 0.05), variable) for gradient, variable in pairs]
+
+
+class LegacyClipping(tf_keras.optimizers.legacy.SGD):
+    """As `Clipping`."""
+
+    def _compute_gradients(self, *args, **kwargs):
+        pairs = super()._compute_gradients(*args, **kwargs)
+        return [(tf.clip_by_norm(gradient, 0.05), variable) for gradient, variable in pairs]
+
+
+class LegacyInnerClipping(tf_keras.optimizers.legacy.SGD):
+    """As `Clipping`, in what that method calls."""
+
+    def _get_gradients(self, *args, **kwargs):
+        pairs = super()._get_gradients(*args, **kwargs)
+        return [(tf.clip_by_norm(gradient, 0.05), variable) for gradient, variable in pairs]
+
+
+@pytest.mark.parametrize("own_class", [Clipping, LegacyClipping, LegacyInnerClipping])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_class_that_clips_what_it_computes_clips_unscaled(own_class, by_hand: bool) -> None:
+    plain, _ = fit(own_class(0.5))
+    optimizer = own_class(0.5)
+    manager = LossScaleManager(RULE)
+    scaling = (LoopScaling if by_hand else Scaling)(manager, horovod=False)
+    scaled: list[bool] = []
+    scaling.announce = lambda: scaled.append(True)
+    scale_in_place(optimizer, scaling)
+    ours, _ = fit(optimizer)
+    for a, b in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+    assert manager.state().scale > 2.0**10
+    assert scaled or by_hand
 
 
 @pytest.mark.parametrize("kind", ["new", "legacy"])
