@@ -153,13 +153,14 @@ class Installation:
         )
         directory = self.trace(name, result, original, origin)
         if result.failure is not None:
+            written = "The graph is" if result.rejected is None else "Both graphs are"
             _log.log(
                 logging.ERROR if self._tally.failed <= _FAILURES_SAID else logging.DEBUG,
                 "The rewrite of %r (%s host) was dropped and the graph runs as it was: %s. %s",
                 name,
                 host,
                 result.failure,
-                f"Both graphs are in {directory}." if directory else "No graph could be written.",
+                f"{written} in {directory}." if directory else "No graph could be written.",
             )
         else:
             if say:
@@ -233,6 +234,15 @@ class Installation:
             host,
             exc_info=error,
         )
+
+    def leave_out(self, why: str, nodes: int = 0) -> None:
+        """Keeps in mind why something is not looked at, for the end if nothing was converted.
+
+        Args:
+            why: a clause that says so.
+            nodes: how many nodes it has, 0 if that is not known.
+        """
+        self._tally.leave_out(why, nodes)
 
     def status(self) -> Status:
         """Returns the state; `tf_amp.status` documents it."""

@@ -113,6 +113,10 @@ class NodeCounts:
         )
 
 
+def _largest(name: str, why: str) -> str:
+    return f"the largest graph looked at was {name!r}: {why}"
+
+
 def _fused(updates: int) -> str:
     return f"{updates} update{'s'[: updates > 1]} fused"
 
@@ -183,7 +187,7 @@ class Tally:
         if weight > self._unchanged_weight:
             self._unchanged_weight = weight
             why = result.failure or "; ".join(kept[:3]) or result.report.first_reason()
-            self._unchanged_reason = f"{name!r}: {why}"
+            self._unchanged_reason = _largest(name, why)
 
     def rename(self, counts: NodeCounts, name: str) -> None:
         """Gives a graph that was added another name, unless another one covers it."""
@@ -210,7 +214,7 @@ class Tally:
                 self._functions[id(lost)] = row[0], lost
             if (2, counts.total) > self._unchanged_weight:
                 self._unchanged_weight = (2, counts.total)
-                self._unchanged_reason = f"{name!r}: in float32 it was faster in a trial"
+                self._unchanged_reason = _largest(name, "in float32 it was faster in a trial")
 
     def _count(self, counts: NodeCounts, sign: int) -> None:
         self._updates += sign * counts.updates
@@ -226,8 +230,20 @@ class Tally:
             self._failed += 1
             self._faults += 1
             if self._unchanged_reason is None:
-                self._unchanged_reason = f"{name!r}: {fault}"
+                self._unchanged_reason = _largest(name, fault)
             return self._faults == 1
+
+    def leave_out(self, why: str, nodes: int) -> None:
+        """Takes note of what is not looked at, which tells more than a graph without products.
+
+        Args:
+            why: says so, in a clause.
+            nodes: how many nodes it has, 0 if that is not known.
+        """
+        with self._lock:
+            if (2, nodes) > self._unchanged_weight:
+                self._unchanged_weight = (2, nodes)
+                self._unchanged_reason = why
 
     @property
     def seen(self) -> int:
@@ -250,7 +266,7 @@ class Tally:
         return self._failed
 
     def why_nothing(self) -> str:
-        """Says that no node was converted, and why, from the largest graph that was looked at."""
+        """Says that no node was converted, and why, from what tells most."""
         with self._lock:
             if self._unchanged_reason is None:
                 return (
@@ -261,7 +277,7 @@ class Tally:
             what = "no graph was converted"
             if self._updates:
                 what = f"no matrix product or convolution was converted ({_fused(self._updates)})"
-            return f"{what}: the largest graph looked at was {self._unchanged_reason}"
+            return f"{what}: {self._unchanged_reason}"
 
     def matches(self, rules: Iterable[Rule]) -> dict[Rule, int]:
         """How many nodes met the criteria of rules, in all graphs together."""

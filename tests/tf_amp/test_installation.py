@@ -25,6 +25,7 @@ import dataclasses, json, logging
 import tensorflow as tf
 from tf_amp import compatibility, installation
 from tf_amp.env_config import EnvConfigError, Settings, read_settings
+from tf_amp.hosts import session as session_host
 from tf_amp.patches import Patches
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
@@ -40,6 +41,16 @@ def product():
     def product(x):
         return tf.matmul(x, x)
     return product(tf.ones((8, 8)))
+
+def session(*options):
+    config = tf.compat.v1.ConfigProto()
+    for option in options:
+        setattr(config.graph_options, option, True)
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as made:
+        made.run(tf.ones([8, 8]) @ tf.ones([8, 8]))
+
+def no_plugin(_):
+    raise session_host.CApiError("not to be had")
 
 def members():
     rows = compatibility.FUNCTION_HOST + compatibility.SESSION_HOST
@@ -159,6 +170,14 @@ def test_hardware_without_units_hooks_nothing(run_forked: RunPython) -> None:
         (
             "on()\nx = tf.ones([64, 64], tf.half)\ntf.function(lambda x: tf.nn.relu(x @ x))(x)",
             "MatMul x1, of the allow list: the program itself has it in float16",
+        ),
+        (
+            "on()\nsession('place_pruned_graph')",
+            "a session runs in float32, because in its config `graph_options.place_pruned_graph`",
+        ),
+        (
+            "session_host.graph_plugin = no_plugin\non()\nsession()",
+            "not to be had; graphs of tf.compat.v1.Session stay in float32",
         ),
         ("on()\nproduct()", None),
         ("on()\ninstallation.uninstall()", None),

@@ -159,6 +159,16 @@ def test_reason_for_nothing_is_that_of_the_largest_graph() -> None:
     assert "'large': planted" in tally.why_nothing()
 
 
+def test_what_is_left_out_tells_more_than_graphs_without_products() -> None:
+    tally = Tally()
+    add(tally, "initializer", unchanged())
+    tally.leave_out("a session runs in float32", 0)
+    add(tally, "initializer again", unchanged())
+    assert tally.why_nothing() == "no graph was converted: a session runs in float32"
+    add(tally, "large", failed())
+    assert "'large': planted" in tally.why_nothing()
+
+
 def test_reason_for_nothing_is_that_of_a_graph_with_products() -> None:
     sums = graph_pb2.GraphDef()
     for number in range(9):

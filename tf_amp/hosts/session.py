@@ -64,8 +64,10 @@ class SessionHost:
         self._config = config_of_sessions(installation.config)
         self._plugin = plugin
         self._numbers = itertools.count(1)
-        self._said_invalid = False
-        self._sessions = SessionConfigHook(self._config.device, plugin.serve)
+        self._said_broken: set[str] = set()
+        self._sessions = SessionConfigHook(
+            self._config.device, plugin.serve, installation.leave_out
+        )
         self._patches = Patches()
 
     def install(self) -> None:
@@ -96,10 +98,17 @@ class SessionHost:
         if any(node.op in _FUNCTION_BODY_OPS for node in graph.node):
             return None
         if nameless := next((node.name for node in graph.node if not node.op), None):
-            self._say_invalid(nameless)
+            # MatMul + BiasAdd + AddV2 + activation on a CPU is one such case (seen in 2.21).
+            made = f"remapper made node {nameless!r} without an op"
+            self._say_broken(graph, made, "remapping")
             return None
         # The trace holds what was planned, so that planning it again gives the same.
         result, planned, origin = self._result_for(graph, item)
+        if result.failure is not None and (read := _missing(graph)) is not None:
+            # The last of a stack of reshaped tensors is one such case (seen in 2.21).
+            lost = f"arithmetic optimizer, it seems, took node {read!r} away, which is still read"
+            self._say_broken(graph, lost, "arithmetic_optimization")
+            return None
         self._installation.record(
             "session", self._name(item), result, original=planned, origin=origin
         )
@@ -165,17 +174,16 @@ class SessionHost:
                 return graph
         return None
 
-    def _say_invalid(self, node: str) -> None:
-        # MatMul + BiasAdd + AddV2 + activation on a CPU is one such case (seen in 2.21).
-        if not self._said_invalid:
-            self._said_invalid = True
-            LOGGER.warning(
-                "AMP is on, but a session graph runs in float32: TensorFlow's own remapper made "
-                "node %r without an op, and TensorFlow then drops every optimization of that "
-                "graph. To have it rewritten, set `graph_options.rewrite_options.remapping` to "
-                "OFF in the session's config.",
-                node,
-            )
+    def _say_broken(self, graph: graph_pb2.GraphDef, what: str, option: str) -> None:
+        why = (
+            f"a session graph runs in float32: TensorFlow's own {what}, and TensorFlow then drops "
+            "every optimization of that graph. To have it rewritten, set "
+            f"`graph_options.rewrite_options.{option}` to OFF in the session's config."
+        )
+        self._installation.leave_out(why, len(graph.node))
+        if option not in self._said_broken:
+            self._said_broken.add(option)
+            LOGGER.warning("AMP is on, but %s", why)
 
     @property
     def _runs_fused_whole(self) -> bool:
@@ -205,6 +213,13 @@ def _has(graph: Any, name: str) -> bool:
         return False
 
 
+def _missing(graph: graph_pb2.GraphDef) -> str | None:
+    """The name of a node that others read and that is not there, None if all are."""
+    names = {node.name for node in graph.node}
+    read = (name.lstrip("^").partition(":")[0] for node in graph.node for name in node.input)
+    return next((name for name in read if name not in names), None)
+
+
 def _shapes_of(apart: UnfusedGraph, item: GraphItem) -> Callable[[str], Sequence[Any]] | None:
     """Returns the shapes of the graph that was taken apart."""
     if item.shapes is None:
@@ -224,10 +239,10 @@ def _shapes_of(apart: UnfusedGraph, item: GraphItem) -> Callable[[str], Sequence
 class _Refused:
     """Stands in for the host where the plugin cannot be had."""
 
-    def __init__(self, refusal: str) -> None:
+    def __init__(self, refusal: str, leave_out: Callable[[str], None]) -> None:
         self._patches = Patches()
         # Most programs make no session: who does is told then.
-        refuse(self._patches, refusal)
+        refuse(self._patches, refusal, leave_out)
 
     def uninstall(self) -> None:
         self._patches.undo()
@@ -255,7 +270,7 @@ def install(installation: Installation) -> str | None:
         plugin = graph_plugin(tensorflow)
     except CApiError as error:
         refusal = f"{error}; graphs of tf.compat.v1.Session stay in float32"
-        _installed = _Refused(refusal)
+        _installed = _Refused(refusal, installation.leave_out)
         return refusal
     if float32_sessions_exist():
         LOGGER.warning(

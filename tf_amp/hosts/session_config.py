@@ -105,13 +105,19 @@ class SessionConfigHook:
     Args:
         device: "CPU" or "GPU": the device the rewrite is for.
         serve: told of each session of a server.
+        leave_out: told why the graphs of a session stay in float32.
 
     Attributes:
         remaps: Whether TensorFlow's remapper runs on the graphs of all sessions so far.
     """
 
-    def __init__(self, device: str, serve: Callable[[Any], None]) -> None:
-        self._device, self._served = device, serve
+    def __init__(
+        self,
+        device: str,
+        serve: Callable[[Any], None],
+        leave_out: Callable[[str], None],
+    ) -> None:
+        self._device, self._served, self._leave_out = device, serve, leave_out
         self.remaps = True
         self._graphs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._servers: set[str] = set()
@@ -163,10 +169,7 @@ class SessionConfigHook:
             return config
         self.remaps = self.remaps and runs_in_session(config)
         for text in obstacles(config):
-            self._say_once(
-                logging.WARNING,
-                f"AMP is on, but a session runs in float32, because in its config {text}.",
-            )
+            self._warn_once(f"a session runs in float32, because in its config {text}.")
         if asked := upstream_options(config):
             self._say_once(
                 logging.INFO,
@@ -179,12 +182,15 @@ class SessionConfigHook:
         """Has the graphs of a server's session rewritten if that server is in this process."""
         self._served(session._session)
         if target not in self._servers:
-            self._say_once(
-                logging.WARNING,
-                f"AMP is on, but graphs of the session of {target} are rewritten only where that "
-                "server is one of this process, which has made none of that name. Leave the "
-                "target out where one process is enough, or train with tf.distribute.",
+            self._warn_once(
+                f"graphs of the session of {target} are rewritten only where that server is one of "
+                "this process, which has made none of that name. Leave the target out where one "
+                "process is enough, or train with tf.distribute."
             )
+
+    def _warn_once(self, why: str) -> None:
+        self._leave_out(why)
+        self._say_once(logging.WARNING, f"AMP is on, but {why}")
 
     def _say_once(self, level: int, text: str) -> None:
         if text not in self._said:
@@ -192,8 +198,14 @@ class SessionConfigHook:
             LOGGER.log(level, "%s", text)
 
 
-def refuse(patches: Patches, refusal: str) -> None:
-    """Says, when the first session is made, why sessions run in float32."""
+def refuse(patches: Patches, refusal: str, leave_out: Callable[[str], None]) -> None:
+    """Says, when the first session is made, why sessions run in float32.
+
+    Args:
+        patches: Collects what is replaced.
+        refusal: Why.
+        leave_out: Is told of it then.
+    """
     said: list[str] = []
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
@@ -201,6 +213,7 @@ def refuse(patches: Patches, refusal: str) -> None:
             original(*args, **kwargs)
             if not said:
                 said.append(refusal)
+                leave_out(refusal)
                 LOGGER.warning("AMP is on without the graphs of tf.compat.v1.Session: %s", refusal)
 
         return init

@@ -221,6 +221,24 @@ def case_remapper_leaves_nameless_op() -> dict[str, Any]:
     return {"dtypes": dtypes, "said": said}
 
 
+def case_arithmetic_optimizer_takes_a_read_node_away() -> dict[str, Any]:
+    """TensorFlow 2.21 breaks the last of a stack of reshaped tensors, reshaped once more."""
+    config = v1.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    rewrite.arithmetic_optimization = rewrite.OFF
+    dtypes = []
+    with harness.amp() as installed, lines_of(logging.WARNING) as said:
+        for given in (None, None, config):
+            with tf.Graph().as_default():
+                x, feed = fed(16, 8)
+                layers = [tf.reshape(one, [4, 4, 8]) for one in (x, tf.nn.relu(x))]
+                last = tf.reshape(tf.stack(layers)[-1], [16, 8])
+                y = tf.matmul(last, tf.constant(values(1, 8, 8)))
+                dtypes += harness.run_new_session(y * 2.0, feed, config=given).dtypes("MatMul")
+        failed = installed.status().graphs_failed
+    return {"dtypes": dtypes, "said": said, "failed": failed, "errors": LINES.at(logging.ERROR)}
+
+
 def case_late() -> dict[str, Any]:
     """A session that ran before the switch-on keeps what it has run; the user is told."""
     with tf.Graph().as_default():

@@ -118,6 +118,8 @@ def test_failure_runs_the_original_and_says_so_once(
     assert "original graph runs" in line or "runs as it was" in line
     assert bool(facts["dumps"]) == dump
     assert all("preop" in files for files in facts["dumps"])
+    rejected = ["AutoMixedPrecision", "preop"] in facts["dumps"]
+    assert ("Both graphs are in" in line, "The graph is in" in line) == (rejected, dump > rejected)
 
 
 def test_an_interrupt_while_a_graph_is_planned_is_not_lost(failures: Facts) -> None:
@@ -140,6 +142,19 @@ def test_graph_broken_by_the_remapper_is_named_with_a_remedy_that_works(failures
     (line,) = facts["said"]
     assert "without an op" in line
     assert "rewrite_options.remapping" in line
+
+
+def test_graph_that_reads_what_was_taken_away_is_named_with_a_remedy_that_works(
+    failures: Facts,
+) -> None:
+    facts = failures["arithmetic_optimizer_takes_a_read_node_away"]
+    if "MatMul:float32" not in facts["dtypes"]:
+        pytest.skip("this TensorFlow's arithmetic optimizer handles a stack of reshaped tensors")
+    assert facts["dtypes"] == ["MatMul:float32", "MatMul:float32", "MatMul:bfloat16"]
+    (line,) = facts["said"]
+    assert "which is still read" in line
+    assert "rewrite_options.arithmetic_optimization" in line
+    assert (facts["failed"], facts["errors"]) == (0, [])
 
 
 def test_late_switch_on_is_said_and_reaches_new_sessions(failures: Facts) -> None:

@@ -50,7 +50,7 @@ def test_a_list_of_upstream_mixed_precision_alone_does_not_become_all_optimizers
 
 
 def test_session_without_a_config_gets_the_one_that_it_would_have_had() -> None:
-    hook = SessionConfigHook("CPU", lambda _: None)
+    hook = SessionConfigHook("CPU", lambda _: None, lambda _: None)
     assert hook.config_for(None) == adjusted(context.context().config, "CPU")
     assert hook.config_for("no config") == "no config"
 
