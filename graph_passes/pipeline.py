@@ -15,6 +15,7 @@ from graph_passes.coloring.comparisons import paint_comparisons
 from graph_passes.coloring.constant_folding import paint_constants
 from graph_passes.coloring.constant_range import deny_out_of_range
 from graph_passes.coloring.decompositions import keep_decompositions
+from graph_passes.coloring.distances import keep_distances
 from graph_passes.coloring.losses import keep_losses
 from graph_passes.coloring.plan import Plan, make_plan
 from graph_passes.coloring.small_steps import keep_small_steps
@@ -85,6 +86,7 @@ STAGES = (
     Stage("small-step", keep_small_steps, ("edges",)),
     Stage("loss", keep_losses, ("edges",)),
     Stage("decomposition", keep_decompositions, ("edges",)),
+    Stage("distance", keep_distances, ("edges",)),
     Stage("rules", Coloring.move_by_rules),
     Stage(
         "constant-range",

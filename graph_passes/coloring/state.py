@@ -107,7 +107,7 @@ class Coloring:
         """
         protected = (
             *(Reason.INSIDE_UNIT, Reason.VARIABLE_UPDATE, Reason.DECOMPOSITION),
-            Reason.SMALL_STEP,
+            *(Reason.DISTANCE, Reason.SMALL_STEP),
         )
         for number, rule in self.rules.items():
             if rule.keeps or not _computes(self.view.node_type(number)):

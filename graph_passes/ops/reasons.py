@@ -55,6 +55,7 @@ class Reason(enum.IntEnum):
     SMALL_STEP = 39, "adds little to much: round by round of a loop, or by a small factor"
     BISECT_LIMIT = 40, "beyond the bisect limit"
     NEVER_LOW = 41, "float32 without the bisect limit too"
+    DISTANCE = 43, "part of a squared distance: a small difference of large numbers"
 
     @property
     def converts(self) -> bool:

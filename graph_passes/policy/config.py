@@ -216,6 +216,8 @@ RULES: dict[str, str] = {
     "loss": "what a scalar loss or metric is reduced from is computed in float32",
     "decomposition": "a matrix that is decomposed or solved is made, and what comes out is "
     "multiplied, in float32",
+    "distance": "a product that is added to squares of its own operands is computed in float32, "
+    "and so are its gradients",
     "comparison": "a tensor and what was picked from it are compared as rounded as either was",
     "cost": "what is slower in the target dtype on this device stays float32",
     "cast-cut": "without a cost table, casts are placed where they move the fewest bytes",

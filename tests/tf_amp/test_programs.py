@@ -80,6 +80,41 @@ np.testing.assert_allclose(low, wanted, rtol=5e-3)
     assert "in bfloat16" in run(run_forked, program).stderr
 
 
+def test_keras_learns_from_distances_as_in_float32(run_forked: RunPython) -> None:
+    """Pairs that are near to one another: rounded, some distances were negative, the loss NaN."""
+    program = """
+import keras
+seen = rng.standard_normal((128, 64), dtype=np.float32)
+views = seen, seen + 0.05 * rng.standard_normal((128, 64), dtype=np.float32)
+
+def losses():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(256, "relu"), keras.layers.Dense(128)])
+    optimizer = keras.optimizers.SGD(0.05)
+
+    @tf.function
+    def step(one, other):
+        with tf.GradientTape() as tape:
+            a, b = model(one), model(other)
+            squares = tf.reduce_sum(a * a, 1)[:, None] + tf.reduce_sum(b * b, 1)[None]
+            near = squares - 2.0 * tf.matmul(a, b, transpose_b=True)
+            far = tf.maximum(0.0, 4.0 - tf.sqrt(near))
+            same = tf.eye(128)
+            loss = tf.reduce_mean(same * near + (1.0 - same) * far**2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    return [float(step(*map(tf.constant, views))) for _ in range(6)]
+
+import tf_amp
+low = losses()
+tf_amp.disable_mixed_precision_graph_rewrite()
+np.testing.assert_allclose(low, losses(), rtol=0.02)
+"""
+    assert "in bfloat16" in run(run_forked, program).stderr
+
+
 @pytest.mark.parametrize("work", ["product(X)", "run_session()", "fit()"])
 def test_workers_forked_after_the_import(run_python: RunPython, work: str) -> None:
     """As of a server that preloads its application: what a fork copies must go on in each child."""

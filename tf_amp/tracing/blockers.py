@@ -25,6 +25,7 @@ _RULE_OF = {
     Reason.MOVES_MORE.name.lower(): "cast-cut",
     Reason.DECOMPOSITION.name.lower(): "decomposition",
     Reason.SMALL_STEP.name.lower(): "small-step",
+    Reason.DISTANCE.name.lower(): "distance",
 }
 
 

@@ -74,8 +74,9 @@ def test_a_gaussian_process_is_that_of_float32(config):
     found = traced.run(traced.rewrite(config).graph_def, *inputs())
     for old, new in zip(expected, found, strict=True):
         np.testing.assert_allclose(new, old, rtol=0.02, atol=0.02 * np.abs(old).max())
-    off = dataclasses.replace(config, disabled_rules=frozenset(("decomposition",)))
-    # What the rule is for.
+    rules = frozenset(("decomposition", "distance"))
+    off = dataclasses.replace(config, disabled_rules=rules)
+    # What the rules are for.
     assert not np.isfinite(traced.run(traced.rewrite(off).graph_def, *inputs())[0])
 
 
