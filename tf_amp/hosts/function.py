@@ -109,7 +109,7 @@ class FunctionHost:
         def call_function(
             context: context_lib.Context, name: bytes, tensor_inputs: list[Any], num_outputs: int
         ) -> Any:
-            self._deferred.rewrite(context, name)
+            self._deferred.rewrite(context, name, is_called=True)
             run = functools.partial(original, context)
             return self._calls.call(run, name, tensor_inputs, num_outputs)
 
@@ -139,14 +139,14 @@ class FunctionHost:
         else:
             self._rewrite(function, graph)
 
-    def _rewrite_deferred(self, function: Any) -> None:
+    def _rewrite_deferred(self, function: Any, is_called: bool) -> None:
         try:
             with collector_paused():
-                self._rewrite(function, function.graph)
+                self._rewrite(function, function.graph, is_called=is_called)
         except Exception as error:
             self._installation.record_fault("function", function.name.decode(), error)
 
-    def _rewrite(self, function: Any, graph: Any) -> None:
+    def _rewrite(self, function: Any, graph: Any, *, is_called: bool = False) -> None:
         config, compiled = self._installation.config, self._installation.compiled
         if config is None or compiled is None:
             return
@@ -170,7 +170,8 @@ class FunctionHost:
             return found if takes else None
 
         name = readable_name(definition.signature.name)
-        top_level = not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
+        # What is pruned from a graph, as a loaded model of TensorFlow 1 is, was traced inside that.
+        top_level = is_called or not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
         title = f"{name} ({step})" if (step := keras_step()) else name
         numbers = self._installation.numbers
         traced = TracedFunction(definition, graph, context, library, title, numbers)

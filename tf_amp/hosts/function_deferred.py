@@ -28,10 +28,11 @@ class DeferredFunctions:
     """The functions of one installation that wait.
 
     Args:
-        rewrite: Rewrites one; must not raise an `Exception`.
+        rewrite: Rewrites one, and is told whether it is called by itself; must not raise an
+            `Exception`.
     """
 
-    def __init__(self, rewrite: Callable[[Any], None]) -> None:
+    def __init__(self, rewrite: Callable[[Any, bool], None]) -> None:
         self._rewrite = rewrite
         self._waiting: weakref.WeakValueDictionary[tuple[int, bytes], Any]
         self._waiting = weakref.WeakValueDictionary()
@@ -59,8 +60,16 @@ class DeferredFunctions:
         """Whether a function waits."""
         return _key(context, name) in self._waiting
 
-    def rewrite(self, context: context_lib.Context, name: str | bytes) -> None:
-        """Rewrites a function if it waits; afterwards it does no more."""
+    def rewrite(
+        self, context: context_lib.Context, name: str | bytes, *, is_called: bool = False
+    ) -> None:
+        """Rewrites a function if it waits; afterwards it does no more.
+
+        Args:
+            context: that of the function.
+            name: the function's name.
+            is_called: whether that is for a call of the function by itself.
+        """
         key = _key(context, name)
         if key not in self._waiting:
             return
@@ -70,7 +79,7 @@ class DeferredFunctions:
                 return
             self._under_way.add(key)
             try:
-                self._rewrite(function)
+                self._rewrite(function, is_called)
             finally:
                 self._under_way.remove(key)
             # An interrupt leaves it waiting for the next call.

@@ -26,6 +26,7 @@ def main() -> None:
     chain(installed, variable, x)
     called_later(installed, variable, x, exact)
     lines(variable, x)
+    of_tensorflow_1(installed, x)
     gradient(variable, x)
     compiled(variable, x)
     pipeline(variable, x, exact)
@@ -122,6 +123,32 @@ def lines(variable: tf.Variable, x: tf.Tensor) -> None:
         function.get_concrete_function(x)
     logging.getLogger("tf_amp").removeHandler(handler)
     report("lines", said={name: line.split(",")[0] for name, line in said.items()})
+
+
+def of_tensorflow_1(installed: Any, x: tf.Tensor) -> None:
+    """What is told of a frozen graph, and of a SavedModel that is one, once they are called."""
+    v1 = tf.compat.v1
+    folder = tempfile.mkdtemp()
+    with tf.Graph().as_default(), v1.Session() as session:
+        fed = v1.placeholder(tf.float32, (8, 64), name="x")
+        made = tf.identity(tf.matmul(fed, tf.constant(weights())), name="y")
+        frozen = session.graph.as_graph_def()
+        v1.saved_model.simple_save(session, f"{folder}/model", {"x": fed}, {"y": made})
+    said: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tf_amp").addHandler(handler)
+
+    def rows() -> int:
+        return len(installed.status()["functions"])
+
+    before = rows()
+    wrapped = v1.wrap_function(lambda: tf.import_graph_def(frozen, name=""), [])
+    wrapped.prune("x:0", "y:0")(x)
+    pruned = rows()
+    tf.saved_model.load(f"{folder}/model").signatures["serving_default"](x)
+    logging.getLogger("tf_amp").removeHandler(handler)
+    report("of_tensorflow_1", said=said, rows=[pruned - before, rows() - pruned])
 
 
 def gradient(variable: tf.Variable, x: tf.Tensor) -> None:

@@ -32,6 +32,13 @@ def test_a_line_tells_of_each_function_that_is_called_once(facts: Facts) -> None
     assert facts["lines"]["said"] == dict.fromkeys(("in_loop", "in_both", "beside"), what)
 
 
+def test_a_frozen_graph_and_a_model_of_tensorflow_1_are_told_of(facts: Facts) -> None:
+    seen = facts["of_tensorflow_1"]
+    # The model's line is the same, and so is not said again.
+    assert seen["said"] == ["pruned: MatMul 1 of 1 in bfloat16, 2 casts"]
+    assert seen["rows"] == [1, 1]
+
+
 def test_gradient_of_a_function_called_by_itself(facts: Facts) -> None:
     assert 0.0 < facts["gradient"]["error"] < 0.5
 
