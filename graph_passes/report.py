@@ -190,9 +190,12 @@ class Report:
         """Why nothing was converted, in one phrase."""
         # What the costs kept back was about to be converted, so it is the nearest reason. Ops
         # that only stayed with a product that stayed say nothing: the product is named.
-        slower = self._most_common(Reason.SLOWER_HERE)
-        if slower:
-            return f"the cost table says that {self.target_dtype} is slower here for {slower}"
+        for reason in (Reason.SLOWER_HERE, Reason.SLOWER_UNDER_XLA):
+            if slower := self._most_common(reason):
+                where = "here" if reason is Reason.SLOWER_HERE else "under XLA here"
+                return (
+                    f"the cost table says that {self.target_dtype} is slower {where} for {slower}"
+                )
         kept = Counter((d.op, d.reason) for d in self.decisions if self._is_allowed(d.op))
         missing = self._most_common(Reason.NO_KERNEL)
         for (op, reason), count in kept.most_common(1):

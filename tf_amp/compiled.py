@@ -117,6 +117,6 @@ def _slower_products(results: Sequence[RewriteResult], table: CostTable) -> list
         decision.op
         for result in results
         for decision in result.report.decisions
-        if decision.reason is Reason.SLOWER_HERE and table.cost_of(decision.op)
+        if decision.reason is Reason.SLOWER_UNDER_XLA and table.cost_of(decision.op)
     )
     return [op for op, _ in counts.most_common()]

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from graph_passes import Report, RewriteResult, Rule
 
 _MOST_FUNCTIONS = 100
-_SHORT = {Reason.SLOWER_HERE: "slower here"}
+_SHORT = {
+    Reason.SLOWER_HERE: "slower here",
+    Reason.SLOWER_UNDER_XLA: "slower under XLA here",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Reason(enum.IntEnum):
     SMALL_STEP = 39, "adds little to much: round by round of a loop, or by a small factor"
     BISECT_LIMIT = 40, "beyond the bisect limit"
     NEVER_LOW = 41, "float32 without the bisect limit too"
+    SLOWER_UNDER_XLA = 42, "slower in the target dtype under XLA on this device, casts included"
     DISTANCE = 43, "part of a squared distance: a small difference of large numbers"
 
     @property

@@ -30,7 +30,8 @@ def keep_fast_ones(coloring: Coloring) -> None:
     """Takes the colour from vertices that are faster in float32."""
     table = coloring.config.cost_table
     if table is not None:
-        keep_cheap_ones(coloring, _Times(coloring, table), Reason.SLOWER_HERE)
+        reason = Reason.SLOWER_UNDER_XLA if table.compiled else Reason.SLOWER_HERE
+        keep_cheap_ones(coloring, _Times(coloring, table), reason)
 
 
 class _Times:

@@ -166,7 +166,7 @@ def _change_for(remark: Remark, config: PrecisionConfig) -> Change | None:
     if remark.kind != "kept":
         return None
     lists = load_op_lists(config)
-    if remark.rule == "slower_here":
+    if remark.rule in ("slower_here", "slower_under_xla"):
         risk = "By the cost table, float32 is faster for these."
         return Change("the cost table", COST_TABLE, "off", risk)
     if remark.rule in _RULE_OF:

@@ -17,6 +17,7 @@ from graph_passes.policy.config import UNKNOWN_DIMENSION
 
 LOW, FLOAT32 = 2, 4
 """Bytes of an element in the target dtype and in float32."""
+_SLOWER = {"slower_here": "slower here", "slower_under_xla": "slower under XLA here"}
 _KEPT_ELSEWHERE = frozenset(("Const", "Placeholder", "ReadVariableOp", "VariableV2", "Variable"))
 
 
@@ -111,7 +112,7 @@ def why(remark: Remark) -> str:
     """Why a vertex is as it is, in few words."""
     if remark.blocked_by:
         return f"behind {remark.blocked_by}"
-    return "slower here" if remark.rule == "slower_here" else remark.reason
+    return _SLOWER.get(remark.rule, remark.reason)
 
 
 def elements_made(remark: Remark, unknown_dimension: int | None = None) -> int:

@@ -200,7 +200,7 @@ def advice(remark: Remark, config: PrecisionConfig) -> Iterator[str]:
         yield f"{denied} is on the {lists.list_of(denied)} list: {lists.entries[denied].reason}"
     elif remark.rule == "unlisted" and remark.op in lists.unlisted:
         yield f"{remark.op} is on no list: {lists.unlisted[remark.op]}"
-    elif remark.rule == "slower_here":
+    elif remark.rule in ("slower_here", "slower_under_xla"):
         yield f"{COST_TABLE}=off converts it all the same; `tf-amp tune` measures your machine"
 
 

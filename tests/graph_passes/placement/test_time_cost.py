@@ -225,7 +225,8 @@ def test_under_xla_a_product_must_gain_clearly(
     names, report = converted(CHAIN, settings, known_shapes=known_shapes, preserve=("out",))
     assert names - {"out"} == ({"a", "b", "c", "d"} if stays_low else set())
     reasons = {d.reason for d in report.decisions if d.node in "abcd"}
-    assert (Reason.SLOWER_HERE in reasons) is not stays_low
+    assert (Reason.SLOWER_UNDER_XLA in reasons) is not stays_low
+    assert Reason.SLOWER_HERE not in reasons
 
 
 def test_a_cast_is_made_where_fewer_bytes_pass() -> None:
@@ -475,6 +476,9 @@ def test_costs_are_named_before_a_kernel_that_is_missing_elsewhere() -> None:
     assert not low
     assert Reason.NO_KERNEL in {decision.reason for decision in report.decisions}
     assert report.first_reason().endswith("is slower here for MatMul x2")
+    compiled = dataclasses.replace(table(MatMul=(100.0, 200.0)), compiled=True)
+    _, report = converted(graph(text), config(compiled, list_edits=(edit,), fused=True))
+    assert report.first_reason().endswith("is slower under XLA here for MatMul x2")
 
 
 def test_costs_name_the_product_and_not_the_ops_beside_it() -> None:

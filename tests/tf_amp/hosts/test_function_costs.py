@@ -148,6 +148,9 @@ def test_what_xla_makes_slower_stays_float32_and_is_told_once(run_forked: RunPyt
     for part in ("shipped for cpu-avx512_bf16-xla2.21", "MatMul", "jit_compile=False"):
         assert part in said
     assert f"{REWRITE}_COST_TABLE=off" in said
+    # What is not named there says it in its own line.
+    (further,) = [line for line in done.stderr.splitlines() if " loop: " in line]
+    assert further.endswith("stays float32: slower under XLA here")
 
 
 def test_what_xla_compiles_stays_as_it_is_when_its_caller_is_planned_for_a_batch(
