@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from tf_amp.patches import Patches
 
 if TYPE_CHECKING:
     from tf_amp.installation import Installation
+    from tf_amp.tally import NodeCounts
 
 LOGGER = logging.getLogger("tf_amp.hosts.session")
 
@@ -65,6 +67,8 @@ class SessionHost:
         self._plugin = plugin
         self._numbers = itertools.count(1)
         self._said_broken: set[str] = set()
+        # Of each graph of a session what was said, but for the fetches.
+        self._said: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self._sessions = SessionConfigHook(
             self._config.device, plugin.serve, installation.leave_out
         )
@@ -109,9 +113,13 @@ class SessionHost:
             lost = f"arithmetic optimizer, it seems, took node {read!r} away, which is still read"
             self._say_broken(graph, lost, "arithmetic_optimization")
             return None
-        self._installation.record(
-            "session", self._name(item), result, original=planned, origin=origin
+        name = self._name(item)
+        counts = self._installation.record(
+            "session", name, result, original=planned, origin=origin, say=False
         )
+        if result.failure is None:
+            announce = self._is_news(item, counts)
+            self._installation.graph_log.say(name, counts, announce=announce)
         if result.failure is not None or not result.changed:
             return None
         self._look(item, planned, result.proto)
@@ -173,6 +181,16 @@ class SessionHost:
             if all(_has(graph, name) for name in fetched):
                 return graph
         return None
+
+    def _is_news(self, item: GraphItem, counts: NodeCounts) -> bool:
+        """Whether other fetches of the same graph have not told as much."""
+        if (built := self._built(item)) is None:
+            return True
+        said, line = self._said.setdefault(built, set()), counts.line("", self._config.target_dtype)
+        if line in said:
+            return False
+        said.add(line)
+        return True
 
     def _say_broken(self, graph: graph_pb2.GraphDef, what: str, option: str) -> None:
         why = (

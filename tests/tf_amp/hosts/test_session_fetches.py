@@ -71,3 +71,23 @@ def test_what_runs_under_two_sets_of_fetches(
     assert "1 update fused" in runs[1].stderr or "MatMul 3 of 3 in bfloat16" in runs[1].stderr
     plain, low = (json.loads(run.stdout.splitlines()[-1]) for run in runs)
     assert low == pytest.approx(plain, rel=0.01)
+
+
+SAME_AND_MORE = """
+more = tf.identity(tf.matmul(tf.nn.relu(product), w))
+with v1.Session() as session:
+    session.run(v1.global_variables_initializer())
+    feed = {x: np.full((64, 64), 3, "f")}
+    for number in range(4):
+        session.run(tf.identity(product, name=f"made{number}"), feed)
+    session.run(more, feed)
+with tf.Graph().as_default(), v1.Session() as session:
+    of_another = v1.placeholder(tf.float32, [64, 64])
+    session.run(tf.nn.relu(tf.matmul(of_another, of_another)) * 2.0, {of_another: np.eye(64)})
+"""
+
+
+def test_what_other_fetches_of_a_graph_have_told_is_not_told_again(run_forked: RunPython) -> None:
+    said = run_forked(BEGIN + SAME_AND_MORE, BFLOAT16).stderr.splitlines()
+    lines = [line.partition("MatMul ")[2] for line in said if "tf_amp: session graph" in line]
+    assert [line.partition(" in")[0] for line in lines] == ["1 of 1", "2 of 2", "1 of 1"]
