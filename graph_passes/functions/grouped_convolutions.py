@@ -20,8 +20,6 @@ from graph_passes.ir.view import FunctionShapes, Shape, Shapes
 from graph_passes.policy.config import PrecisionConfig
 
 RULE = "grouped-convolution"
-# With it TensorFlow keeps a function apart, so that a bias stays a kernel of its own.
-_NO_INLINE = "_noinline"
 # Op -> the inputs that are its image and its filter; None for the one that it makes.
 _CONVOLUTIONS: Mapping[str, tuple[int | None, int | None]] = {
     "Conv2D": (0, 1),
@@ -29,7 +27,8 @@ _CONVOLUTIONS: Mapping[str, tuple[int | None, int | None]] = {
     "Conv2DBackpropFilter": (0, None),
 }
 _MOVES = ("BatchToSpaceND", "ExpandDims", "Identity", "Reshape", "SpaceToBatchND", "Squeeze")
-_BESIDE = frozenset(("Const", "NoOp", "ReadVariableOp", "Shape", "ShapeN", *_MOVES))
+# Gradients of second order add up.
+_BESIDE = frozenset(("AddN", "Const", "NoOp", "ReadVariableOp", "Shape", "ShapeN", *_MOVES))
 
 
 def is_in_force(config: PrecisionConfig) -> bool:
@@ -52,11 +51,14 @@ def is_grouped_convolution(function: function_pb2.FunctionDef, shapes: Shapes | 
 
 
 def released(function: function_pb2.FunctionDef) -> function_pb2.FunctionDef:
-    """A copy of a function that XLA does not compile, and that may become a part of its caller."""
+    """A copy of a function that XLA does not compile.
+
+    It stays apart from its caller, as it was: TensorFlow would make one kernel of the gradients of
+    a filter and a bias, which fails where a batch has no rows.
+    """
     new = function_pb2.FunctionDef()
     new.CopyFrom(function)
-    for attr in (MUST_COMPILE, _NO_INLINE):
-        new.attr.pop(attr, None)
+    new.attr.pop(MUST_COMPILE, None)
     return new
 
 
