@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 
@@ -85,7 +86,7 @@ def test_they_run_without_xla_and_are_exported_as_they_were(run_forked: RunPytho
     found = facts_of(done)
     assert (true["calls"], found["calls"]) == ([6, 6], [6, 0])
     assert true["exported"] == found["exported"] == [3, 3]
-    assert "Conv2DBackpropFilter 3 of 3" in done.stderr
+    assert re.search(r"Conv2DBackpropInput [1-3] of 3", done.stderr)
     assert "compiled by XLA" not in done.stderr
     for name in ("losses", "predicted", "served", "eager"):
         assert np.asarray(found[name]) == pytest.approx(np.asarray(true[name]), abs=0.01), name
