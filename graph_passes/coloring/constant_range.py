@@ -13,8 +13,7 @@ import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
 from graph_passes.coloring.state import Coloring
-from graph_passes.ir.view import FLOAT
-from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.node_types import is_float_constant
 from graph_passes.ops.reasons import Reason
 
 LARGEST = float(np.finfo(np.float16).max)
@@ -24,10 +23,6 @@ SMALL_TENSOR = 16
 one (a weight matrix) a few values so near to 0 carry no meaning of their own."""
 
 
-def _is_float_constant(node_type: NodeType) -> bool:
-    return node_type.op == "Const" and node_type.dtypes == (FLOAT,)
-
-
 def deny_out_of_range(coloring: Coloring) -> None:
     """Denies the readers of constants out of range, from which the colour then flows forward."""
     view = coloring.view
@@ -35,7 +30,7 @@ def deny_out_of_range(coloring: Coloring) -> None:
     matters = np.zeros(len(view.dtypes), bool)
     matters[view.sources[could_go_low[view.targets]]] = True
     roots: list[int] = []
-    for number in view.of_node_type(_is_float_constant):
+    for number in view.of_node_type(is_float_constant):
         made = view.base[number]
         if not matters[made]:
             continue

@@ -16,8 +16,8 @@ from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.coloring.state import CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import FLOAT, GraphView, Shape
-from graph_passes.ops.node_types import NodeType
+from graph_passes.ir.view import GraphView, Shape
+from graph_passes.ops.node_types import NodeType, is_float_constant
 from graph_passes.ops.reasons import Reason
 
 SMALL_FACTOR = 1 / 32
@@ -70,7 +70,7 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     """The additions of what was multiplied by a small constant."""
     view, edges = coloring.view, coloring.edges
     adds = view.per_slot(_adds, bool)
-    small = (n for n in view.of_node_type(_is_constant) if _is_small(view.nodes[n]))
+    small = (n for n in view.of_node_type(is_float_constant) if _is_small(view.nodes[n]))
     products: list[int] = [
         reader
         for number in small
@@ -115,10 +115,6 @@ def _carries(node_type: NodeType) -> list[bool]:
     op_type = node_type.op_type
     is_loop = op_type is not None and op_type.name in _LOOPS and node_type.is_inlined_call
     return [is_loop or node_type.op == "Merge"] * len(node_type.dtypes)
-
-
-def _is_constant(node_type: NodeType) -> bool:
-    return node_type.op == "Const" and node_type.dtypes == (FLOAT,)
 
 
 def _adds(node_type: NodeType) -> list[bool]:

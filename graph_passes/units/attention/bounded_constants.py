@@ -14,8 +14,7 @@ import numpy as np
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.python.framework import dtypes
 
-from graph_passes.ir.view import FLOAT
-from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.node_types import is_float_constant
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
 
@@ -29,14 +28,10 @@ def bound_constants(search: UnitSearch) -> None:
     if search.is_float16:
         return  # which has other numbers for masks (`mask`), and stays away from large constants
     edits, view = search.edits, search.edits.view
-    for number in view.of_node_type(_is_float_constant):
+    for number in view.of_node_type(is_float_constant):
         value = view.nodes[number].attr.get("value")  # [] would write to a map that lacks it
         if value is not None and _is_beyond(value.tensor) and number not in edits.kept:
             edits.propose(RULE, number, _write, number)
-
-
-def _is_float_constant(node_type: NodeType) -> bool:
-    return node_type.op in OPS and node_type.dtypes == (FLOAT,)
 
 
 def _is_beyond(tensor: tensor_pb2.TensorProto) -> bool:
