@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 
 import numpy as np
 import pytest
@@ -263,33 +263,33 @@ def test_a_depthwise_convolution_sums_over_one_channel():
     assert sizes.size(index["y"], FLOPS) == 2 * (2 * 8 * 8 * 10) * 3 * 3
 
 
+def convolution_and_gradients(op, weights, stride):
+    """The sizes of the three ops of a convolution of 8 x 8 pixels, and the number of each."""
+    common = {"strides": [1, stride, stride, 1], "padding": "SAME", "name": "y"}
+    depthwise = op.startswith("Depthwise")
+    shape = (2, 8, 8, weights[2] if depthwise else 32)
+    made = (2, 8 // stride, 8 // stride, weights[2] if depthwise else weights[3])
+    forward, to_input, to_filter = (
+        functools.partial(getattr(tf.raw_ops, op + end), **common)
+        for end in ("", "BackpropInput", "BackpropFilter")
+    )
+    for function, one, other in (
+        (lambda x, w: forward(input=x, filter=w), shape, weights),
+        (lambda w, dy: to_input(input_sizes=shape, filter=w, out_backprop=dy), weights, made),
+        (lambda x, dy: to_filter(input=x, filter_sizes=weights, out_backprop=dy), shape, made),
+    ):
+        sizes, index = sizes_of(function, one, other)
+        yield sizes, index["y"]
+
+
 @pytest.mark.parametrize(
     ("side", "stride", "variant"),
     [(1, 1, POINTWISE), (3, 1, ""), (3, 2, STRIDED), (5, 1, WIDE), (7, 2, WIDE_STRIDED)],
 )
 def test_wide_filters_make_depthwise_convolutions_others(side, stride, variant):
-    common = {"strides": [1, stride, stride, 1], "padding": "SAME", "name": "y"}
-    shape, weights = (2, 8, 8, 5), (side, side, 5, 1)
-    made = (2, 8 // stride, 8 // stride, 5)
-    raw = tf.raw_ops
-    functions = [
-        (lambda x, w: raw.DepthwiseConv2dNative(input=x, filter=w, **common), shape, weights),
-        (
-            lambda w, dy: raw.DepthwiseConv2dNativeBackpropInput(
-                input_sizes=shape, filter=w, out_backprop=dy, **common
-            ),
-            *(weights, made),
-        ),
-        (
-            lambda x, dy: raw.DepthwiseConv2dNativeBackpropFilter(
-                input=x, filter_sizes=weights, out_backprop=dy, **common
-            ),
-            *(shape, made),
-        ),
-    ]
-    for function, one, other in functions:
-        sizes, index = sizes_of(function, one, other)
-        assert sizes.variant(index["y"]) == variant
+    op, weights = "DepthwiseConv2dNative", (side, side, 5, 1)
+    for sizes, number in convolution_and_gradients(op, weights, stride):
+        assert sizes.variant(number) == variant
 
 
 @pytest.mark.parametrize(
@@ -304,29 +304,10 @@ def test_wide_filters_make_depthwise_convolutions_others(side, stride, variant):
     ],
 )
 def test_small_groups_make_convolutions_others(side, stride, group, variant):
-    common = {"strides": [1, stride, stride, 1], "padding": "SAME", "name": "y"}
-    shape, weights = (2, 8, 8, 32), (side, side, group, 64)
-    made = (2, 8 // stride, 8 // stride, 64)
-    raw = tf.raw_ops
-    functions = [
-        (lambda x, w: raw.Conv2D(input=x, filter=w, **common), shape, weights),
-        (
-            lambda w, dy: raw.Conv2DBackpropInput(
-                input_sizes=shape, filter=w, out_backprop=dy, **common
-            ),
-            *(weights, made),
-        ),
-        (
-            lambda x, dy: raw.Conv2DBackpropFilter(
-                input=x, filter_sizes=weights, out_backprop=dy, **common
-            ),
-            *(shape, made),
-        ),
-    ]
-    for function, one, other in functions:
-        sizes, index = sizes_of(function, one, other)
-        assert sizes.variant(index["y"]) == variant
-        assert sizes.flops(index["y"]) == 2 * math.prod(made) * side**2 * group
+    weights = (side, side, group, 64)
+    for sizes, number in convolution_and_gradients("Conv2D", weights, stride):
+        assert sizes.variant(number) == variant
+        assert sizes.flops(number) == 2 * (2 * (8 // stride) ** 2 * 64) * side**2 * group
 
 
 @pytest.mark.parametrize(
