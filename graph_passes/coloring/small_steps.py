@@ -16,7 +16,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.coloring.state import CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import GraphView, Shape
+from graph_passes.ir.view import GraphView
 from graph_passes.ops.node_types import NodeType, is_float_constant
 from graph_passes.ops.reasons import Reason
 
@@ -49,7 +49,7 @@ def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
     ahead = coloring.edges.reach(carriers, enter, forward=True)
     behind = coloring.edges.reach(carriers, enter, backward=True)
     around = coloring.where(enter & ahead & behind)
-    left = {vertex for vertex in around if not _is_by_a_tensor(coloring, vertex)}
+    left = {vertex for vertex in around if not _is_by_a_tensor(view, vertex)}
 
     def onward(vertex: int) -> list[int]:
         return [reader for reader in coloring.edges.readers(vertex) if reader in left]
@@ -94,20 +94,11 @@ def _is_small(constant: node_def_pb2.NodeDef) -> bool:
     return len(stored) == 1 and 0 < abs(stored[0]) < SMALL_FACTOR
 
 
-def _is_by_a_tensor(coloring: Coloring, vertex: int) -> bool:
+def _is_by_a_tensor(view: GraphView, vertex: int) -> bool:
     """Whether a vertex multiplies or divides by more than a single number."""
-    view = coloring.view
-    number = view.vertex_nodes[vertex]
-    if view.node_type(number).op not in _SCALINGS:
-        return False
-    start, end = view.edge_starts[number : number + 2]
-    return () not in [_shape(view, tensor) for tensor in view.tensors[start:end]]
-
-
-def _shape(view: GraphView, tensor: int) -> Shape | None:
-    port, number = divmod(tensor, len(view.nodes))
-    shapes = view.output_shapes(number)
-    return shapes[port] if port < len(shapes) else None
+    node = view.node_of(vertex)
+    scales = view.node_type(view.vertex_nodes[vertex]).op in _SCALINGS
+    return scales and () not in [view.shape(name) for name in node.input if name[0] != "^"]
 
 
 def _carries(node_type: NodeType) -> list[bool]:
