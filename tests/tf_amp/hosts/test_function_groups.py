@@ -53,7 +53,7 @@ facts = {"losses": losses, "predicted": model.predict(x[:5], verbose=0).tolist()
 
 names = context_lib.context().list_function_names()
 # What was planned again for the batch has the longer name.
-pending = [max((name for name in names if "multi_step_on_iterator" in name), key=len)]
+pending = [max((name for name in names if "step_on_iterator" in name), key=len)]
 calls = []
 while pending:
     for node in context_lib.context().get_function_def(pending.pop()).node_def:
@@ -65,7 +65,7 @@ while pending:
 facts["calls"] = [len(calls), sum(calls)]
 
 folder = os.path.join(tempfile.mkdtemp(), "saved")
-model.export(folder, verbose=False)
+model.export(folder)
 library = loader_impl.parse_saved_model(folder).meta_graphs[0].graph_def.library
 exported = [f for f in library.function if "_conv_xla" in f.signature.name]
 facts["exported"] = [len(exported), sum(f.attr["_XlaMustCompile"].b for f in exported)]

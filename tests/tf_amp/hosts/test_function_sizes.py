@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,8 @@ def test_steps_in_one_call_run_as_for_their_batch(
     seen = facts(run_forked, f"sizes_cases.steps_per_execution({library!r})", table)["steps"]
     assert seen["seen"] == [BFLOAT16]
     (line,) = seen["said"]
-    assert "sizes near 2048: MatMul 2 of 2 in bfloat16" in line
+    # Keras 3.4 unrolls the two steps.
+    assert re.search("sizes near 2048: MatMul (2 of 2|4 of 4) in bfloat16", line)
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
