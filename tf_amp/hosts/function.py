@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import function_pb2
@@ -36,7 +36,7 @@ from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
 from tf_amp.hosts.function_counts import FunctionCounts
 from tf_amp.hosts.function_deferred import DeferredFunctions, is_traced_once_more
 from tf_amp.hosts.function_names import keras_step, readable_name
-from tf_amp.hosts.function_redirects import called_names
+from tf_amp.hosts.function_redirects import called_apart
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
@@ -178,7 +178,8 @@ class FunctionHost:
         # Only what a SavedModel holds shares a line, and its signatures do run.
         is_loaded = self._installation.graph_log.shares_a_line
         result = traced.rewrite(config)
-        self._rewrite_called((result.proto, *result.extra_functions), graph, context)
+        for callee in called_apart(result, library):
+            self._deferred.rewrite(context, callee)
         callees: list[RewriteResult] = []
         if config is compiled.config:
             result, callees = call_compilable(
@@ -237,14 +238,6 @@ class FunctionHost:
             Program(result.proto, running),
             built=graph,
         )
-
-    def _rewrite_called(
-        self, functions: Iterable[Any], graph: Any, context: context_lib.Context
-    ) -> None:
-        """Rewrites what functions still call by the names under which it was traced."""
-        names = dict.fromkeys(name for function in functions for name in called_names(function))
-        for name in filter(graph._functions.__contains__, names):
-            self._deferred.rewrite(context, name)
 
     def _keep_float32(self, function: Any) -> None:
         context, definition = function._bound_context, function.cached_definition

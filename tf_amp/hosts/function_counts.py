@@ -11,7 +11,7 @@ from graph_passes.plan_remarks import lines_within
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.hosts.dumps import Origin
 from tf_amp.hosts.function_names import SIZES_NEAR, readable_name
-from tf_amp.hosts.function_redirects import called_names
+from tf_amp.hosts.function_redirects import called_apart
 from tf_amp.tally import NodeCounts
 
 if TYPE_CHECKING:
@@ -132,10 +132,8 @@ class FunctionCounts:
         known = traced.graph._functions
         if not known and not anew:
             return {}
-        running = (result.proto, *result.extra_functions)
-        names = {name for function in running for name in called_names(function)}
         found: dict[str, _PlanCounts] = {}
-        for name in names & known.keys():
+        for name in known.keys() & called_apart(result, traced.find):
             found.update(self._plans.get(known[name], {}))
         found.update((one.proto.signature.name, _PlanCounts.of(one.report)) for one in anew)  # type: ignore[union-attr]
         return found

@@ -144,6 +144,26 @@ def with_callees(
                 pending.append(callee)
 
 
+def called_apart(result: RewriteResult, find: Find) -> list[str]:
+    """The names by which a rewritten function calls what has no part in its plan.
+
+    A function that the plan left as it is keeps its name, and is done with; what that calls may
+    have been left out of the plan.
+
+    Args:
+        result: the function after its rewrite.
+        find: gives the definition of a function that was planned with it.
+
+    Returns:
+        The names, each once; those of ops are among them.
+    """
+    planned = frozenset[str]() if result.failure else result.report.planned_with
+    functions: Any = (result.proto, *result.extra_functions)
+    bodies = with_callees(functions, lambda name: find(name) if name in planned else None)
+    names = dict.fromkeys(name for body in bodies for name in called_names(body))
+    return [name for name in names if name not in planned]
+
+
 def called_names(definition: function_pb2.FunctionDef) -> Iterator[str]:
     """Yields the names that a function may call by: its op types and its function attributes."""
     for node in definition.node_def:

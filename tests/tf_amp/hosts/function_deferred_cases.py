@@ -25,6 +25,7 @@ def main() -> None:
     installed = switch_on()
     chain(installed, variable, x)
     called_later(installed, variable, x, exact)
+    planned_float32()
     lines(variable, x)
     of_tensorflow_1(installed, x)
     gradient(variable, x)
@@ -53,6 +54,22 @@ def traced_inside(variable: tf.Variable, x: tf.Tensor, **options: Any) -> Any:
     outer.get_concrete_function(x)
     inner.outer = outer  # lives as long
     return inner
+
+
+def planned_float32() -> None:
+    """A loop whose product a solver reads in the next round, which its body alone does not show."""
+
+    @tf.function
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        total = 0.0
+        for _ in tf.range(3):
+            total += tf.reduce_sum(tf.linalg.inv(x))
+            x = tf.matmul(x, x)
+        return total + x
+
+    x = 0.9 * tf.eye(64) + 0.01 * weights()
+    seen = loop(x)
+    report("planned_float32", error=max_error(seen, loop.python_function(x)))
 
 
 def types_of(function: Any, x: tf.Tensor) -> list[int]:

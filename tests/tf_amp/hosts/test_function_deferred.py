@@ -27,6 +27,10 @@ def test_a_function_called_by_itself_is_rewritten_then_and_not_counted_again(fac
     assert not seen["counted_again"]
 
 
+def test_what_a_plan_leaves_as_it_is_is_not_planned_by_itself(facts: Facts) -> None:
+    assert facts["planned_float32"]["error"] < 1e-4
+
+
 def test_a_line_tells_of_each_function_that_is_called_once(facts: Facts) -> None:
     what = "MatMul 1 of 1 in bfloat16"
     assert facts["lines"]["said"] == dict.fromkeys(("in_loop", "in_both", "beside"), what)
