@@ -7,9 +7,10 @@ divisors.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 
-from graph_passes.ir.view import Shape, elements
+from graph_passes.ir.view import Shape
 from graph_passes.rewriter.matcher import SPREADS, Matcher
 from graph_passes.units.normalization.statistics import Statistics
 
@@ -108,16 +109,19 @@ class UnitAxes:
         if number in self._statistics.counts:
             return True
         if m.ops[number] == "Const":
-            value, size = m.constant(m.output(number)), self._elements()
-            if value.size != 1 or (size is not None and value.item() != size):
-                return False
-            self.is_assumed |= size is None
-            return True
+            value = m.constant(m.output(number))
+            return value.size == 1 and self._may_be_count(value.item())
         return m.ops[number] == "Cast" and self._counts_elements(m.source(number, 0))
 
-    def _elements(self) -> int | None:
-        """The number of elements that a statistic is taken over, None where it is not known."""
-        return elements(None if self.shape is None else self.shape[axis] for axis in self.own)
+    def _may_be_count(self, value: float) -> bool:
+        """Whether a number is that of the elements of a statistic, as far as their sizes tell."""
+        sizes = [None if self.shape is None else self.shape[axis] for axis in self.own]
+        known = math.prod(size for size in sizes if size is not None)
+        if None not in sizes:
+            return value == known
+        may_be = value >= known > 0 and value % known == 0
+        self.is_assumed |= may_be
+        return may_be
 
     def _counts_elements(self, number: int) -> bool:
         """Whether a node multiplies the sizes of the statistics' axes when the graph runs."""

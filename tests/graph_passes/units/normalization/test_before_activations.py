@@ -29,6 +29,7 @@ BY_HAND: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "plus 0": lambda x: x + 0.0,
     "by its sigmoid": lambda x: x * tf.sigmoid(x),
     "swish of another slope": lambda x: tf.nn.silu(x, beta=1.702),
+    "gelu by Erf": lambda x: 0.5 * x * (1.0 + tf.math.erf(x / 2**0.5)),
     "half of it": lambda x: 0.5 * x,
     "both signs": lambda x: tf.concat([tf.nn.relu(x), tf.nn.relu(-x)], 3),
     "squeezed": lambda x: x * tf.sigmoid(tf.reduce_mean(x, [1, 2], keepdims=True)),
