@@ -394,7 +394,7 @@ model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
 fixed = keras.optimizers.SGD(0.01, loss_scale_factor=128.0)
 model.compile(fixed, "mse")
 model.fit(x, x, batch_size=16, verbose=0)
-print("RESULT", is_wrapped(fixed), manager_of(fixed), int(fixed.iterations))
+print("RESULT", is_wrapped(fixed), manager_of(fixed), int(fixed.iterations.numpy()))
 @tf.function
 def step(optimizer):
     with tf.GradientTape() as tape:

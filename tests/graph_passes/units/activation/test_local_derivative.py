@@ -20,7 +20,7 @@ Function = Callable[[tf.Tensor], tf.Tensor]
 
 FUNCTIONS: dict[str, Function] = {
     "gelu, tanh": lambda x: keras.activations.gelu(x, approximate=True),
-    "gelu, erfc": lambda x: keras.activations.gelu(x, approximate=False),
+    "gelu, erfc": lambda x: 0.5 * x * tf.math.erfc(-x * np.float32(np.sqrt(0.5))),
     "gelu, erf": lambda x: 0.5 * x * (1.0 + tf.math.erf(x / np.sqrt(2.0).astype(np.float32))),
     "swish": lambda x: x * tf.sigmoid(x),
     "swish, scaled": lambda x: x * tf.sigmoid(-1.702 * x),
