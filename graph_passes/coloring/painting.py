@@ -17,7 +17,6 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER, Coloring
 from graph_passes.coloring.v1_loops import ref_variable_readers
-from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.op_lists import KEPT_BY_FORCE
 
@@ -280,15 +279,10 @@ def erase_unsupported(coloring: Coloring) -> None:
     low = coloring.is_low
     supported = low & coloring.has_kernel
     coloring.erase(coloring.where(low & ~supported), Reason.NO_KERNEL)
-    quantized = coloring.view.per_slot(_is_quantized, bool)
+    quantized = coloring.view.is_vertex_of(lambda t: not _QUANTIZED.isdisjoint(t.dtypes))
     coloring.erase(
         coloring.where(supported & (coloring.list_codes == ALLOW) & quantized), Reason.QUANTIZED
     )
-
-
-def _is_quantized(node_type: NodeType) -> list[bool]:
-    """For each slot of a node type whether any of its slots is quantized."""
-    return [not _QUANTIZED.isdisjoint(node_type.dtypes)] * len(node_type.dtypes)
 
 
 def match_existing_casts(coloring: Coloring) -> None:

@@ -41,11 +41,12 @@ def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
     gates of a recurrent layer, which are tensors, are none of these.
     """
     view = coloring.view
-    carriers = coloring.where(view.per_slot(_carries, bool) & view.is_float)
+    carriers = coloring.where(view.is_vertex_of(_carries) & view.is_float)
     if not carriers:
         return
-    adds = view.per_slot(_adds, bool)
-    enter = (adds | view.per_slot(_scales, bool) | (coloring.list_codes == CLEAR)) & view.is_float
+    adds = view.is_vertex_of(_adds)
+    scales = view.is_vertex_of(lambda node_type: node_type.op in _SCALINGS)
+    enter = (adds | scales | (coloring.list_codes == CLEAR)) & view.is_float
     ahead = coloring.edges.reach(carriers, enter, forward=True)
     behind = coloring.edges.reach(carriers, enter, backward=True)
     around = coloring.where(enter & ahead & behind)
@@ -69,7 +70,7 @@ def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
 def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     """The additions of what was multiplied by a small constant."""
     view, edges = coloring.view, coloring.edges
-    adds = view.per_slot(_adds, bool)
+    adds = view.is_vertex_of(_adds)
     small = (n for n in view.of_node_type(is_float_constant) if _is_small(view.nodes[n]))
     products: list[int] = [
         reader
@@ -101,16 +102,12 @@ def _is_by_a_tensor(view: GraphView, vertex: int) -> bool:
     return scales and () not in [view.shape(name) for name in node.input if name[0] != "^"]
 
 
-def _carries(node_type: NodeType) -> list[bool]:
-    """Whether values come back to a slot in the next round."""
+def _carries(node_type: NodeType) -> bool:
+    """Whether values come back to a node in the next round."""
     op_type = node_type.op_type
     is_loop = op_type is not None and op_type.name in _LOOPS and node_type.is_inlined_call
-    return [is_loop or node_type.op == "Merge"] * len(node_type.dtypes)
+    return is_loop or node_type.op == "Merge"
 
 
-def _adds(node_type: NodeType) -> list[bool]:
-    return [node_type.op in _ADDITIONS] * len(node_type.dtypes)
-
-
-def _scales(node_type: NodeType) -> list[bool]:
-    return [node_type.op in _SCALINGS] * len(node_type.dtypes)
+def _adds(node_type: NodeType) -> bool:
+    return node_type.op in _ADDITIONS

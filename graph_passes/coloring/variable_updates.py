@@ -8,12 +8,14 @@ value of the network enters it: an op of the allow list, or one that reduces or 
 
 from __future__ import annotations
 
-from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
+from graph_passes.coloring.state import CLEAR, INFER, Coloring
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
-_ASSIGN_PREFIXES = ("Assign", "ResourceApply", "ResourceSparseApply", "Apply", "SparseApply")
-_SCATTER_PREFIXES = ("ResourceScatter", "Scatter")
+_PREFIXES = (
+    *("Assign", "ResourceApply", "ResourceSparseApply", "Apply", "SparseApply"),
+    *("ResourceScatter", "Scatter"),
+)
 _NOT_ASSIGNMENTS = frozenset(("ApproximateEqual", "ScatterNd"))
 _REDUCTIONS = frozenset(
     (
@@ -35,38 +37,20 @@ _REDUCTIONS = frozenset(
 
 def is_assignment(op: str) -> bool:
     """Whether an op writes to a variable."""
-    return (
-        op.startswith(_ASSIGN_PREFIXES) or op.startswith(_SCATTER_PREFIXES)
-    ) and op not in _NOT_ASSIGNMENTS
+    return op.startswith(_PREFIXES) and op not in _NOT_ASSIGNMENTS
 
 
-def _is_assignment(node_type: NodeType) -> list[bool]:
-    return [node_type.op_type is not None and is_assignment(node_type.op_type.name)] * len(
-        node_type.dtypes
-    )
-
-
-def _is_reduction(node_type: NodeType) -> list[bool]:
-    return [node_type.op in _REDUCTIONS] * len(node_type.dtypes)
-
-
-def find_variable_updates(coloring: Coloring) -> list[int]:
-    """The infer and clear vertices that compute what is assigned to a variable.
-
-    Returns:
-        The vertices, to be kept float32. Empty in a graph that assigns nothing.
-    """
-    view = coloring.view
-    assigned = view.sources[view.per_slot(_is_assignment, bool)[view.targets]]
-    arithmetic = (coloring.list_codes == INFER) | (coloring.list_codes == CLEAR)
-    enter = arithmetic & ~view.per_slot(_is_reduction, bool)
-    roots = assigned[(enter & view.is_float)[assigned]].tolist()
-    if not roots:
-        return []
-    reached = coloring.edges.reach(roots, enter, backward=True)
-    return coloring.where(reached & (coloring.list_codes != ALLOW))
+def _assigns(node_type: NodeType) -> bool:
+    return node_type.op_type is not None and is_assignment(node_type.op_type.name)
 
 
 def protect_variable_updates(coloring: Coloring) -> None:
-    """Keeps the arithmetic that computes assigned values in float32."""
-    coloring.block(find_variable_updates(coloring), Reason.VARIABLE_UPDATE)
+    """Keeps infer and clear vertices that compute what is assigned to a variable in float32."""
+    view = coloring.view
+    assigned = view.sources[view.is_vertex_of(_assigns)[view.targets]]
+    arithmetic = (coloring.list_codes == INFER) | (coloring.list_codes == CLEAR)
+    enter = arithmetic & ~view.is_vertex_of(lambda node_type: node_type.op in _REDUCTIONS)
+    roots = assigned[(enter & view.is_float)[assigned]].tolist()
+    if roots:
+        reached = coloring.edges.reach(roots, enter, backward=True)
+        coloring.block(coloring.where(reached), Reason.VARIABLE_UPDATE)

@@ -152,8 +152,7 @@ def require_controls(name: str, before: Iterable[str], after: Iterable[str]) -> 
 
 def _has_effect(view: GraphView) -> np.ndarray:
     """For each node whether it may do more than make tensors; bool [nodes]."""
-    table = [node_type.has_effect for node_type in view.node_types]
-    return np.array(table, bool)[np.asarray(view.node_type_of)]
+    return view.is_of_node_type(lambda node_type: node_type.has_effect)
 
 
 def _makers(view: GraphView, number: int) -> Iterator[int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, types_pb2
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2, types_pb2
 
 from graph_passes.ir.adjacency import Adjacency, Neighbours
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex, packed
@@ -150,29 +150,32 @@ class GraphView:
         """A node's op type, None where this TensorFlow does not know the op."""
         return self.node_index.node_type(number).op_type
 
+    def attr(self, number: int, name: str) -> attr_value_pb2.AttrValue:
+        """An attribute of a node, or the op's default; an empty one where there is neither."""
+        op_type = self.op_type(number)
+        return (
+            attr_value_pb2.AttrValue()
+            if op_type is None
+            else op_type.attr(self.nodes[number], name)
+        )
+
     def layout(self, number: int) -> Layout:
         """A node's layout."""
         return self.node_index.layout(number)
 
+    def is_of_node_type(self, fits: Callable[[NodeType], bool]) -> np.ndarray:
+        """For each node whether its node type fits; bool [nodes]."""
+        return np.array([*map(fits, self.node_types)], bool)[np.asarray(self.node_type_of)]
+
     def of_node_type(self, fits: Callable[[NodeType], bool]) -> list[int]:
         """The nodes whose node type fits, in order."""
-        return self._with_node_type(
-            [number for number, node_type in enumerate(self.node_types) if fits(node_type)]
-        )
+        return self.is_of_node_type(fits).nonzero()[0].tolist()  # type: ignore[no-any-return]
 
     def of_op(self, *ops: str) -> list[int]:
         """The nodes that have one of some ops, in order."""
-        families = self.node_index.node_types.families
-        found = [families[op] for op in ops if op in families]
-        return self._with_node_type([n for family in found for n in family.numbers.values()])
-
-    def _with_node_type(self, numbers: list[int]) -> list[int]:
-        """The nodes that have one of some node_types, in order."""
-        if not numbers:
+        if self.node_index.node_types.families.keys().isdisjoint(ops):
             return []
-        table = np.zeros(len(self.node_types), bool)
-        table[numbers] = True
-        return table[np.asarray(self.node_type_of)].nonzero()[0].tolist()  # type: ignore[no-any-return]
+        return self.of_node_type(lambda node_type: node_type.op in ops)
 
     def per_slot(self, values: Callable[[NodeType], Sequence[Any]], dtype: type) -> np.ndarray:
         """A value for each vertex that depends on its node's type alone.
@@ -183,6 +186,10 @@ class GraphView:
         """
         flat = itertools.chain((dtype(0),), *map(values, self.node_types))
         return np.array([*flat], dtype)[self.slot_numbers]
+
+    def is_vertex_of(self, fits: Callable[[NodeType], bool]) -> np.ndarray:
+        """For each vertex whether its node's type fits; bool [vertices]."""
+        return self.per_slot(lambda node_type: [fits(node_type)] * len(node_type.dtypes), bool)
 
     @functools.cached_property
     def awaited(self) -> frozenset[str]:

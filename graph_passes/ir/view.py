@@ -114,7 +114,7 @@ def view_function(
         pseudo = _add_pseudo_node(owner, RESULT, arg.type, f"{arg.name}/{RESULT}")
         pseudo.input.append(result)
         nodes.append(pseudo)
-    index = NodeIndex(node_types or NodeTypeTable(lambda _: None), named_outputs=True)
+    index = NodeIndex(node_types or NodeTypeTable(), named_outputs=True)
     index.extend(nodes)
     return _acyclic(GraphView(nodes, index, is_function=True, shapes=shapes))
 

@@ -140,7 +140,9 @@ class NodeTypeTable:
         devices: device -> its number; the empty device has number 0.
     """
 
-    def __init__(self, signature_of: Callable[[str], op_def_pb2.OpDef | None]) -> None:
+    def __init__(
+        self, signature_of: Callable[[str], op_def_pb2.OpDef | None] = lambda _: None
+    ) -> None:
         """Makes an empty table; `signature_of` gives the definition of an op that is a function."""
         self.node_types: list[NodeType] = []
         self.families: dict[str, Family] = {}

@@ -215,9 +215,6 @@ def _key_reader(
     This is read for every node of a graph, but where one attr decides (`OpType.type_attr`).
     """
 
-    def no_attr(_: Attrs) -> Hashable:
-        return None
-
     def some_types(attrs: Attrs) -> Hashable:
         get = attrs.get  # [] would write to a map that lacks the key
         return tuple([None if (value := get(name)) is None else value.type for name in types])
@@ -228,9 +225,7 @@ def _key_reader(
         listed = (None if (value := get(name)) is None else (*value.list.type,) for name in lists)
         return (some_types(attrs), *counts, *listed)
 
-    if numbers or lists:
-        return anything
-    return some_types if types else no_attr
+    return anything if numbers or lists else some_types
 
 
 @functools.lru_cache(maxsize=4096)

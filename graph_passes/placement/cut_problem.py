@@ -189,8 +189,7 @@ class _Problem:
         view, config = self._view, self._coloring.config
         makers = tensors % len(view.nodes)
         stored = ("Const", *(("ReadVariableOp",) * config.stores_weights))
-        is_stored = np.array([node_type.op in stored for node_type in view.node_types], bool)
-        has_price = ~is_stored[np.asarray(view.node_type_of)[makers]]
+        has_price = ~view.is_of_node_type(lambda node_type: node_type.op in stored)[makers]
         if view.unchanged and config.has_rule("loop-hoisting"):
             has_price &= ~np.isin(makers, [*view.unchanged])
         prices = np.full((2, len(tensors)), _CONSTANT_CAST)

@@ -180,11 +180,9 @@ class WorkSizes:
         of_right = of_right or (None, None)
         if of_left is None or made is None or {len(of_left), len(of_right), len(made)} != {2}:
             return None
-        attr = self._view.nodes[product].attr
-        # Asking a protobuf map for a key that it lacks would add the key.
-        if "transpose_a" in attr and attr["transpose_a"].b:
+        if self._view.attr(product, "transpose_a").b:
             of_left = of_left[::-1]
-        if "transpose_b" in attr and attr["transpose_b"].b:
+        if self._view.attr(product, "transpose_b").b:
             of_right = of_right[::-1]
         rows, terms, columns = made[0] or of_left[0], of_left[1] or of_right[0], made[1]
         columns = columns or of_right[1]
@@ -194,12 +192,11 @@ class WorkSizes:
 
     def variant(self, number: int) -> str:
         """The variant of its op that a node is."""
-        node, op = self._view.nodes[number], self._view.node_type(number).op
+        op = self._view.node_type(number).op
         if op == "MatMul":
-            return TRANSPOSED if "transpose_b" in node.attr and node.attr["transpose_b"].b else ""
+            return TRANSPOSED if self._view.attr(number, "transpose_b").b else ""
         if op in _CONVOLUTIONS:
-            strides = node.attr["strides"].list.i if "strides" in node.attr else ()
-            is_strided = max(strides, default=1) > 1
+            is_strided = max(self._view.attr(number, "strides").list.i, default=1) > 1
             weights = self._filter(number)
             is_wide = weights is not None and max(weights[:2]) > _WIDEST
             if op.startswith("Depthwise") and is_wide:
@@ -227,8 +224,7 @@ class WorkSizes:
 
     def _channels(self, number: int, image: Shape | None) -> int | None:
         """The channels of an image that a node reads or makes."""
-        attr = self._view.nodes[number].attr
-        is_first = "data_format" in attr and attr["data_format"].s[:2] == b"NC"
+        is_first = self._view.attr(number, "data_format").s[:2] == b"NC"
         return image[1 if is_first else -1] if image else None
 
     def size(self, number: int, cost: OpCost) -> int | None:
@@ -288,13 +284,12 @@ class WorkSizes:
         left = self._shape(factors[0]) if factors else None
         if left is None or len(left) < 2:
             return None
-        attr = self._view.nodes[number].attr
-        transposed = any(name in attr and attr[name].b for name in ("transpose_a", "adj_x"))
+        transposed = any(self._view.attr(number, name).b for name in ("transpose_a", "adj_x"))
         return factors[0], left, -2 if transposed else -1
 
     def _einsum_flops(self, number: int) -> int | None:
         """One multiplication and addition for each combination of all labels' values."""
-        equation = self._view.nodes[number].attr["equation"].s.decode()
+        equation = self._view.attr(number, "equation").s.decode()
         lengths: dict[str, int] = {}
         for tensor, axes in zip(
             self._read(number), equation.partition("->")[0].split(","), strict=True
@@ -335,10 +330,7 @@ class WorkSizes:
     def _product(self, shape: Shape | None) -> int | None:
         if shape is None:
             return None
-        elements = 1
-        for size in shape:
-            elements *= self._unknown if size is None else size
-        return elements
+        return math.prod(self._unknown if size is None else size for size in shape)
 
     def _read(self, number: int) -> list[int]:
         """The float32 tensors that a node reads."""

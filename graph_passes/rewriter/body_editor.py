@@ -36,7 +36,7 @@ class BodyEditor:
             self.first = len(proto.signature.input_arg)
             self._results, self._ret = [arg.name for arg in proto.signature.output_arg], proto.ret
         self._by_name: dict[str, node_def_pb2.NodeDef] = {}
-        self._node_types = NodeTypeTable(lambda _: None)
+        self._node_types = NodeTypeTable()
 
     @functools.cached_property
     def names(self) -> set[str]:

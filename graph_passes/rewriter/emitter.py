@@ -306,7 +306,7 @@ def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> Prototype:
             node.attr[attr.name].CopyFrom(attr.default_value)
         elif op != "Const":
             raise ValueError(f"a new {op} needs the attribute {attr.name!r}")
-    node_type = NodeTypeTable(lambda _: None).node_types_of([node])[0]
+    node_type = NodeTypeTable().node_types_of([node])[0]
     return Prototype(node, node_type)
 
 

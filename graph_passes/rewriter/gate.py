@@ -53,10 +53,7 @@ class Gate:
         self.kept, self.preserved = kept, preserved
         self._m = matcher
         self._levels: list[int] = []
-        boundaries = matcher.view.of_node_type(_is_boundary)
-        self._is_boundary = bytearray(len(matcher.view.nodes))
-        for number in boundaries:
-            self._is_boundary[number] = 1
+        self._is_boundary = bytearray(matcher.view.is_of_node_type(_is_boundary))
 
     def admit(self, new: Replacement) -> None:
         """Lets a replacement pass, and gives it the control inputs of what it replaces.
@@ -220,7 +217,7 @@ class _Interior:
         sources = {m.maker(tensor) for tensor in new.reads()}
         self.reads_state: int | None = None
         feeds: dict[int, list[int]] = collections.defaultdict(list)
-        fed = []
+        fed: list[int] = []
         pending = [number for number in roots if number not in sources]
         if len(pending) < len(roots) and any(m.maker(t) in sources for t in redirected):
             raise NoMatchError("the replacement reads what it is to make")
@@ -242,12 +239,7 @@ class _Interior:
                     self.reads_state = maker
             if len(nodes) > _MOST_NODES:
                 raise NoMatchError("the nodes that it would replace are too many")
-        self.on_path = set(fed)
-        while fed:
-            for reader in feeds.get(fed.pop(), ()):
-                if reader not in self.on_path:
-                    self.on_path.add(reader)
-                    fed.append(reader)
+        self.on_path = set(walk(fed, lambda number: feeds.get(number, ())))
 
     def _takes_values(self, reader: int, maker: int) -> bool:
         """Whether more than sizes, axes and conditions goes between two nodes."""

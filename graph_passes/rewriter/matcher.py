@@ -55,6 +55,7 @@ class Matcher:
         view: the graph.
         ops: for each node its op.
         op: gives a node's op type.
+        attr: gives an attribute of a node, or the op's default.
         maker: gives the node that makes a tensor.
         inputs: gives the tensors that a node reads, control inputs left out.
         makers: gives the nodes that make these, by port.
@@ -70,6 +71,7 @@ class Matcher:
         self._starts, self._sources = view.edge_starts, view.maker_nodes.tolist()
         self._constants: dict[int, np.ndarray] = {}
         self.op: Callable[[int], str] = self.ops.__getitem__
+        self.attr: Callable[[int, str], attr_value_pb2.AttrValue] = view.attr
         # Bound methods of its own would keep the matcher, and the graph, from being freed at once.
         maker = functools.cache(functools.partial(_maker, view))
         inputs = functools.cache(_inputs(view))
@@ -86,12 +88,6 @@ class Matcher:
     def node(self, number: int) -> node_def_pb2.NodeDef:
         """A node by its number."""
         return self.view.nodes[number]
-
-    def attr(self, number: int, name: str) -> attr_value_pb2.AttrValue:
-        """An attribute of a node, or the op's default; an empty one of an op that is not known."""
-        op_type = self.view.op_type(number)
-        value = None if op_type is None else op_type.attr(self.node(number), name)
-        return attr_value_pb2.AttrValue() if value is None else value
 
     def read_outputs(self, number: int) -> set[str]:
         """The tensors of a node that are read."""
@@ -147,6 +143,12 @@ class Matcher:
         value = self.constant(tensor)
         return float(value.item()) if value.size == 1 and value.dtype.kind in "fiu" else None
 
+    def numbers_at(self, number: int, port: int) -> list[int] | None:
+        """The axes or sizes that a node is given by a constant at a port, None without one."""
+        if self.op(self.source(number, port)) != "Const":
+            return None
+        return self.constant(self.tensor(number, port)).ravel().tolist()  # type: ignore[no-any-return]
+
     def stored_shape(self, tensor: str) -> Shape | None:
         """The static shape of a tensor, or that of the constant or variable that it comes from.
 
@@ -160,8 +162,7 @@ class Matcher:
             op, node = self.op(number), self.node(number)
             if op == "Const":
                 return _sizes(node.attr["value"].tensor.tensor_shape)
-            if op == "Reshape" and self.op(self.source(number, 1)) == "Const":
-                sizes = self.constant(self.tensor(number, 1)).ravel().tolist()
+            if op == "Reshape" and (sizes := self.numbers_at(number, 1)) is not None:
                 return tuple(None if size < 0 else size for size in sizes)
             if op not in _KEEP_SHAPE:
                 return _sizes(node.attr["shape"].shape) if "shape" in node.attr else None

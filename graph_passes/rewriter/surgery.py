@@ -189,8 +189,7 @@ class Unread:
         self._view = view
         self._starts, self._makers = view.edge_starts, view.maker_nodes
         ends = ("Placeholder", ARGUMENT, RESULT)
-        stays = np.array([each.has_effect or each.op in ends for each in view.node_types])
-        stays = stays[np.asarray(view.node_type_of)]
+        stays = view.is_of_node_type(lambda each: each.has_effect or each.op in ends)
         stays[list(kept)] = True
         makers = np.asarray(self._makers)
         # How often each node is read, control inputs included; one that stays in any case counts

@@ -234,11 +234,11 @@ def _shape_of(m: Matcher, statistics: Statistics, x: str) -> Shape | None:
     shaped = set()
     for statistic in (statistics.rsqrt, statistics.mean, statistics.variance):
         for reader in () if statistic is None else m.readers(statistic):
-            if m.op(reader) == "Reshape" and m.op(m.source(reader, 1)) == "Const":
-                shaped.add(tuple(m.constant(m.tensor(reader, 1)).ravel().tolist()))
-    for sizes in sorted(shaped):
-        if len(sizes) == len(statistics.axes) + 1 and all(sizes[a] == 1 for a in statistics.axes):
-            return tuple(None if n in statistics.axes else size for n, size in enumerate(sizes))
+            if m.op(reader) == "Reshape" and (sizes := m.numbers_at(reader, 1)):
+                shaped.add(tuple(sizes))
+    for one in sorted(shaped):
+        if len(one) == len(statistics.axes) + 1 and all(one[a] == 1 for a in statistics.axes):
+            return tuple(None if n in statistics.axes else size for n, size in enumerate(one))
     return None
 
 

@@ -68,7 +68,7 @@ class _Average:
     """What a node averages: a tensor, over some axes, with equal weights or others."""
 
     tensor: str
-    axes: tuple[int, ...] | None
+    axes: list[int] | None
     nodes: frozenset[int]
     weights: str | None = None
     count: int | None = None
@@ -113,7 +113,7 @@ def find_statistics(m: Matcher, rsqrt: int) -> Statistics | None:
         epsilon=value,
         nodes=nodes,
         x=x,
-        axes=variance.axes or (),
+        axes=tuple(variance.axes or ()),
         mean=centre,
         variance=number,
         counts=frozenset(count for count in counts if count is not None),
@@ -133,11 +133,14 @@ def _between(m: Matcher, tensor: str, end: int) -> frozenset[int]:
 
 def _average(m: Matcher, number: int) -> _Average | None:
     if m.op(number) == "Mean":
-        return _Average(m.tensor(number, 0), _axes(m, number), frozenset((number,)))
+        return _Average(m.tensor(number, 0), m.numbers_at(number, 1), frozenset((number,)))
     if m.op(number) != "DivNoNan":
         return None
     total, count = m.makers(number)
-    if m.op(total) != "Sum" or m.op(count) != "Sum" or _axes(m, total) != _axes(m, count):
+    if m.op(total) != "Sum" or m.op(count) != "Sum":
+        return None
+    axes = m.numbers_at(total, 1)
+    if axes != m.numbers_at(count, 1):
         return None
     product, counted = m.makers(total)[0], m.makers(count)[0]
     nodes = {number, total, count, product}
@@ -149,7 +152,7 @@ def _average(m: Matcher, number: int) -> _Average | None:
     if m.op(product) != "Mul" or len(weights) != 1 or not m.reads(product, weights[0]):
         return None
     tensor = m.other_input(product, weights[0])
-    return _Average(tensor, _axes(m, total), frozenset(nodes), weights[0], count)
+    return _Average(tensor, axes, frozenset(nodes), weights[0], count)
 
 
 def _is_zeros(m: Matcher, tensor: str) -> bool:
@@ -159,13 +162,6 @@ def _is_zeros(m: Matcher, tensor: str) -> bool:
     if m.op(m.maker(tensor)) == "Const":
         return not m.constant(tensor).any()
     return m.op(number) == "ZerosLike"
-
-
-def _axes(m: Matcher, number: int) -> tuple[int, ...] | None:
-    """The axes of a reduction, None where they are not known."""
-    if m.op(m.source(number, 1)) != "Const":
-        return None
-    return tuple(m.constant(m.tensor(number, 1)).ravel().tolist())
 
 
 def _weighting(m: Matcher, weights: str, x: str) -> frozenset[int]:
@@ -215,11 +211,6 @@ def _squares_its_input(m: Matcher, number: int) -> bool:
     if m.op(number) == "Mul":
         return inputs[0] == inputs[1]
     return m.op(number) != "Pow" or m.scalar(inputs[1]) == 2
-
-
-def may_be_parameter(op: str) -> bool:
-    """Whether nodes of an op type may make a stored tensor."""
-    return op in _MAKES_PARAMETER
 
 
 def is_parameter(m: Matcher, tensor: str) -> bool:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import Shape
 from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
 from graph_passes.rewriter.matcher import SHAPERS, SPREADS, SUMS, Matcher
-from graph_passes.units.normalization.statistics import Statistics, is_parameter, may_be_parameter
+from graph_passes.units.normalization.statistics import Statistics, is_parameter
 from graph_passes.units.normalization.unit_axes import UnitAxes
 
 SPREADERS = (*SHAPERS, *SPREADS)
@@ -115,12 +116,8 @@ class UnitAlgebra:
             value = m.constant(m.output(maker))
             if value.size == 1:
                 return constant(value.item()) if value.dtype.kind == "f" else None
-        if not may_be_parameter(op):
-            return None
-        tensor = m.tensor(number, port)
         is_negative = op == "Neg"
-        if is_negative:
-            tensor = m.tensor(maker, 0)
+        tensor = m.tensor(maker, 0) if is_negative else m.tensor(number, port)
         source = m.through(tensor, *SHAPERS)
         name = self._stored.get(source)
         if name is None and self._takes_parameters and is_parameter(m, tensor):
@@ -145,14 +142,8 @@ class UnitAlgebra:
 
     def behind(self, ends: Iterable[int]) -> set[int]:
         """Some nodes, and those of the unit that they are made of."""
-        nodes, makers_of, statistics = set(ends), self._m.makers, self._statistics.nodes
-        unread = list(nodes)
-        while unread:
-            for maker in makers_of(unread.pop()):
-                if maker not in nodes and (maker in self.of_node or maker in statistics):
-                    nodes.add(maker)
-                    unread.append(maker)
-        return nodes
+        own = self.of_node.keys() | self._statistics.nodes
+        return set(walk(ends, lambda number: own.intersection(self._m.makers(number))))
 
     def unknown(self, number: int) -> list[int]:
         """The ports at which a node reads tensors without a polynomial."""

@@ -66,12 +66,12 @@ class UnitAxes:
         maker = m.makers(number)[1]
         if self.shape is None:
             return None
-        if m.ops[maker] == "Const":
+        if (axes := m.numbers_at(number, 1)) is not None:
             own = m.shape_of(m.tensor(number, 0))
             if own is None:
                 return None
-            axes, behind = m.constant(m.output(maker)).ravel(), len(self.shape) - len(own)
-            return self._without_single([a % len(own) + behind for a in axes.tolist()], own)
+            behind = len(self.shape) - len(own)
+            return self._without_single([axis % len(own) + behind for axis in axes], own)
         if m.ops[maker] != "BroadcastGradientArgs":
             return None
         shapes = [self._shape_held_by(tensor) for tensor in m.inputs(maker)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.view import FLOAT
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.policy.op_lists import OpLists
@@ -29,22 +30,21 @@ class ConvertedProducts:
 
     def read(self, tensor: str) -> bool:
         """Whether one of them reads a tensor, directly or behind ops that only move values."""
-        matcher = self.matcher
-        pending, seen = [tensor], {tensor}
-        while pending:
-            last = pending.pop()
-            for reader in matcher.readers(matcher.maker(last)):
-                inputs = matcher.inputs(reader)
-                if last not in inputs or reader in self.ineligible:
-                    continue
-                if self._goes_low(reader, inputs.index(last)):
-                    return True
-                if matcher.op(reader) in MOVES and inputs[0] == last:
-                    moved = matcher.output(reader)
-                    if moved not in seen:
-                        seen.add(moved)
-                        pending.append(moved)
-        return False
+        m = self.matcher
+
+        def readers(tensor: str) -> list[int]:
+            found = [reader for reader in m.readers(m.maker(tensor)) if m.reads(reader, tensor)]
+            return [reader for reader in found if reader not in self.ineligible]
+
+        def moved(tensor: str) -> list[str]:
+            movers = [reader for reader in readers(tensor) if m.op(reader) in MOVES]
+            return [m.output(mover) for mover in movers if m.tensor(mover, 0) == tensor]
+
+        return any(
+            self._goes_low(reader, m.inputs(reader).index(same))
+            for same in walk([tensor], moved)
+            for reader in readers(same)
+        )
 
     def _goes_low(self, number: int, port: int) -> bool:
         node_type = self.matcher.view.node_type(number)

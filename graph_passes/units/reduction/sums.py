@@ -84,19 +84,19 @@ def reshaped_to(matcher: Matcher, number: int) -> list[int] | None:
     """The constant shape that all readers of a sum reshape it to; None where there is none."""
     shapes = set()
     for reader in matcher.readers(number):
-        if matcher.op(reader) != "Reshape" or matcher.op(matcher.source(reader, 1)) != "Const":
+        sizes = matcher.numbers_at(reader, 1) if matcher.op(reader) == "Reshape" else None
+        if sizes is None:
             return None
-        shapes.add(tuple(matcher.constant(matcher.tensor(reader, 1)).ravel().tolist()))
+        shapes.add(tuple(sizes))
     return list(shapes.pop()) if len(shapes) == 1 else None
 
 
 def reduces(matcher: Matcher, number: int, axes: int, rank: int) -> bool:
     """Whether a sum is over its first `axes` axes, or over those that broadcasting added."""
-    maker = matcher.op(matcher.source(number, 1))
-    if maker != "Const":
-        return maker == "BroadcastGradientArgs"
-    found = matcher.constant(matcher.tensor(number, 1)).ravel()
-    return sorted(int(axis) % rank for axis in found) == list(range(axes))
+    found = matcher.numbers_at(number, 1)
+    if found is None:
+        return matcher.op(matcher.source(number, 1)) == "BroadcastGradientArgs"
+    return sorted(axis % rank for axis in found) == list(range(axes))
 
 
 def summed_axes(matcher: Matcher, number: int, shape: Shape, kept: Sequence[int]) -> int:
