@@ -65,7 +65,6 @@ class WorkSizes:
         self._view, self._unknown = view, unknown
         self._is_float = bytes(view.is_float[view.targets])  # of edges
         self._nodes = len(view.nodes)
-        self._shapes: dict[int, Sequence[Shape | None]] = {}
         self._elements: dict[int, int | None] = {}
         self._assumed: dict[int, float] = {}  # how many lengths in that number are not known
 
@@ -340,9 +339,7 @@ class WorkSizes:
     def _shape(self, tensor: int) -> Shape | None:
         """The static shape of a tensor, that of a node's first output by the node's number."""
         port, number = divmod(tensor, self._nodes)
-        shapes = self._shapes.get(number)
-        if shapes is None:
-            shapes = self._shapes[number] = self._view.output_shapes(number)
+        shapes = self._view.output_shapes(number)
         return shapes[port] if port < len(shapes) else None
 
 

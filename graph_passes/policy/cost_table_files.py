@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import importlib.resources
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from graph_passes.policy.config import Device, TargetDtype
 from graph_passes.policy.cost_table import DOUBT, CostTable, Curve, Measure, OpCost
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from graph_passes.policy.toml import tomllib
 
 _REMEDY = "Correct the file, or measure it anew with `tf-amp tune`."
 
@@ -78,15 +73,15 @@ def parse_table(text: str, name: str) -> CostTable:
         raise CostTableError(f"The cost table {name!r} is no TOML: {error}. {_REMEDY}") from error
     try:
         return CostTable(
-            device_class=_text(data, "device_class"),
+            device_class=_value(data, "device_class", "a text", _is_text),
             device=_choice(data, "device", get_args(Device)),
             target_dtype=_choice(data, "target_dtype", get_args(TargetDtype)),
-            measured_on=_text(data, "measured_on"),
+            measured_on=_value(data, "measured_on", "a text", _is_text),
             to_low=_curve(data, "casts", "to_low_us"),
             to_float32=_curve(data, "casts", "to_float32_us"),
             rows=tuple((key, _op_cost(data["ops"], key)) for key in sorted(_section(data, "ops"))),
-            compiled=_flag(data, "compiled"),
-            doubt=_factor(data, "doubt", DOUBT),
+            compiled=_value(data, "compiled", "true or false", _is_flag, False),
+            doubt=float(_value(data, "doubt", "a number of at least 1", _is_factor, DOUBT)),
         )
     except ValueError as error:
         raise CostTableError(f"The cost table {name!r} cannot be used: {error}. {_REMEDY}") from (
@@ -134,32 +129,29 @@ def _section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return section
 
 
-def _text(data: Mapping[str, Any], key: str) -> str:
-    value = data.get(key)
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{key!r} must be a text; received {value!r}")
+def _value(
+    data: Mapping[str, Any], key: str, wanted: str, fits: Callable[[Any], bool], default: Any = None
+) -> Any:
+    value = data.get(key, default)
+    if not fits(value):
+        raise ValueError(f"{key!r} must be {wanted}; received {value!r}")
     return value
 
 
 def _choice(data: Mapping[str, Any], key: str, legal: tuple[str, ...]) -> Any:
-    value = data.get(key)
-    if value not in legal:
-        raise ValueError(f"{key!r} must be one of {', '.join(legal)}; received {value!r}")
-    return value
+    return _value(data, key, f"one of {', '.join(legal)}", lambda value: value in legal)
 
 
-def _flag(data: Mapping[str, Any], key: str) -> bool:
-    value = data.get(key, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{key!r} must be true or false; received {value!r}")
-    return value
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
 
 
-def _factor(data: Mapping[str, Any], key: str, default: float) -> float:
-    value = data.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
-        raise ValueError(f"{key!r} must be a number of at least 1; received {value!r}")
-    return float(value)
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_factor(value: Any) -> bool:
+    return isinstance(value, int | float) and not _is_flag(value) and 1 <= value < math.inf
 
 
 def _curve(data: Mapping[str, Any], key: str, column: str) -> Curve:

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import functools
 import importlib.resources
-import sys
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
@@ -15,11 +14,7 @@ from tensorflow.python.framework import op_def_registry
 
 from graph_passes.ops.kernels import missing_kernels_note
 from graph_passes.policy.config import ListEdit, ListName, PrecisionConfig
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from graph_passes.policy.toml import tomllib
 
 _OFF_LISTS = ("unlisted", "none")
 KEPT_BY_FORCE = frozenset(("Const", "SoftmaxCrossEntropyWithLogits"))

@@ -7,15 +7,11 @@ import difflib
 import functools
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from graph_passes.policy.toml import tomllib
 
 RuleAction = Literal["keep_float32", "allow", "deny", "infer", "clear"]
 RuleLevel = Literal["file", "environment", "call", "scope"]

@@ -69,7 +69,6 @@ def find_units(
     view: GraphView,
     config: PrecisionConfig,
     preserve: Collection[str],
-    observe: Callable[[str, Proto], None] | None = None,
 ) -> Fusion:
     """Replaces the subgraphs that the patterns in force recognize.
 
@@ -80,7 +79,6 @@ def find_units(
         view: its view.
         config: says which patterns are in force.
         preserve: names of nodes or tensors that must stay.
-        observe: is told of each pass, by its rule, and of the graph as it has left it.
 
     Returns:
         The new graph, what was replaced, and near misses.
@@ -98,8 +96,6 @@ def find_units(
     for each in passes:
         each.run(search)
         alone = alone or (each.alone and bool(search.edits.units))
-        if observe is not None:
-            observe(each.rule, copy_graph(proto, search.edits.preview()))
     edits = search.edits
     search.keep_inside()
     if not edits.units:

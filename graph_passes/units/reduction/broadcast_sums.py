@@ -34,10 +34,11 @@ def leave_out_idle_sums(search: UnitSearch) -> None:
         gradient = view.shape(m.tensor(number, 0))
         if gradient is None or _operand(m, number) != gradient:
             continue
-        waits = number in view.waits or view.names[number] in view.awaited
         is_certain = None not in gradient or _meets_a_matrix(m, number)
-        write = _leave_out if is_certain and not waits else _let_pass
-        edits.propose(RULE, number, write, number)
+        if is_certain and not view.is_ordered(number):
+            edits.propose(RULE, number, _leave_out, number)
+        else:
+            search.list_nodes(RULE, number, [view.names[number]], "clear")
 
 
 def _leave_out(new: Replacement, number: int) -> None:
@@ -47,10 +48,6 @@ def _leave_out(new: Replacement, number: int) -> None:
         # What follows the product follows a clear op now, and would be painted too late.
         for reader in m.readers(number):
             new.node_lists[m.node(reader).name] = "infer"
-
-
-def _let_pass(new: Replacement, number: int) -> None:
-    new.node_lists[new.view.names[number]] = "clear"
 
 
 def _operand(matcher: Matcher, number: int) -> Shape | None:

@@ -256,12 +256,10 @@ class UpdateSearch:
         if (found := combined(op, values)) is not None:
             return found
         if op == "RealDiv":
-            return values[0] * self._inverse(values[1])
+            below = values[1].inverse() or symbol(self._inner_name("sum", values[1]), -1)
+            return values[0] * below
         root = self._inner_name("root", values[0])
         return symbol(root, -1 if op == "Rsqrt" else 1)
-
-    def _inverse(self, value: Polynomial) -> Polynomial:
-        return value.inverse() or symbol(self._inner_name("sum", value), -1)
 
     def _inner_name(self, kind: str, value: Polynomial) -> str:
         for name, known in self._inner.items():
