@@ -25,14 +25,8 @@ from graph_passes.emit.apply import Applied, apply_plan
 from graph_passes.functions.inlining import split_prefix
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible
+from graph_passes.ir.graph_view import ARGUMENT, FLOAT, INLINED_ARGUMENT, RESULT, GraphView
 from graph_passes.ir.rule_matching import NO_DECISIONS, Decisions
-from graph_passes.ir.view import (
-    ARGUMENT,
-    FLOAT,
-    INLINED_ARGUMENT,
-    RESULT,
-    GraphView,
-)
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.byte_cost import place_casts
 from graph_passes.placement.time_cost import keep_fast_ones

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from graph_passes.coloring.plan import Plan
 from graph_passes.functions.inlining import split_prefix
-from graph_passes.ir.view import ARGUMENT, FLOAT, INLINED_ARGUMENT, RESULT
+from graph_passes.ir.graph_view import ARGUMENT, FLOAT, INLINED_ARGUMENT, RESULT
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.byte_cost import CAST_BYTES
 from graph_passes.placement.work_sizes import WorkSizes

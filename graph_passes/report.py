@@ -14,7 +14,7 @@ from tensorflow.core.framework import types_pb2
 from graph_passes.coloring.plan import Plan
 from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER
 from graph_passes.emit.apply import Applied
-from graph_passes.ir.view import FLOAT
+from graph_passes.ir.graph_view import FLOAT
 from graph_passes.ops.reasons import Reason
 from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks_of_plan
 from graph_passes.policy.rules import Rule

@@ -20,8 +20,7 @@ from graph_passes.functions.loop_sum_moves import prepare_tree
 from graph_passes.functions.specialization import ConvertedTree, convert_tree, name_functions
 from graph_passes.functions.verify_calls import verify_tree
 from graph_passes.ir.copying import Graph
-from graph_passes.ir.rule_matching import Decisions, decide
-from graph_passes.ir.view import (
+from graph_passes.ir.graph_view import (
     FunctionDevices,
     FunctionShapes,
     GraphView,
@@ -29,8 +28,9 @@ from graph_passes.ir.view import (
     Shapes,
     extend_shapes,
     no_devices,
-    view_body,
 )
+from graph_passes.ir.rule_matching import Decisions, decide
+from graph_passes.ir.view import view_body
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.pipeline import convert, paint, prepare
 from graph_passes.plan_remarks import Lines

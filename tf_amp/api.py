@@ -156,7 +156,7 @@ def rewrite_graph_def(
     from tensorflow.core.framework import graph_pb2
 
     import graph_passes
-    from graph_passes.ir.view import no_shapes
+    from graph_passes.ir.graph_view import no_shapes
     from tf_amp.hosts import offline
 
     if not isinstance(graph_def, graph_pb2.GraphDef):

@@ -16,7 +16,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.coloring.state import CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import GraphView
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ops.node_types import NodeType, is_float_constant
 from graph_passes.ops.reasons import Reason
 

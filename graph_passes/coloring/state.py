@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from graph_passes.ir.adjacency import Adjacency
-from graph_passes.ir.view import FLOAT, GraphView
+from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.kernels import KernelSupport, kernel_support
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason

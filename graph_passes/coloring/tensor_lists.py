@@ -13,7 +13,7 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.state import Coloring
 from graph_passes.ir.adjacency import Adjacency, walk
-from graph_passes.ir.view import GraphView
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.op_types import SINGLE
 from graph_passes.ops.reasons import Reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graph_passes.coloring.state import Coloring
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import GraphView
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ops.reasons import Reason
 
 _REF_VARIABLES = frozenset(("Variable", "VariableV2"))

@@ -10,7 +10,7 @@ from tensorflow.core.framework import types_pb2
 from graph_passes.coloring.constant_folding import convert_tensors, is_large
 from graph_passes.coloring.plan import Plan
 from graph_passes.ir.copying import Graph, Proto, copy_graph
-from graph_passes.ir.view import FLOAT, GraphView
+from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.op_types import SINGLE
 from graph_passes.rewriter.body_editor import BodyEditor
 from graph_passes.rewriter.emitter import prototype_of

@@ -17,9 +17,8 @@ from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.adjacency import Neighbours, in_order, walk
 from graph_passes.ir.copying import Graph, nodes_of
-from graph_passes.ir.graph_view import GraphView
+from graph_passes.ir.graph_view import ARGUMENT, RESULT, GraphView
 from graph_passes.ir.node_order import order_edges
-from graph_passes.ir.view import ARGUMENT, RESULT
 from graph_passes.placement.work_sizes import PRODUCTS
 from graph_passes.rewriter.effects import READ
 from graph_passes.rewriter.gate import CONTROL_FLOW

@@ -20,7 +20,8 @@ from graph_passes.emit.verify_units import (
 )
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import node_name, numbers_of
-from graph_passes.ir.view import ARGUMENT, OPAQUE, RESULT, GraphView
+from graph_passes.ir.graph_view import ARGUMENT, RESULT, GraphView
+from graph_passes.ir.vertices import OPAQUE
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.ops.node_types import NodeType
 

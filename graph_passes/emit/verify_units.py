@@ -11,9 +11,9 @@ import numpy as np
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.copying import Graph
 from graph_passes.ir.eligibility import numbers_of
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.node_order import order_edges, without_order
-from graph_passes.ir.view import COLOCATION, GraphView
-from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.node_types import COLOCATION, NodeType
 
 _BACK = "NextIteration"
 

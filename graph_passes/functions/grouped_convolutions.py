@@ -16,7 +16,7 @@ from tensorflow.core.framework import function_pb2, types_pb2
 
 from graph_passes.functions.call_tree import MUST_COMPILE, Region, is_set
 from graph_passes.ir.copying import Graph, nodes_of
-from graph_passes.ir.view import FunctionShapes, Shape, Shapes
+from graph_passes.ir.graph_view import FunctionShapes, Shape, Shapes
 from graph_passes.policy.config import PrecisionConfig
 
 RULE = "grouped-convolution"

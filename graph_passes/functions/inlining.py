@@ -23,8 +23,8 @@ from graph_passes.emit.apply import Applied
 from graph_passes.functions.call_tree import Call, Region
 from graph_passes.functions.loop_invariants import Unchanged
 from graph_passes.ir.copying import Graph, nodes_of
+from graph_passes.ir.graph_view import ARGUMENT, INLINED_ARGUMENT, RESULT, GraphView, Shape, Shapes
 from graph_passes.ir.indexing import concatenated
-from graph_passes.ir.view import ARGUMENT, INLINED_ARGUMENT, RESULT, GraphView, Shape, Shapes
 from graph_passes.ops.op_types import OpType
 
 MARK = "@"

@@ -14,7 +14,8 @@ from graph_passes.functions.loop_editor import LoopEditor
 from graph_passes.functions.loop_sums import BIAS_SUM, LoopSearch, LoopSum
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible, node_name, numbers_of
-from graph_passes.ir.view import FLOAT, Shape, view_body
+from graph_passes.ir.graph_view import FLOAT, Shape
+from graph_passes.ir.view import view_body
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists

@@ -21,7 +21,7 @@ from collections.abc import Collection
 
 from tensorflow.core.framework import function_pb2, node_def_pb2
 
-from graph_passes.ir.view import FLOAT, RESULT, GraphView
+from graph_passes.ir.graph_view import FLOAT, RESULT, GraphView
 from graph_passes.rewriter.editor import NearMiss
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.units.reduction.converted_products import ConvertedProducts

@@ -20,7 +20,7 @@ from graph_passes.emit.apply import Applied
 from graph_passes.functions.call_tree import Library, Region
 from graph_passes.functions.inlining import Inlined, outline
 from graph_passes.ir.copying import Graph
-from graph_passes.ir.view import GraphView, Shapes
+from graph_passes.ir.graph_view import GraphView, Shapes
 from graph_passes.policy.rules import Rule
 from graph_passes.units.fusion import Fusion
 

@@ -9,7 +9,7 @@ from tensorflow.core.framework import function_pb2, node_def_pb2, op_def_pb2
 from graph_passes.emit.verify import verify
 from graph_passes.emit.verify_units import VerificationError
 from graph_passes.functions.call_tree import CallKind, Region, function_names
-from graph_passes.ir.view import GraphView
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ops.kernels import KernelSupport
 
 Views = Callable[[Region], GraphView]

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 from google.protobuf.message import Message
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
-from graph_passes.ir.view import GraphView
+from graph_passes.ir.graph_view import GraphView
 
 Graph: TypeAlias = graph_pb2.GraphDef | function_pb2.FunctionDef
 Proto = TypeVar("Proto", graph_pb2.GraphDef, function_pb2.FunctionDef)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from graph_passes.ir.view import ARGUMENT, RESULT, GraphView
+from graph_passes.ir.graph_view import ARGUMENT, RESULT, GraphView
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import PrecisionConfig
 

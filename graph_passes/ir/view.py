@@ -12,45 +12,15 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, typ
 
 from graph_passes.ir.graph_view import (
     ARGUMENT,
-    FLOAT,
-    INLINED_ARGUMENT,
     RESULT,
     FunctionDevices,
-    FunctionShapes,
     GraphView,
-    Shape,
     Shapes,
-    elements,
-    extend_shapes,
     no_devices,
-    no_shapes,
 )
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex
 from graph_passes.ir.node_order import require_acyclic
-from graph_passes.ir.vertices import OPAQUE
-from graph_passes.ops.node_types import COLOCATION, NodeTypeTable
-
-__all__ = [
-    "ARGUMENT",
-    "COLOCATION",
-    "FLOAT",
-    "INLINED_ARGUMENT",
-    "OPAQUE",
-    "RESULT",
-    "FunctionDevices",
-    "FunctionShapes",
-    "GraphView",
-    "InvalidGraphError",
-    "Shape",
-    "Shapes",
-    "elements",
-    "extend_shapes",
-    "no_devices",
-    "no_shapes",
-    "view_body",
-    "view_function",
-    "view_graph",
-]
+from graph_passes.ops.node_types import NodeTypeTable
 
 
 def view_graph(
@@ -73,10 +43,8 @@ def view_graph(
         node_types = NodeTypeTable(
             {f.signature.name: f.signature for f in graph_def.library.function}.get
         )
-    index = NodeIndex(node_types)
     nodes = list(graph_def.node)  # a field makes each object anew
-    index.extend(nodes)
-    return _acyclic(GraphView(nodes, index, is_function=False, shapes=shapes))
+    return _indexed(nodes, node_types, shapes, is_function=False)
 
 
 def view_function(
@@ -114,12 +82,19 @@ def view_function(
         pseudo = _add_pseudo_node(owner, RESULT, arg.type, f"{arg.name}/{RESULT}")
         pseudo.input.append(result)
         nodes.append(pseudo)
-    index = NodeIndex(node_types or NodeTypeTable(), named_outputs=True)
+    return _indexed(nodes, node_types or NodeTypeTable(), shapes, is_function=True)
+
+
+def _indexed(
+    nodes: list[node_def_pb2.NodeDef],
+    node_types: NodeTypeTable,
+    shapes: Shapes | None,
+    *,
+    is_function: bool,
+) -> GraphView:
+    index = NodeIndex(node_types, named_outputs=is_function)
     index.extend(nodes)
-    return _acyclic(GraphView(nodes, index, is_function=True, shapes=shapes))
-
-
-def _acyclic(view: GraphView) -> GraphView:
+    view = GraphView(nodes, index, is_function=is_function, shapes=shapes)
     require_acyclic(view)  # whatever follows tensors back must come to an end
     return view
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from graph_passes.coloring.state import ALLOW, Coloring
-from graph_passes.ir.view import GraphView
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.min_cut import FLOAT32, LOW, LinkTable, cheapest_colours
 

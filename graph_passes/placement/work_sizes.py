@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graph_passes.ir.view import FLOAT, GraphView, Shape
+from graph_passes.ir.graph_view import FLOAT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from graph_passes.policy.cost_table import (

@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, MutableMapping
 from tensorflow.core.framework import function_pb2, node_def_pb2
 
 from graph_passes.ir.copying import Graph, nodes_of
-from graph_passes.ir.view import COLOCATION
-from graph_passes.ops.node_types import NodeTypeTable
+from graph_passes.ops.node_types import COLOCATION, NodeTypeTable
 from graph_passes.rewriter.emitter import Emitter, Prototype, TensorFact
 from graph_passes.rewriter.surgery import relocate
 

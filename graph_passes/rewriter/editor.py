@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tensorflow.core.framework import graph_pb2
 
 from graph_passes.ir.eligibility import numbers_of
-from graph_passes.ir.view import GraphView
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ops.reasons import Reason
 from graph_passes.rewriter.emitter import TensorFact
 from graph_passes.rewriter.gate import Gate

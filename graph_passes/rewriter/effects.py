@@ -32,8 +32,9 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.adjacency import in_order, walk
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.node_order import order_edges, without_order
-from graph_passes.ir.view import COLOCATION, GraphView
+from graph_passes.ops.node_types import COLOCATION
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")

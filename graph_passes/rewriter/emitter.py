@@ -16,8 +16,8 @@ import numpy as np
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2, op_def_pb2
 from tensorflow.python.framework import tensor_util
 
-from graph_passes.ir.view import COLOCATION, Shape
-from graph_passes.ops.node_types import NodeType, NodeTypeTable
+from graph_passes.ir.graph_view import Shape
+from graph_passes.ops.node_types import COLOCATION, NodeType, NodeTypeTable
 from graph_passes.ops.op_types import registered_op_type
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.output_shapes import shapes_of_outputs

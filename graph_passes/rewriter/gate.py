@@ -14,8 +14,8 @@ from collections.abc import Collection, Sequence
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from graph_passes.ir.adjacency import Neighbours, in_order, walk
+from graph_passes.ir.graph_view import ARGUMENT, GraphView, Shape
 from graph_passes.ir.node_order import order_edges
-from graph_passes.ir.view import ARGUMENT, GraphView, Shape
 from graph_passes.ops.node_types import NodeType
 from graph_passes.rewriter.effects import admit_contraction
 from graph_passes.rewriter.matcher import SHAPERS, SIZES, Matcher, NoMatchError

@@ -15,7 +15,7 @@ from tensorflow.core.framework import attr_value_pb2, node_def_pb2, tensor_pb2, 
 from tensorflow.python.framework import tensor_util
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import GraphView, Shape
+from graph_passes.ir.graph_view import GraphView, Shape
 
 SHAPERS = ("Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient")
 """Ops that give the elements of their first input as they are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.graph_view import Shape
 from graph_passes.rewriter.matcher import UNARY
 
 _ELEMENT_WISE = ("Mul", "AddV2", "Sub", "RealDiv")

@@ -10,7 +10,8 @@ import numpy as np
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from graph_passes.ir.eligibility import node_name, numbers_of
-from graph_passes.ir.view import ARGUMENT, COLOCATION, RESULT, GraphView, Shape
+from graph_passes.ir.graph_view import ARGUMENT, RESULT, GraphView, Shape
+from graph_passes.ops.node_types import COLOCATION
 
 _AT = "loc:@"
 

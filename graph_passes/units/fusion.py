@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from tensorflow.core.framework import function_pb2
 
 from graph_passes.ir.copying import Proto, copy_graph
-from graph_passes.ir.view import GraphView, Shape
+from graph_passes.ir.graph_view import GraphView, Shape
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists

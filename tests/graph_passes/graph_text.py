@@ -38,7 +38,7 @@ from tensorflow.core.framework import (
 )
 from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
 
-from graph_passes.ir.view import Shape, Shapes
+from graph_passes.ir.graph_view import Shape, Shapes
 
 REFERENCE = 100
 """A reference to a variable has the variable's dtype plus this."""

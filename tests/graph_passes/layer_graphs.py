@@ -11,7 +11,8 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def
-from graph_passes.ir.view import Shape, view_graph
+from graph_passes.ir.graph_view import Shape
+from graph_passes.ir.view import view_graph
 from graph_passes.policy.op_lists import FLOAT32
 from graph_passes.units.fusion import Fusion, find_units
 from tf_amp.hosts.function_shapes import static_shapes

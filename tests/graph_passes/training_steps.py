@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 from tensorflow.core.framework import function_pb2, graph_pb2
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.graph_view import Shape
 from tf_amp.hosts.function_shapes import static_shapes
 
 

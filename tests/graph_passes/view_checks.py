@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph_passes.ir.view import GraphView
+from graph_passes.ir.graph_view import GraphView
 
 
 def assert_same(found: GraphView, expected: GraphView) -> None:

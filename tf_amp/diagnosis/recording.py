@@ -13,7 +13,8 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.python.eager import context as context_lib
 
-from graph_passes.ir.view import GraphView, view_function
+from graph_passes.ir.graph_view import GraphView
+from graph_passes.ir.view import view_function
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.hosts.function_redirects import called_names
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.functions.call_tree import Library, no_library
-from graph_passes.ir.view import FunctionShapes, Shapes, no_shapes
+from graph_passes.ir.graph_view import FunctionShapes, Shapes, no_shapes
 from graph_passes.plan_remarks import Lines, no_lines
 from tf_amp.hosts.function_redirects import with_callees
 from tf_amp.whole_files import write_whole

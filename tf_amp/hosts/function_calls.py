@@ -28,7 +28,7 @@ from tf_amp.hosts.pipeline_batches import PipelineBatches
 
 if TYPE_CHECKING:
     from graph_passes import PrecisionConfig, RewriteResult
-    from graph_passes.ir.view import FunctionShapes, Shapes
+    from graph_passes.ir.graph_view import FunctionShapes, Shapes
     from graph_passes.plan_remarks import Lines
     from tf_amp.hosts.function_counts import CountedFunction
     from tf_amp.hosts.function_originals import Originals

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.types import core
 
 if TYPE_CHECKING:
-    from graph_passes.ir.view import FunctionDevices
+    from graph_passes.ir.graph_view import FunctionDevices
 
 
 def variable_devices(graph: Any, definition: Any) -> FunctionDevices:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from graph_passes.ir.view import FunctionShapes, Shape, Shapes
+    from graph_passes.ir.graph_view import FunctionShapes, Shape, Shapes
 
 
 def static_shapes(graph: Any) -> Shapes:

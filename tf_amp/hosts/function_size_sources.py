@@ -13,7 +13,7 @@ from tensorflow.python.eager.polymorphic_function import attributes
 from tf_amp.hosts.function_redirects import Find, with_callees
 
 if TYPE_CHECKING:
-    from graph_passes.ir.view import Shape, Shapes
+    from graph_passes.ir.graph_view import Shape, Shapes
 
 _GET_NEXT, _GET_OPTIONAL = "IteratorGetNext", "IteratorGetNextAsOptional"
 _BRANCHES = ("If", "StatelessIf")

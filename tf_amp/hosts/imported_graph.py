@@ -17,7 +17,7 @@ from tf_amp.hosts.c_api import Buffer, CApiError, CLibrary
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
-    from graph_passes.ir.view import Shape
+    from graph_passes.ir.graph_view import Shape
 
 
 class ImportedGraph:

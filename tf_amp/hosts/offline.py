@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.op_def_pb2 import OpDef
 
-    from graph_passes.ir.view import Shape, Shapes
+    from graph_passes.ir.graph_view import Shape, Shapes
 
 _log = logging.getLogger(__name__)
 

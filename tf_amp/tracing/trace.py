@@ -21,7 +21,7 @@ from graph_passes import (
     rewrite_function_def,
     rewrite_graph_def,
 )
-from graph_passes.ir.view import FunctionShapes, Shapes
+from graph_passes.ir.graph_view import FunctionShapes, Shapes
 from graph_passes.plan_remarks import Lines
 from graph_passes.remarks import RemarksError
 from tf_amp.hosts.dumps import STATUS

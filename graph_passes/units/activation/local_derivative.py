@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import FLOAT
+from graph_passes.ir.graph_view import FLOAT
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, SIZES, SUMS, UNARY, Matcher
 from graph_passes.rewriter.replacement import Replacement

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from graph_passes.ir.view import FLOAT
+from graph_passes.ir.graph_view import FLOAT
 from graph_passes.policy.op_lists import FLOAT32
 from graph_passes.rewriter.algebra import Polynomial, symbol
 from graph_passes.rewriter.matcher import Matcher

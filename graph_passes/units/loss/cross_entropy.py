@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from tensorflow.core.framework import types_pb2
 
-from graph_passes.ir.view import FLOAT, elements
+from graph_passes.ir.graph_view import FLOAT, elements
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
-from graph_passes.ir.view import Shape, elements
+from graph_passes.ir.graph_view import Shape, elements
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, Matcher

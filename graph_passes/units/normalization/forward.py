@@ -14,7 +14,7 @@ import dataclasses
 import functools
 from fractions import Fraction
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.graph_view import Shape
 from graph_passes.rewriter.algebra import Polynomial
 from graph_passes.rewriter.matcher import SHAPERS, SUMS, Matcher, NoMatchError
 from graph_passes.units.normalization.statistics import Statistics, find_statistics

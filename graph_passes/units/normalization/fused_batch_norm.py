@@ -20,7 +20,7 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import FLOAT
+from graph_passes.ir.graph_view import FLOAT
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.ops.op_types import Slot
 from graph_passes.rewriter.emitter import prototype_of

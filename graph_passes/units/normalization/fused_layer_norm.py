@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph_passes.ir.view import elements
+from graph_passes.ir.graph_view import elements
 from graph_passes.rewriter.algebra import symbol
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError

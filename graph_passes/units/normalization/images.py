@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from graph_passes.ir.view import Shape, elements
+from graph_passes.ir.graph_view import Shape, elements
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 

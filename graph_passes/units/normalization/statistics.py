@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from graph_passes.ir.view import FLOAT
+from graph_passes.ir.graph_view import FLOAT
 from graph_passes.rewriter.matcher import ADDS, SHAPERS, SPREADS, Matcher, NoMatchError
 
 _SQUARES = ("Square", "Mul", "Pow")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import Shape
+from graph_passes.ir.graph_view import Shape
 from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
 from graph_passes.rewriter.matcher import SHAPERS, SPREADS, SUMS, Matcher

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Iterable
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.graph_view import Shape
 from graph_passes.rewriter.matcher import SPREADS, Matcher
 from graph_passes.units.normalization.statistics import Statistics
 

@@ -11,7 +11,7 @@ Where no gradient reads what is inside it, it is written so.
 
 from __future__ import annotations
 
-from graph_passes.ir.view import FLOAT
+from graph_passes.ir.graph_view import FLOAT
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.activation.exact_gelu import ERFS, ExactGelu, find_gelu, write_gelu

@@ -20,7 +20,7 @@ import functools
 from collections.abc import Callable
 
 from graph_passes.ir.eligibility import find_ineligible
-from graph_passes.ir.view import ARGUMENT, Shape, elements
+from graph_passes.ir.graph_view import ARGUMENT, Shape, elements
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.converted_products import ConvertedProducts

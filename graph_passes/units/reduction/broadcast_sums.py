@@ -15,7 +15,7 @@ but counts as an op that moves values.
 
 from __future__ import annotations
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.graph_view import Shape
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.gradient_sums import PRODUCTS

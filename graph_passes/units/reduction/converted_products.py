@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import FLOAT
+from graph_passes.ir.graph_view import FLOAT
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.policy.op_lists import OpLists
 from graph_passes.rewriter.matcher import MOVES, Matcher

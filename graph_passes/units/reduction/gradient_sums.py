@@ -13,7 +13,7 @@ for that.
 
 from __future__ import annotations
 
-from graph_passes.ir.view import Shape, elements
+from graph_passes.ir.graph_view import Shape, elements
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.sums import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graph_passes.ir.view import Shape, elements
+from graph_passes.ir.graph_view import Shape, elements
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.converted_products import ConvertedProducts
 from graph_passes.units.unit_pass import UnitSearch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from graph_passes.ir.view import FLOAT, Shape
+from graph_passes.ir.graph_view import FLOAT, Shape
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import Matcher
 

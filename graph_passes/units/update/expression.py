@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import FLOAT, Shape
+from graph_passes.ir.graph_view import FLOAT, Shape
 from graph_passes.rewriter.algebra import Monomial, Polynomial, combined, constant, symbol
 from graph_passes.rewriter.effects import READ, WRITES, Contraction
 from graph_passes.rewriter.matcher import SUMS, Matcher, NoMatchError

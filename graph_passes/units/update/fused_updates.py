@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from graph_passes.ir.view import Shape
+from graph_passes.ir.graph_view import Shape
 from graph_passes.ops.kernels import has_float32_kernel
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.rewriter.editor import GraphEdits

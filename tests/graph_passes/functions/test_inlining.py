@@ -14,8 +14,9 @@ from view_checks import assert_same
 from graph_passes.emit.apply import Applied
 from graph_passes.functions.call_tree import CallTrees, Region, node_types_with
 from graph_passes.functions.inlining import Inlined, outline
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.indexing import NodeIndex
-from graph_passes.ir.view import GraphView, view_function, view_graph
+from graph_passes.ir.view import view_function, view_graph
 
 SPEC = tf.TensorSpec([4, 8], tf.float32)
 

@@ -12,7 +12,8 @@ from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 from graph_passes.emit.verify_units import VerificationError
 from graph_passes.functions.call_tree import CallTrees, Graph, Region, node_types_with
 from graph_passes.functions.verify_calls import verify_tree
-from graph_passes.ir.view import GraphView, view_body
+from graph_passes.ir.graph_view import GraphView
+from graph_passes.ir.view import view_body
 from graph_passes.ops.kernels import kernel_support
 
 HALF = types_pb2.DT_HALF

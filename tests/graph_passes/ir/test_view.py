@@ -8,7 +8,10 @@ from graph_text import graph
 from tensorflow.core.framework import graph_pb2
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
-from graph_passes.ir.view import FLOAT, OPAQUE, InvalidGraphError, view_function, view_graph
+from graph_passes.ir.graph_view import FLOAT
+from graph_passes.ir.indexing import InvalidGraphError
+from graph_passes.ir.vertices import OPAQUE
+from graph_passes.ir.view import view_function, view_graph
 
 
 def names(view, vertices) -> list[str]:
