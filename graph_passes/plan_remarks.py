@@ -31,16 +31,8 @@ def lines_within(lines: Lines, function: str) -> Lines:
     return lambda inner, node: lines(inner or function, node)
 
 
-def remarks_of_plan(
-    plan: Plan, lines: Lines = no_lines, *, products_only: bool = False
-) -> Iterator[Remark]:
-    """Yields a remark for each float32 type attribute of the graph, in node order.
-
-    Args:
-        plan: the plan.
-        lines: gives the Python lines of a node.
-        products_only: whether to leave out what is not on the allow list.
-    """
+def remarks_of_plan(plan: Plan, lines: Lines, *, products_only: bool) -> Iterator[Remark]:
+    """Yields a remark for each float32 type attribute, perhaps of products alone, in node order."""
     view, costs = plan.coloring.view, _Estimates(plan)
     for vertex, dtype in enumerate(view.dtypes):
         number = view.vertex_nodes[vertex]
@@ -75,16 +67,8 @@ def remarks_of_plan(
         )
 
 
-def remarks_of_casts(
-    plan: Plan, casts: Mapping[str, int], lines: Lines = no_lines
-) -> Iterator[Remark]:
-    """Yields a remark for each Cast.
-
-    Args:
-        plan: the plan that they come from.
-        casts: name of a Cast -> the vertex that it casts, as `Applied.casts`.
-        lines: gives the Python lines of what is cast.
-    """
+def remarks_of_casts(plan: Plan, casts: Mapping[str, int], lines: Lines) -> Iterator[Remark]:
+    """Yields a remark for each Cast of `Applied.casts`, with the lines of what is cast."""
     view, costs = plan.coloring.view, _Estimates(plan)
     for name, vertex in casts.items():
         number, to_low = view.vertex_nodes[vertex], not plan.coloring.low[vertex]

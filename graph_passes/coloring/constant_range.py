@@ -13,7 +13,6 @@ import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
 from graph_passes.coloring.state import Coloring
-from graph_passes.ops.node_types import is_float_constant
 from graph_passes.ops.reasons import Reason
 
 LARGEST = float(np.finfo(np.float16).max)
@@ -30,12 +29,9 @@ def deny_out_of_range(coloring: Coloring) -> None:
     matters = np.zeros(len(view.dtypes), bool)
     matters[view.sources[could_go_low[view.targets]]] = True
     roots: list[int] = []
-    for number in view.of_node_type(is_float_constant):
+    for number, tensor in view.float_constants():
         made = view.base[number]
-        if not matters[made]:
-            continue
-        value = view.nodes[number].attr.get("value")  # [] would write to a map that lacks it
-        if value is not None and is_out_of_range(value.tensor):
+        if matters[made] and is_out_of_range(tensor):
             roots.extend(reader for reader in view.readers(made) if could_go_low[reader])
     coloring.deny(roots, Reason.CONSTANT_RANGE)
     coloring.out_of_range = roots

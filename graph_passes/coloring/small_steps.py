@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import tensor_pb2
 
 from graph_passes.coloring.state import CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import GraphView
-from graph_passes.ops.node_types import NodeType, is_float_constant
+from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
 SMALL_FACTOR = 1 / 32
@@ -71,7 +71,7 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     """The additions of what was multiplied by a small constant."""
     view, edges = coloring.view, coloring.edges
     adds = view.is_vertex_of(_adds)
-    small = (n for n in view.of_node_type(is_float_constant) if _is_small(view.nodes[n]))
+    small = (number for number, tensor in view.float_constants() if _is_small(tensor))
     products: list[int] = [
         reader
         for number in small
@@ -86,12 +86,11 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
         yield from (reader for reader in edges.readers(vertex) if adds[reader])
 
 
-def _is_small(constant: node_def_pb2.NodeDef) -> bool:
-    value = constant.attr.get("value")  # [] would write to a map that lacks it
-    if value is None or value.tensor.tensor_shape.dim:
+def _is_small(tensor: tensor_pb2.TensorProto) -> bool:
+    if tensor.tensor_shape.dim:
         return False
-    content = value.tensor.tensor_content
-    stored = np.frombuffer(content, "<f4") if content else value.tensor.float_val
+    content = tensor.tensor_content
+    stored = np.frombuffer(content, "<f4") if content else tensor.float_val
     return len(stored) == 1 and 0 < abs(stored[0]) < SMALL_FACTOR
 
 

@@ -72,12 +72,7 @@ class Coloring:
         self.rules: dict[int, Rule] = {}
 
     def relist(self, node_lists: Mapping[str, str]) -> None:
-        """Gives single nodes another list than their op has.
-
-        Args:
-            node_lists: name of a node -> the list, or `FLOAT32` for what stays float32 and denies
-                nothing outside its unit.
-        """
+        """Gives nodes another list than their op has, as `GraphEdits.node_lists` says by name."""
         for name, list_name in node_lists.items():
             vertices = self.float_vertices(self.view.index[name])
             code = 0 if list_name == FLOAT32 else LIST_NAMES.index(list_name) + 1

@@ -46,9 +46,6 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     Args:
         plan: what to change.
         proto: the GraphDef or FunctionDef that the plan was made for.
-
-    Returns:
-        The rewritten copy and what was done.
     """
     view, target = plan.coloring.view, plan.coloring.target
     is_low = plan.coloring.low

@@ -193,12 +193,7 @@ def _rename(node: node_def_pb2.NodeDef, prefix: str) -> None:
 
 
 def outline(root: Region, inlined: Inlined, applied: Applied) -> Region:
-    """The call tree with the bodies that a rewritten inlined graph has.
-
-    Args:
-        root: the tree that was inlined.
-        inlined: what `inline` made of it.
-        applied: the inlined graph after the rewrite.
+    """The call tree that was inlined, with the bodies that the rewritten inlined graph has.
 
     Returns:
         A new tree of the same form: copies of the old bodies, with the nodes that were rewritten.

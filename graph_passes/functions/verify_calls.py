@@ -35,8 +35,7 @@ def verify_tree(
         touched: of a tree of one region, the numbers of the nodes that may differ.
 
     Raises:
-        InvalidGraphError: the caller's graph is to blame.
-        VerificationError: a post-condition does not hold. The message names the node.
+        InvalidGraphError, VerificationError: as `verify`.
     """
     checked: set[str] = set()
     for old, region in pairs:

@@ -11,11 +11,11 @@ import array
 import functools
 import itertools
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tensorflow.core.framework import attr_value_pb2, node_def_pb2, types_pb2
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2, tensor_pb2, types_pb2
 
 from graph_passes.ir.adjacency import Adjacency, Neighbours
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex, packed
@@ -191,6 +191,13 @@ class GraphView:
         """For each vertex whether its node's type fits; bool [vertices]."""
         return self.per_slot(lambda node_type: [fits(node_type)] * len(node_type.dtypes), bool)
 
+    def float_constants(self) -> Iterator[tuple[int, tensor_pb2.TensorProto]]:
+        """The float32 constants, in order, with their values as they are stored."""
+        for number in self.of_op("Const"):
+            value = self.nodes[number].attr.get("value")  # [] would write to a map that lacks it
+            if value is not None and self.dtypes[self.base[number]] == FLOAT:
+                yield number, value.tensor
+
     @functools.cached_property
     def awaited(self) -> frozenset[str]:
         """The names of the nodes that others have as a control input."""
@@ -342,13 +349,14 @@ class GraphView:
         return self.sources[edges].tolist()  # type: ignore[no-any-return]
 
 
-def elements(shape: Iterable[int | None]) -> int | None:
-    """The number of elements of a shape, None where a dimension is not known."""
+def elements(shape: Iterable[int | None], unknown: int | None = None) -> int | None:
+    """The number of elements of a shape; `unknown` stands for dimensions that are not known."""
     total = 1
     for size in shape:
-        if size is None:
+        length = unknown if size is None else size
+        if length is None:
             return None
-        total *= size
+        total *= length
     return total
 
 

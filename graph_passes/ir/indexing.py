@@ -64,11 +64,7 @@ class NodeIndex:
     def extend(
         self, nodes: Sequence[node_def_pb2.NodeDef], numbers_of: Sequence[int] | None = None
     ) -> None:
-        """Reads nodes and adds them.
-
-        Args:
-            nodes: the nodes.
-            numbers_of: their numbers, by default 0, 1, 2 ...
+        """Reads nodes and adds them, under numbers that are 0, 1, 2 ... by default.
 
         Raises:
             InvalidGraphError: two nodes have the same name.

@@ -61,7 +61,7 @@ def decide(
     files for nodes of that op.
 
     Args:
-        nodes: the nodes.
+        nodes: what is asked about.
         config: has the rules.
         functions: the names of the function that has the nodes.
         lines: gives the Python lines that made a node, as `Remark.lines`.

@@ -49,13 +49,7 @@ class Vertices:
 def join_ports(
     index: NodeIndex, vertices: Vertices, aliases: Mapping[int, tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Makes the edges of a graph, by reading node, then by port.
-
-    Args:
-        index: what the nodes read.
-        vertices: the graph's vertices.
-        aliases: number of a node that is another name for what a calling node takes -> number and
-            input port of that node.
+    """Makes the edges of a graph, by reading node, then by port; for aliases see `GraphView`.
 
     Returns:
         For each edge the vertex of the port that makes the tensor, that of the port that reads it,

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, op_def_pb2, types_pb2
+from tensorflow.core.framework import node_def_pb2, op_def_pb2
 
 from graph_passes.ops.op_types import NO_LAYOUT, Attrs, Layout, OpType, registered_op_type
 
@@ -208,11 +208,6 @@ class NodeTypeTable:
         number = family.numbers[key] = len(self.node_types)
         self.node_types.append(node_type)
         return number
-
-
-def is_float_constant(node_type: NodeType) -> bool:
-    """Whether nodes of a node type are float32 constants."""
-    return node_type.op == "Const" and node_type.dtypes == (types_pb2.DT_FLOAT,)
 
 
 def _read_node_type(family: Family, node: node_def_pb2.NodeDef) -> NodeType:

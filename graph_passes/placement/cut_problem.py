@@ -57,13 +57,7 @@ class Prices(Protocol):
 
 
 def keep_cheap_ones(coloring: Coloring, prices: Prices, reason: Reason) -> None:
-    """Takes the colour from the vertices that are cheaper in float32, Casts included.
-
-    Args:
-        coloring: the painting.
-        prices: what decides.
-        reason: why what loses its colour does.
-    """
+    """Takes the colour from the vertices that are cheaper in float32, Casts included."""
     if not any(coloring.low):
         return
     problem = _Problem(coloring, prices, (*coloring.clusters, *_loop_groups(coloring.view)))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graph_passes.ir.graph_view import FLOAT, GraphView, Shape
+from graph_passes.ir.graph_view import FLOAT, GraphView, Shape, elements
 from graph_passes.ops.node_types import NodeType
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from graph_passes.policy.cost_table import (
@@ -123,11 +123,11 @@ class WorkSizes:
 
         Of the rows of a list's elements neither those of one are known nor how many there are.
         """
-        elements = self._product(shape)
+        size = self._product(shape)
         is_unknown = shape is not None and shape[:1] == (None,)
-        if elements and is_unknown and self._view.node_type(tensor % self._nodes).op in _ROWS:
-            return elements * UNKNOWN_DIMENSION
-        return elements
+        if size and is_unknown and self._view.node_type(tensor % self._nodes).op in _ROWS:
+            return size * UNKNOWN_DIMENSION
+        return size
 
     def _told_by(self, makers: Sequence[int], tensor: int) -> int | None:
         """The elements of a tensor, once those of what tells them are known."""
@@ -305,8 +305,8 @@ class WorkSizes:
         length = shape[axis]
         if length is None:
             others = [size for size in shape if size is not None]
-            elements = self.elements(tensor) if len(others) == len(shape) - 1 else None
-            length = (elements or 0) // (math.prod(others) or 1)
+            total = self.elements(tensor) if len(others) == len(shape) - 1 else None
+            length = (total or 0) // (math.prod(others) or 1)
         return length or self._unknown
 
     def _filter(self, number: int) -> tuple[int, ...] | None:
@@ -327,9 +327,7 @@ class WorkSizes:
         return self._product(self._shape(number))
 
     def _product(self, shape: Shape | None) -> int | None:
-        if shape is None:
-            return None
-        return math.prod(self._unknown if size is None else size for size in shape)
+        return None if shape is None else elements(shape, self._unknown)
 
     def _read(self, number: int) -> list[int]:
         """The float32 tensors that a node reads."""

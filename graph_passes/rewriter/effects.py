@@ -78,13 +78,7 @@ def admit_contraction(
     preserved: Collection[int],
     taken: Collection[int],
 ) -> None:
-    """Checks conditions 2 and 3.
-
-    Args:
-        m: reads the graph.
-        unit: the nodes that are to become one.
-        preserved: the nodes that the caller feeds or fetches, by number.
-        taken: nodes that are part of another contraction.
+    """Checks conditions 2 and 3, given the nodes that are fed or fetched, or are part of others.
 
     Raises:
         NoMatchError: they must not become one; the message says why.
@@ -150,7 +144,7 @@ def write_contraction(
 
     Args:
         m: reads the graph.
-        unit: the nodes.
+        unit: the reads and writes, with the nodes between them.
         new: the new op with its data inputs; it waits for all that any of the nodes waited for.
         first: new nodes before it, which wait for the same, and it for them.
     """

@@ -21,13 +21,10 @@ class Replacement(Emitter):
         accepted: what the graph's other units have changed so far.
         view: the graph.
         matcher: reads it.
-        redirect: tensor -> the tensor that its readers shall read instead.
-        inputs: node -> all its new data inputs.
-        controls: node with new inputs -> control inputs that it gets besides.
+        redirect, inputs, controls, in_place: what changes, as in `Edits`.
         node_lists: node -> the list that it counts as being on.
         open: nodes that the unit leaves in place for readers outside.
         contraction: nodes with effects that become one node.
-        in_place: what takes the place, under their names, of nodes by number.
     """
 
     def __init__(self, edits: GraphEdits, like: int, stem: str = "") -> None:

@@ -179,14 +179,10 @@ def _with_inputs(
 
 
 class Unread:
-    """Finds nodes of which nothing comes: no effect, no result, and none that must stay.
-
-    Args:
-        view: the graph.
-        kept: numbers of nodes that must stay.
-    """
+    """Finds nodes of which nothing comes: no effect, no result, and none that must stay."""
 
     def __init__(self, view: GraphView, kept: Collection[int]) -> None:
+        """Counts the uses of all nodes; those in `kept`, by number, must stay."""
         self._view = view
         self._starts, self._makers = view.edge_starts, view.maker_nodes
         ends = ("Placeholder", ARGUMENT, RESULT)

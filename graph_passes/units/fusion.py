@@ -107,12 +107,7 @@ def find_units(
 
 
 def permitted(proto: Proto, config: PrecisionConfig) -> Callable[[str, str], bool]:
-    """Tells of a unit's rule and node whether a selection has it.
-
-    Args:
-        proto: the GraphDef or FunctionDef that the node is of.
-        config: has the selection; without one every unit is permitted.
-    """
+    """Tells of a unit's rule and node, in a graph, whether a selection has it, if there is one."""
     selection = config.selection
     if selection is None:
         return lambda _rule, _node: True

@@ -98,13 +98,8 @@ def write_gelu(new: Emitter, x: str) -> str:
 def write_with_derivative(new: Replacement, end: int, dy: str, gelu: ExactGelu) -> None:
     """Writes a GELU and its gradient, which have cdf(x) in common, in float32 inside.
 
-    The target dtype would round away what is left of 1 + Erf near -1.
-
-    Args:
-        new: receives the nodes.
-        end: the node that makes the gradient.
-        dy: what flows in.
-        gelu: the GELU.
+    The target dtype would round away what is left of 1 + Erf near -1. The node `end` makes the
+    gradient of dy.
     """
     scaled, cdf = _write_cdf(new, gelu.x)
     new.redirect[gelu.y] = _write_product(new, gelu.x, cdf)

@@ -14,7 +14,6 @@ import numpy as np
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.python.framework import dtypes
 
-from graph_passes.ops.node_types import is_float_constant
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
 
@@ -28,9 +27,8 @@ def bound_constants(search: UnitSearch) -> None:
     if search.is_float16:
         return  # which has other numbers for masks (`mask`), and stays away from large constants
     edits, view = search.edits, search.edits.view
-    for number in view.of_node_type(is_float_constant):
-        value = view.nodes[number].attr.get("value")  # [] would write to a map that lacks it
-        if value is not None and _is_beyond(value.tensor) and number not in edits.kept:
+    for number, tensor in view.float_constants():
+        if number not in edits.kept and _is_beyond(tensor):
             edits.propose(RULE, number, _write, number)
 
 

@@ -40,7 +40,7 @@ def split_cross_entropies(search: UnitSearch) -> None:
         shape = edits.matcher.shape_of(edits.matcher.tensor(number, 0))
         if view.dtypes[view.base[number]] != FLOAT or shape is None:
             continue
-        if (elements([unknown if size is None else size for size in shape]) or 0) >= FEW_ELEMENTS:
+        if (elements(shape, unknown) or 0) >= FEW_ELEMENTS:
             edits.propose(RULE, number, _write, number)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.graph_view import Shape, elements
+from graph_passes.policy.config import UNKNOWN_DIMENSION
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, Matcher
@@ -26,8 +27,6 @@ from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.forward import Norm
 
 _CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
-_UNKNOWN_BATCH = 32
-"""What counts for a batch size that is not known."""
 _WORTH = 2
 """How many times as large as the activations a weight may be. Weights that no constant holds are
 multiplied in every step; measured on a CPU, that costs less than what it saves up to this size."""
@@ -74,10 +73,10 @@ def fold_batch_norm(edits: GraphEdits, norm: Norm) -> bool:
     if convolution is None or parts is None:
         return False
     constants = _scaled_constants(m, convolution, *parts)
-    batch = _UNKNOWN_BATCH if shape[0] is None else shape[0]
-    size = elements(shape[1:])
+    batch = UNKNOWN_DIMENSION if shape[0] is None else shape[0]
+    size = elements((batch, *shape[1:]))
     pays = constants is not None or (
-        size is not None and math.prod(convolution.weight_shape) <= _WORTH * batch * size
+        size is not None and math.prod(convolution.weight_shape) <= _WORTH * size
     )
 
     def write(new: Replacement) -> None:

@@ -49,15 +49,7 @@ class UnitAlgebra:
         axes: Iterable[int],
         shape: Shape | None,
     ) -> None:
-        """Names x and what the statistics make.
-
-        Args:
-            matcher: reads the graph.
-            statistics: those of the unit.
-            x: tensor, the input; None to leave it without a name.
-            axes: the axes along which elements of x share a statistic.
-            shape: the static shape of x, None where it is not known.
-        """
+        """Names what the statistics make, and x unless it is None; axes and shape as in `Norm`."""
         self._m = matcher
         self._statistics = statistics
         self.axes = UnitAxes(matcher, statistics, axes, shape)

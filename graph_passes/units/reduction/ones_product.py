@@ -47,8 +47,8 @@ def sum_rows_pays(products: ConvertedProducts, number: int, tensor: str) -> bool
     shape = view.shape(tensor)
     if not shape or len(shape) < 2 or shape[-1] is None:
         return False  # mostly in the body of a loop, on small tensors: 8 us more at 16,384
-    sizes = [UNKNOWN_DIMENSION if size is None else size for size in shape]
-    return (elements(sizes) or 0) >= FEW_ELEMENTS and products.read(tensor)
+    size = elements(shape, UNKNOWN_DIMENSION) or 0
+    return size >= FEW_ELEMENTS and products.read(tensor)
 
 
 def sum_rows(new: Replacement, tensor: str, shape: Shape) -> str:

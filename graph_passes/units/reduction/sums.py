@@ -109,8 +109,7 @@ def summed_axes(matcher: Matcher, number: int, shape: Shape, kept: Sequence[int]
         kept: the shape that the sum is reshaped to.
 
     Returns:
-        The number of leading axes that are summed, at least 1 and fewer than there are; 0 where
-        the sum is of another kind.
+        At least 1 and fewer than there are; 0 where the sum is of another kind.
     """
     for axes in range(len(shape) - 1, 0, -1):
         rest = list(shape[axes:])

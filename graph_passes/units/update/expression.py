@@ -83,13 +83,9 @@ def is_float32_write(m: Matcher, number: int) -> bool:
 class Variables:
     """How one graph reads and writes variables.
 
-    Args:
-        m: reads the graph.
-        preserved: numbers of nodes that may be fed.
-
     Attributes:
         m: reads the graph.
-        preserved: as given.
+        preserved: numbers of nodes that may be fed.
         awaited: read -> the write to its variable that it waits for.
         behind: the reads of the variables that such reads are of, *slots*, and what is computed
             with them.
@@ -140,15 +136,10 @@ class Variables:
 
 
 class UpdateSearch:
-    """Reads one update.
-
-    Args:
-        variables: of the graph.
-        last: the last write.
-        with_slots: whether other variables may be part of it.
-    """
+    """Reads one update."""
 
     def __init__(self, variables: Variables, last: int, *, with_slots: bool) -> None:
+        """Starts from the last write; other variables may be part of the update with slots."""
         self._variables, self._m, self._last = variables, variables.m, last
         self.writes: dict[str, int] = {self._m.tensor(last, 0): last}
         self._reads: dict[int, bool] = {}

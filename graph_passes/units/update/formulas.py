@@ -247,7 +247,7 @@ def write_scalar(
 
     Args:
         new: receives the nodes.
-        update: the update.
+        update: has the tensors that the scalar's names stand for.
         value: the scalar.
         name: what the node is called.
         constants: device and value -> a constant of the graph; receives those that are written.

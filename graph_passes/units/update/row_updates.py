@@ -98,7 +98,7 @@ def write_rows(
         nodes: the update as it is.
         op: ResourceApplyAdam.
         inputs: its arguments, of which the gradient is not used.
-        read: the rows that were read.
+        read: what it was made of.
         shift: (1 - beta1) / beta1.
     """
     make = new.op
