@@ -235,11 +235,7 @@ class _TreeRewrite:
         try:
             fusion = self._prepare(self._tree, self._tree.proto, {})
             painted = paint(
-                fusion.view,
-                self._config,
-                self._preserve,
-                fusion.node_lists,
-                rules=fusion.rules,
+                fusion.view, self._config, self._preserve, fusion.node_lists, rules=fusion.rules
             )
             return make_plan(painted)
         except Exception:

@@ -15,11 +15,7 @@ from graph_passes.ops.op_types import SINGLE
 from graph_passes.rewriter.body_editor import BodyEditor
 from graph_passes.rewriter.emitter import prototype_of
 
-_SHORT = {
-    types_pb2.DT_HALF: "Fp16",
-    types_pb2.DT_BFLOAT16: "Bf16",
-    types_pb2.DT_FLOAT: "Fp32",
-}
+_SHORT = {types_pb2.DT_HALF: "Fp16", types_pb2.DT_BFLOAT16: "Bf16", types_pb2.DT_FLOAT: "Fp32"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,12 +64,7 @@ def verify(
 class _Verification:
     """The checks of one body, in the numbers of the view that it had before it was planned."""
 
-    def __init__(
-        self,
-        view: GraphView,
-        new: Graph,
-        touched: Collection[int] | None,
-    ) -> None:
+    def __init__(self, view: GraphView, new: Graph, touched: Collection[int] | None) -> None:
         self._view = view
         first, end, nodes = 0, len(view.nodes), nodes_of(new)
         self._arguments: dict[str, int] = {}
@@ -150,9 +145,7 @@ class _Verification:
         for number in self._touched.keys() & numbers_of(view, preserve):
             require_same_outputs(view, number, self._types[number])
 
-    def _compare_inputs(
-        self,
-    ) -> tuple[dict[int, tuple[str, str, str]], list[tuple[str, str, int]]]:
+    def _compare_inputs(self) -> tuple[dict[int, tuple[str, str, str]], list[tuple[str, str, int]]]:
         """Edges with other tensors (reader, tensor before and now), and what is read besides."""
         view = self._view
         changed: dict[int, tuple[str, str, str]] = {}

@@ -81,11 +81,7 @@ def hoist_casts(
 
 
 def _hoist_from(
-    call: Call,
-    found: list[_Source],
-    caller: BodyEditor,
-    target: int,
-    stay: Container[str],
+    call: Call, found: list[_Source], caller: BodyEditor, target: int, stay: Container[str]
 ) -> int:
     body, cond = (call.callee(attr).proto for attr in ("body", "cond"))
     loop = LoopEditor(caller, call.node, body, cond)  # type: ignore[arg-type]

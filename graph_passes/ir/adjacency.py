@@ -98,9 +98,7 @@ class Adjacency:
         total = vertices + 2 * relays
         self.vertices, self._has_relays = vertices, relays > 0
         self.successors = Neighbours(
-            total,
-            np.concatenate([sources, added[:, 0]]),
-            np.concatenate([targets, added[:, 1]]),
+            total, np.concatenate([sources, added[:, 0]]), np.concatenate([targets, added[:, 1]])
         )
         self.predecessors = Neighbours(
             total,

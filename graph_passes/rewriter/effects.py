@@ -73,10 +73,7 @@ class Contraction:
 
 
 def admit_contraction(
-    m: Matcher,
-    unit: Contraction,
-    preserved: Collection[int],
-    taken: Collection[int],
+    m: Matcher, unit: Contraction, preserved: Collection[int], taken: Collection[int]
 ) -> None:
     """Checks conditions 2 and 3, given the nodes that are fed or fetched, or are part of others.
 

@@ -214,14 +214,7 @@ class Emitter:
             self.makers[tensor].input.append(f"^{beside.partition(':')[0]}")
         return tensor
 
-    def reshape(
-        self,
-        tensor: str,
-        sizes: Shape,
-        *,
-        name: str,
-        shape: Shape | None = None,
-    ) -> str:
+    def reshape(self, tensor: str, sizes: Shape, *, name: str, shape: Shape | None = None) -> str:
         """Adds a Reshape to certain sizes, of which one may be None, and returns its tensor.
 
         Args:

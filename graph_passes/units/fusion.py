@@ -23,13 +23,7 @@ from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYE
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
 from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
 from graph_passes.units.product import product_tail
-from graph_passes.units.reduction import (
-    bias_sums,
-    broadcast_sums,
-    gradient_sums,
-    max_pool,
-    unread,
-)
+from graph_passes.units.reduction import bias_sums, broadcast_sums, gradient_sums, max_pool, unread
 from graph_passes.units.unit_pass import Float32Unit, UnitPass, UnitSearch
 from graph_passes.units.update import fused_updates
 
@@ -65,10 +59,7 @@ class Fusion:
 
 
 def find_units(
-    proto: Proto,
-    view: GraphView,
-    config: PrecisionConfig,
-    preserve: Collection[str],
+    proto: Proto, view: GraphView, config: PrecisionConfig, preserve: Collection[str]
 ) -> Fusion:
     """Replaces the subgraphs that the patterns in force recognize.
 
@@ -144,10 +135,7 @@ UNIT_PASSES = (
     UnitPass(OF_BATCH, fuse_batch_norms, ops=("Rsqrt",), ensures=("exact sums",)),
     UnitPass(FUSED_LAYER_NORM, fuse_layer_norms, ops=("Rsqrt",), ensures=("fused norms",)),
     UnitPass(
-        CENTRED,
-        functools.partial(_keep_norms, CENTRED),
-        ops=("Rsqrt",),
-        requires=("fused norms",),
+        CENTRED, functools.partial(_keep_norms, CENTRED), ops=("Rsqrt",), requires=("fused norms",)
     ),
     UnitPass(UNCENTRED, functools.partial(_keep_norms, UNCENTRED), ops=("Rsqrt",)),
     UnitPass(

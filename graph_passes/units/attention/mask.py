@@ -25,14 +25,7 @@ from tensorflow.python.framework import dtypes
 
 from graph_passes.ir.adjacency import walk
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import (
-    ADDS,
-    MOVES,
-    SELECTS,
-    SIZES,
-    SPREADS,
-    Matcher,
-)
+from graph_passes.rewriter.matcher import ADDS, MOVES, SELECTS, SIZES, SPREADS, Matcher
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
 

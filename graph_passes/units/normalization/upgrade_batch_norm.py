@@ -6,10 +6,7 @@ from collections.abc import Iterable
 
 from tensorflow.core.framework import node_def_pb2, types_pb2
 
-SUCCESSOR = {
-    "FusedBatchNorm": "FusedBatchNormV2",
-    "FusedBatchNormGrad": "FusedBatchNormGradV2",
-}
+SUCCESSOR = {"FusedBatchNorm": "FusedBatchNormV2", "FusedBatchNormGrad": "FusedBatchNormGradV2"}
 """Ops whose statistics have no dtype of their own, and the ops in which they have."""
 
 

@@ -85,10 +85,7 @@ def _is_added_to_argument(matcher: Matcher, number: int) -> bool:
 
 
 def _replace_sums(
-    search: UnitSearch,
-    rule: str,
-    pays: Callable[[int, str], bool],
-    write: _Write,
+    search: UnitSearch, rule: str, pays: Callable[[int, str], bool], write: _Write
 ) -> None:
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
     gradients = BroadcastGradients(m)

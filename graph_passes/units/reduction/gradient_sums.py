@@ -16,12 +16,7 @@ from __future__ import annotations
 from graph_passes.ir.graph_view import Shape, elements
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.reduction.sums import (
-    BroadcastGradients,
-    float_sums,
-    reduces,
-    reshaped_to,
-)
+from graph_passes.units.reduction.sums import BroadcastGradients, float_sums, reduces, reshaped_to
 from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "weight-gradient"

@@ -68,11 +68,7 @@ def fuse_updates(search: UnitSearch) -> None:
 
 
 def _find(
-    edits: GraphEdits,
-    variables: Variables,
-    config: PrecisionConfig,
-    with_slots: bool,
-    number: int,
+    edits: GraphEdits, variables: Variables, config: PrecisionConfig, with_slots: bool, number: int
 ) -> _Found | None:
     """The update that ends with a write, None where it is none."""
     device = config.device
