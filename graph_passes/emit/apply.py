@@ -37,11 +37,8 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     """Builds the rewritten graph.
 
     Casts are named as TensorFlow's own pass names them, there is at most one for each output port
-    and dtype, and each has the device of the node that makes its input.
-
-    Args:
-        plan: what to change.
-        proto: the GraphDef or FunctionDef that the plan was made for.
+    and dtype, and each has the device of the node that makes its input. The graph or function that
+    the plan was made for is not changed.
     """
     view, target = plan.coloring.view, plan.coloring.target
     is_low = plan.coloring.low

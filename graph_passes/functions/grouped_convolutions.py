@@ -38,12 +38,7 @@ def is_in_force(config: PrecisionConfig) -> bool:
 
 
 def is_grouped_convolution(function: function_pb2.FunctionDef, shapes: Shapes | None) -> bool:
-    """Whether XLA compiles a function of nothing but convolutions of groups.
-
-    Args:
-        function: its definition.
-        shapes: static shapes of its tensors.
-    """
+    """Whether XLA compiles a function of nothing but convolutions of groups, as its shapes show."""
     if shapes is None or not is_set(function.attr, MUST_COMPILE):
         return False
     work = [node for node in function.node_def if node.op not in _BESIDE]

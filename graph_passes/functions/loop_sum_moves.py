@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from tensorflow.core.framework import function_pb2, types_pb2
 from tensorflow.python.framework import tensor_util
 
-from graph_passes.functions.call_tree import Call, Region
+from graph_passes.functions.call_tree import Call, Region, is_set
 from graph_passes.functions.loop_editor import LoopEditor
 from graph_passes.functions.loop_sums import BIAS_SUM, LoopSearch, LoopSum
 from graph_passes.ir.copying import Graph, nodes_of
@@ -112,9 +112,7 @@ class _Mover:
         """Moves sums out of one loop."""
         loop = next(node for node in nodes_of(self.caller) if node.name == call.node)
         # A loop that stays one op may be for XLA, where the length of a list must be known before.
-        if not ("_lower_using_switch_merge" in loop.attr and "output_shapes" in loop.attr):
-            return
-        if not loop.attr["_lower_using_switch_merge"].b:
+        if not ("output_shapes" in loop.attr and is_set(loop.attr, "_lower_using_switch_merge")):
             return
         body, cond = call.callee("body"), call.callee("cond")
         view = self._fusions[body].view

@@ -12,12 +12,7 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 def walk(starts: Iterable[_Place], steps: Callable[[_Place], Iterable[_Place]]) -> Iterator[_Place]:
-    """Gives some places and all that steps lead to from them, each once.
-
-    Args:
-        starts: the places to begin with.
-        steps: gives the places that are one step from a place; asked once for each.
-    """
+    """Gives some places and all that steps lead to from them, each once, and asked once."""
     pending = list(dict.fromkeys(starts))
     seen = set(pending)
     while pending:
@@ -55,10 +50,7 @@ class Neighbours:
 def in_order(vertices: int, makers: np.ndarray, readers: np.ndarray) -> list[int]:
     """The vertices in an order in which each stands behind what it reads, but those in circles.
 
-    Args:
-        vertices: how many there are.
-        makers: for each edge the vertex that is read.
-        readers: for each edge the vertex that reads it.
+    Edges are from the vertices that are read, `makers`, to those that read them.
     """
     left = np.bincount(readers, minlength=vertices).tolist()
     found = [vertex for vertex, count in enumerate(left) if not count]
@@ -109,9 +101,7 @@ class Adjacency:
     def readers(self, vertex: int, passed: set[int] | None = None) -> Sequence[int]:
         """The vertices that read a vertex, itself or through relays.
 
-        Args:
-            vertex: the vertex.
-            passed: relays behind which nothing is looked for; receives those that were met.
+        Behind relays that were passed nothing is looked for; they receive those that were met.
         """
         return self._ends(self.successors, vertex, passed)
 

@@ -61,7 +61,7 @@ def decide(
     files for nodes of that op.
 
     Args:
-        nodes: what is asked about.
+        nodes: the nodes.
         config: has the rules.
         functions: the names of the function that has the nodes.
         lines: gives the Python lines that made a node, as `Remark.lines`.
@@ -97,13 +97,7 @@ def decide(
 
 
 def write_mark(action: str, where: str, why: str) -> bytes:
-    """The value of `MARK` for a node.
-
-    Args:
-        action: one of `policy.rules.ACTIONS`.
-        where: who asks for it.
-        why: the reason.
-    """
+    """The value of `MARK` for a node: one of `policy.rules.ACTIONS`, who asks for it, and why."""
     return ";".join((action, where.replace(";", ","), why)).encode()
 
 

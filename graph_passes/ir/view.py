@@ -32,7 +32,7 @@ def view_graph(
 
     Args:
         graph_def: the graph.
-        shapes: static shapes, where they are known.
+        shapes: static shapes of its tensors, where they are known.
         node_types: those of graphs that belong to it; by default it has some of its own.
 
     Raises:

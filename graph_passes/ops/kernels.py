@@ -106,12 +106,7 @@ class KernelSupport:
     dtype: int
 
     def supports(self, node_type: NodeType, position: int) -> bool:
-        """Whether nodes of a node type could run with one of its slots in the target dtype.
-
-        Args:
-            node_type: the node type.
-            position: of the slot in the node type's layout.
-        """
+        """Whether nodes of a type could run with the slot at a position in the target dtype."""
         return _supports(self, node_type, position)
 
 

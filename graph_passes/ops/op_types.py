@@ -72,12 +72,7 @@ class Layout:
         return self.output_offsets.get(arg, 0) + int(entry or 0)
 
     def suffix(self, port: int, *, named: bool) -> str:
-        """What stands behind a node's name in that of an output.
-
-        Args:
-            port: the number of the output.
-            named: whether tensors are named by output arguments, as within functions.
-        """
+        """What stands behind a node's name in that of an output, named by argument in functions."""
         if not named:
             return f":{port}" if port else ""
         arg, first = [each for each in self.output_offsets.items() if each[1] <= port][-1]

@@ -55,13 +55,10 @@ class WorkSizes:
     """Sizes of tensors and of the work of nodes, from static shapes.
 
     Tensors go by their numbers, see `GraphView.tensors`.
-
-    Args:
-        view: the graph.
-        unknown: the length that counts for a dimension that is not known.
     """
 
     def __init__(self, view: GraphView, unknown: int = UNKNOWN_DIMENSION) -> None:
+        """Reads a graph; `unknown` is the length that counts for a dimension not known."""
         self._view, self._unknown = view, unknown
         self._is_float = bytes(view.is_float[view.targets])  # of edges
         self._nodes = len(view.nodes)

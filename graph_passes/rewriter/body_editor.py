@@ -100,13 +100,7 @@ class BodyEditor:
         return name + prototype.node_type.layout.suffix(0, named=self.is_function)
 
     def rewire(self, number: int, port: int, tensor: str) -> None:
-        """Lets a node read another tensor.
-
-        Args:
-            number: the node's in a view of the body, see `first`.
-            port: of the input.
-            tensor: what it is to read there.
-        """
+        """Lets a node, by its number in a view of the body, read another tensor at a port."""
         position = number - self.first
         if position < self._old:
             self.nodes[position].input[port] = tensor

@@ -139,11 +139,7 @@ def write_contraction(
 ) -> dict[int, node_def_pb2.NodeDef]:
     """What takes the place of the reads and writes, by number.
 
-    Args:
-        m: reads the graph.
-        unit: the reads and writes, with the nodes between them.
-        new: the new op with its data inputs; it waits for all that any of the nodes waited for.
-        first: new nodes before it, which wait for the same, and it for them.
+    The new op, and the new nodes that come first, wait for all that any of the nodes waited for.
     """
     names, waits = m.view.names, m.view.waits
     members = {names[number] for number in unit.members}

@@ -14,12 +14,9 @@ _Shapes = Sequence[Shape | None]
 
 
 def shapes_of_outputs(op: str, inputs: _Shapes, attrs: Mapping[str, Any]) -> _Shapes:
-    """The static shapes of the outputs of a node, as far as they follow.
+    """The static shapes of a node's outputs, as far as they follow from those of its inputs.
 
-    Args:
-        op: the op.
-        inputs: the static shapes of its inputs.
-        attrs: those of its attributes that are not the op's defaults.
+    They may also depend on attributes that are not the op's defaults.
     """
     if op in _OF_FIRST:
         return inputs[:1]

@@ -70,9 +70,6 @@ def find_units(
         view: its view.
         config: says which patterns are in force.
         preserve: names of nodes or tensors that must stay.
-
-    Returns:
-        The new graph, what was replaced, and near misses.
     """
     lists = load_op_lists(config)
     works = any(lists.list_of(op) == "allow" for op in view.ops)

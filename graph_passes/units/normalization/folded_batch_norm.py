@@ -56,11 +56,7 @@ class _Convolution(NamedTuple):
 
 
 def fold_batch_norm(edits: GraphEdits, norm: Norm) -> bool:
-    """Puts a convolution with scaled weights in the place of a batch normalization.
-
-    Args:
-        edits: receives the changes.
-        norm: one with stored statistics.
+    """Puts a convolution with scaled weights in the place of a norm with stored statistics.
 
     Returns:
         Whether it was done; False where no convolution is before it, where scale and offset are no

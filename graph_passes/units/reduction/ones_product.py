@@ -36,10 +36,7 @@ def ones_products_pay(search: UnitSearch) -> bool:
 def sum_rows_pays(products: ConvertedProducts, number: int, tensor: str) -> bool:
     """Whether a node that sums a tensor over its rows is better replaced.
 
-    Args:
-        products: tells which gradients go low in any case: the product would make any go low.
-        number: the node.
-        tensor: what it sums.
+    Only a tensor that other products read goes low in any case; the product would make any go low.
     """
     view = products.matcher.view
     if number in products.ineligible or view.names[number] in view.awaited:
@@ -54,13 +51,7 @@ def sum_rows_pays(products: ConvertedProducts, number: int, tensor: str) -> bool
 def sum_rows(new: Replacement, tensor: str, shape: Shape) -> str:
     """Writes MatMul(ones[1, rows], tensor as [rows, channels]), reshaped to [channels].
 
-    Args:
-        new: receives the nodes.
-        tensor: what to sum, of rank 2 or more.
-        shape: its static shape, of which the last dimension is known.
-
-    Returns:
-        The sum, a vector.
+    The tensor is of rank 2 or more, and the last dimension of its shape is known.
     """
     stem, new.stem = new.stem, f"{new.stem}/{NAME}"
     rows, channels = elements(shape[:-1]), shape[-1]

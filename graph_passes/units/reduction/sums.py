@@ -100,13 +100,7 @@ def reduces(matcher: Matcher, number: int, axes: int, rank: int) -> bool:
 
 
 def summed_axes(matcher: Matcher, number: int, shape: Shape, kept: Sequence[int]) -> int:
-    """How many leading axes a sum takes away, if the shape that is kept is that of a bias.
-
-    Args:
-        matcher: reads the graph.
-        number: the Sum.
-        shape: of the tensor that is summed.
-        kept: the shape that the sum is reshaped to.
+    """How many leading axes of a shape a Sum takes away, if it is reshaped to that of a bias.
 
     Returns:
         At least 1 and fewer than there are; 0 where the sum is of another kind.

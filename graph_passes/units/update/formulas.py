@@ -245,12 +245,7 @@ def write_scalar(
 ) -> str:
     """Writes a scalar of an update: a constant, or the product of scalars of the graph.
 
-    Args:
-        new: receives the nodes.
-        update: has the tensors that the scalar's names stand for.
-        value: the scalar.
-        name: what the node is called.
-        constants: device and value -> a constant of the graph; receives those that are written.
+    Constants of the graph, by device and value, are used again and receive those that are written.
 
     Raises:
         NoMatchError: it is another polynomial.

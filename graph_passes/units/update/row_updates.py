@@ -91,15 +91,9 @@ def write_rows(
     read: ReadRows,
     shift: str,
 ) -> None:
-    """Writes the update of a table.
+    """Writes the update of a table, with all arguments of Adam's op but the gradient as given.
 
-    Args:
-        new: receives the nodes.
-        nodes: the update as it is.
-        op: ResourceApplyAdam.
-        inputs: its arguments, of which the gradient is not used.
-        read: what it was made of.
-        shift: (1 - beta1) / beta1.
+    The shift is (1 - beta1) / beta1.
     """
     make = new.op
     rows, place = make.Unique(read.indices, name="rows")
