@@ -79,12 +79,12 @@ def find_clusters(coloring: Coloring) -> None:
         shared = connected(handles, handle_of[number])
         for handle in shared:
             relays.setdefault(handle, len(view.dtypes) + len(relays))
-        members = sorted({view.vertex_nodes[handle] for handle in shared})
-        cluster = [elements[member] for member in members if member in elements]
-        seen.update(member for member in members if member in elements)
-        if any(_is_boundary(coloring, member) for member in members if member not in elements) or (
-            not all(coloring.eligible[vertex] for vertex in cluster)
-        ):
+        members = {view.vertex_nodes[handle] for handle in shared}
+        own = elements.keys() & members
+        cluster = [elements[member] for member in sorted(own)]
+        seen |= own
+        leaves = any(_is_boundary(coloring, member) for member in members - own)
+        if leaves or not all(coloring.eligible[vertex] for vertex in cluster):
             unsafe.append(element)
         coloring.clusters.append(cluster)
     # No path runs out of a node that is not eligible, as none does in TensorFlow's pass.

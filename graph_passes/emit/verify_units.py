@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from graph_passes.ir.adjacency import walk
+from graph_passes.ir.adjacency import Neighbours, walk
 from graph_passes.ir.copying import Graph
 from graph_passes.ir.eligibility import numbers_of
 from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.node_order import order_edges, without_order
 from graph_passes.ops.node_types import COLOCATION, NodeType
-
-_BACK = "NextIteration"
 
 
 class VerificationError(Exception):
@@ -119,8 +116,8 @@ class _Comparison:
         read[numbers_of(original, original.awaited)] = True
         ends = np.flatnonzero(~read[:-1] & (self._numbers >= 0)).tolist()
         ends.extend(numbers_of(original, preserve))
-        before = set(walk(ends, functools.partial(_makers, original)))
-        after = set(walk(self._numbers[ends].tolist(), functools.partial(_makers, fused)))
+        before = _needed_for(original, ends)
+        after = _needed_for(fused, self._numbers[ends].tolist())
         for number in np.flatnonzero(_has_effect(original)).tolist():
             if number in before and self._numbers[number] not in after:
                 raise VerificationError(
@@ -155,7 +152,7 @@ def _has_effect(view: GraphView) -> np.ndarray:
     return view.is_of_node_type(lambda node_type: node_type.has_effect)
 
 
-def _makers(view: GraphView, number: int) -> Iterator[int]:
-    """The nodes that a node reads or waits for, but by the back edge of a loop of TensorFlow 1."""
-    yield from (m for m in view.makers(number) if m >= 0 and view.op_names[m] != _BACK)
-    yield from numbers_of(view, view.waits.get(number, ()))
+def _needed_for(view: GraphView, ends: Iterable[int]) -> set[int]:
+    """Some nodes and all that run before them."""
+    makers, readers = order_edges(view)
+    return set(walk(ends, Neighbours(len(view.nodes), readers, makers).__getitem__))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from tensorflow.core.framework import graph_pb2, node_def_pb2
@@ -125,7 +125,7 @@ def _assembled(
         gone = {view.names[number]: heirs.get(view.names[number], "") for number in dead}
         owner = graph_pb2.GraphDef()
         for number in view.located:
-            if number not in dead and _is_beside(view.nodes[number], gone):
+            if number not in dead and not gone.keys().isdisjoint(_places(view.nodes[number])):
                 if number not in changed:
                     changed[number] = owner.node.add()
                     changed[number].CopyFrom(view.nodes[number])
@@ -148,20 +148,18 @@ def _assembled(
     return view.edited(nodes, moved, sorted(anew), shapes)
 
 
-def _is_beside(node: node_def_pb2.NodeDef, gone: Container[str]) -> bool:
-    """Whether a node is placed with one that is gone."""
-    return any(place.decode().removeprefix(_AT) in gone for place in node.attr[COLOCATION].list.s)
+def _places(node: node_def_pb2.NodeDef) -> list[str]:
+    """The nodes that a node is placed with."""
+    return [place.decode().removeprefix(_AT) for place in node.attr[COLOCATION].list.s]
 
 
 def relocate(node: node_def_pb2.NodeDef, gone: Mapping[str, str]) -> None:
     """Places a node with what stands for nodes that are gone, "" for nothing."""
-    places = node.attr[COLOCATION].list.s
-    names = [place.decode().removeprefix(_AT) for place in places]
-    now = dict.fromkeys(gone.get(name, name) for name in names)
+    now = dict.fromkeys(gone.get(name, name) for name in _places(node))
     now.pop("", None)
     now.pop(node.name, None)
     if now:
-        places[:] = [f"{_AT}{name}".encode() for name in now]
+        node.attr[COLOCATION].list.s[:] = [f"{_AT}{name}".encode() for name in now]
     else:
         del node.attr[COLOCATION]
 

@@ -139,11 +139,9 @@ class UnitAxes:
         if given != self.shape:
             return False
         rank = len(self.shape)
-        held = [
-            tensor for tensor in m.inputs(m.source(axes, 0)) if m.op(m.maker(tensor)) == "Const"
-        ]
-        found = [{axis % rank for axis in m.constant(tensor).ravel().tolist()} for tensor in held]
-        return {axis % rank for axis in self._statistics.axes} in found
+        summed, own = m.source(axes, 0), {axis % rank for axis in self._statistics.axes}
+        held = (m.numbers_at(summed, port) for port in range(len(m.inputs(summed))))
+        return any(found is not None and {axis % rank for axis in found} == own for found in held)
 
 
 def is_single(shape: Shape, rank: int, axes: Iterable[int]) -> bool:
