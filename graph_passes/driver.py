@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Collection
 
@@ -78,7 +79,7 @@ def rewrite_graph_def(
     reports = {name: results[name].report for name in sorted(results)}
     if not any(result.changed for result in results.values()) and not main.extra_functions:
         return dataclasses.replace(main, function_reports=reports)
-    new: graph_pb2.GraphDef = main.proto if main.changed else main.copy()  # type: ignore[assignment]
+    new: graph_pb2.GraphDef = main.proto if main.changed else copy.deepcopy(graph_def)  # type: ignore[assignment]
     extra = {added.signature.name: added for added in main.extra_functions}
     for function in new.library.function:
         result = results.get(function.signature.name, main)

@@ -64,10 +64,6 @@ class Stage:
         return (self.name not in RULES or config.has_rule(self.name)) and self.when(config)
 
 
-def _is_default(config: PrecisionConfig) -> bool:
-    return not config.parity
-
-
 STAGES = (
     Stage("tensor-lists", tensor_lists.find_clusters, (), ("edges", "clusters")),
     Stage("variable-update", protect_variable_updates, ("edges",)),
@@ -93,13 +89,13 @@ STAGES = (
         painting.paint_infer_after_clear,
         ("clear",),
         ("followers",),
-        when=_is_default,
+        when=lambda config: not config.parity,
     ),
     Stage(
         "useless-followers",
         painting.erase_useless,
         ("followers",),
-        when=lambda config: _is_default(config) and not config.weighs_bytes,
+        when=lambda config: not (config.parity or config.weighs_bytes),
     ),
     Stage("kernels", painting.erase_unsupported, ("clear",), ("kernels",)),
     Stage(

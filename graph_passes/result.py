@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 from collections import Counter
@@ -87,10 +86,6 @@ class RewriteResult:
                 for remark, number in zip(remarks, numbers, strict=True)
             ]
         return dataclasses.replace(found, remarks=tuple(remarks))
-
-    def copy(self) -> Graph:
-        """A copy of `proto` for others to change."""
-        return copy.deepcopy(self.proto)
 
 
 def _met(count: int) -> str:

@@ -68,20 +68,14 @@ def _follow_back(coloring: Coloring, root: int, inside: set[int], around: set[in
     and weights.
     """
     codes, producers = coloring.list_codes, coloring.edges.producers
-    pending, seen, ends = [root], {root}, set()
-    while pending:
-        for vertex in producers(pending.pop()):
-            if vertex in seen or vertex in ends:
-                continue
-            if _belongs(coloring, vertex):
-                seen.add(vertex)
-                pending.append(vertex)
-            else:
-                ends.add(vertex)
-        if len(seen) > MOST_OPS:
-            return
-    inside.update(vertex for vertex in seen if codes[vertex] in (INFER, CLEAR))
-    around |= ends
+
+    def back(vertex: int) -> list[int]:
+        return [maker for maker in producers(vertex) if _belongs(coloring, maker)]
+
+    way = set(itertools.islice(walk([root], back), MOST_OPS + 1))
+    if len(way) <= MOST_OPS:
+        inside.update(vertex for vertex in way if codes[vertex] in (INFER, CLEAR))
+        around.update(maker for vertex in way for maker in producers(vertex) if maker not in way)
 
 
 def _made_again(coloring: Coloring, inside: set[int], around: set[int]) -> set[int]:

@@ -173,21 +173,8 @@ class Unchanged:
 
     @functools.cached_property
     def _may_write(self) -> bool:
-        return may_write_variable(self._call)
-
-    def _origin(self, tensor: str) -> str:
-        """The tensor of which a tensor is a plain copy."""
-        while True:
-            maker = self._makers.get(tensor.partition(":")[0])
-            if maker is None or maker.op != "Identity":
-                return tensor
-            tensor = maker.input[0]
-
-
-def may_write_variable(call: Call) -> bool:
-    """Whether anything that a call runs could write a float32 variable."""
-    for callee in call.callees:
-        for region in callee.walk():
+        """Whether anything that the loop runs could write a float32 variable."""
+        for region in (below for callee in self._call.callees for below in callee.walk()):
             inside = {inner.node for inner in region.calls}
             signature = region.proto.signature  # type: ignore[union-attr]
             resources = {a.name for a in signature.input_arg if a.type == types_pb2.DT_RESOURCE}
@@ -202,7 +189,15 @@ def may_write_variable(call: Call) -> bool:
                     return True
                 if may_name_functions(op) and any(name != op for name in called_functions(node)):
                     return True  # a call whose function is not in view
-    return False
+        return False
+
+    def _origin(self, tensor: str) -> str:
+        """The tensor of which a tensor is a plain copy."""
+        while True:
+            maker = self._makers.get(tensor.partition(":")[0])
+            if maker is None or maker.op != "Identity":
+                return tensor
+            tensor = maker.input[0]
 
 
 def _before_loop(caller: BodyEditor, loop: node_def_pb2.NodeDef) -> list[str]:

@@ -125,11 +125,7 @@ def _network(gains: np.ndarray, links: LinkTable) -> tuple[np.ndarray, np.ndarra
 def _parts(excess: np.ndarray, arcs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The parts of a network that have no arc to each other. What nobody wants float32 is left out.
 
-    Args:
-        excess: of the nodes; int64 [nodes].
-        arcs: between them; int64 [arcs, 4].
-
-    Returns:
+    Yields:
         For each part with arcs its nodes, in order, and the arcs, in which they go by their
         position.
     """

@@ -12,8 +12,7 @@ _Values = Sequence[np.ndarray]
 
 
 def _squeezed(m: Matcher, number: int, values: _Values) -> np.ndarray:
-    axes = tuple(m.node(number).attr["squeeze_dims"].list.i)
-    return np.squeeze(values[0], axes or None)
+    return np.squeeze(values[0], tuple(m.attr(number, "squeeze_dims").list.i) or None)
 
 
 def _of_values(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:

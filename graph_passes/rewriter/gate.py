@@ -155,11 +155,7 @@ class Gate:
         return all(self.is_idle(reader, depth - 1) for reader in self._m.readers(number))
 
     def _inherit_controls(self, new: Replacement, interior: _Interior) -> None:
-        """Lets what takes the place of nodes wait for what they waited for.
-
-        Raises:
-            NoMatchError: nothing takes their place, or waiting would make a cycle.
-        """
+        """Lets what takes the place of nodes wait for what they waited for, where it can."""
         ends = new.redirect
         behind = _dependents(new)
         for tensor, target in ends.items():

@@ -68,7 +68,7 @@ def _lower(
     m = new.matcher
     if m.readers(total) != differences:
         raise NoMatchError("more than the gradient of the softmax reads the sum")
-    for reader in (reader for difference in differences for reader in m.readers(difference)):
+    for reader in (r for difference in differences for r in m.readers(difference)):
         if m.op(reader) != "Mul" or not m.reads(reader, own):
             raise NoMatchError("the difference is not multiplied by the softmax")
     shape = m.shape_of(own)

@@ -95,11 +95,7 @@ def _write(new: Replacement, found: FoundNorm) -> None:
 
 
 def _rows_and_size(norm: Norm) -> tuple[int | None, int]:
-    """How many statistics there are, and over how many elements, side by side, each is taken.
-
-    Raises:
-        NoMatchError: the axes are not the last ones, or their sizes are not known.
-    """
+    """How many statistics there are, and over how many elements, side by side, each is taken."""
     if norm.shape is None:
         raise NoMatchError(f"the shape of {norm.x!r} is not known")
     first = len(norm.shape) - len(norm.axes)

@@ -65,7 +65,7 @@ def op_of_update(formula: Formula) -> tuple[str, Arguments]:
     for op, read, count in _FORMULAS:
         for order in itertools.permutations(slots) if count == len(slots) else ():
             with contextlib.suppress(_OtherFormulaError):
-                return op, read(formula, *order)
+                return op, {"var": "old 0", **read(formula, *order)}
     raise NoMatchError("it is no update that one op computes")
 
 
@@ -75,14 +75,12 @@ def _descent(formula: Formula) -> Arguments:
     if len(step) != 1 or not formula.is_scaled:
         raise _OtherFormulaError
     ((tensor, factor),) = step.items()
-    return {"var": "old 0", "alpha": -factor, "delta": _name(tensor)}
+    return {"alpha": -factor, "delta": _name(tensor)}
 
 
 def _momentum(formula: Formula, accum: int) -> Arguments:
     kept, (gradient, rate) = _decayed(formula, accum)
     step = _step(formula)
-    if len(gradient) != 1 or gradient[0][1] != 1:
-        raise _OtherFormulaError
     new = ((f"new {accum}", 1),)
     if step == {new: constant(1)}:
         nesterov = False
@@ -91,7 +89,6 @@ def _momentum(formula: Formula, accum: int) -> Arguments:
     else:
         raise _OtherFormulaError
     return {
-        "var": "old 0",
         "accum": f"old {accum}",
         "lr": -rate,
         "grad": _name(gradient),
@@ -116,7 +113,6 @@ def _adam(formula: Formula, m: int, v: int, power: int = 2) -> Arguments:
     if exponent != 1 or formula.within(root) != symbol(f"new {v}"):
         raise _OtherFormulaError
     return {
-        "var": "old 0",
         "m": f"old {m}",
         "v": f"old {v}",
         "beta1_power": constant(0),
@@ -155,7 +151,6 @@ def _rms(formula: Formula, ms: int, mom: int, mg: int | None = None) -> Argument
     if terms != wanted or epsilon is None:
         raise _OtherFormulaError
     return {
-        "var": "old 0",
         **arguments,
         "ms": f"old {ms}",
         "mom": f"old {mom}",
@@ -194,15 +189,9 @@ def _decayed(formula: Formula, slot: int) -> tuple[Polynomial, tuple[Monomial, P
 
 
 def _average(formula: Formula, slot: int, exponent: int) -> tuple[str, Polynomial]:
-    """Of a moving average of a gradient or its square: the gradient, and the op's beta.
-
-    Raises:
-        NoMatchError: no beta of float32 gives the rate.
-    """
+    """Of a moving average of a gradient or its square: the gradient, and the op's beta."""
     kept, (tensors, rate) = _decayed(formula, slot)
-    if len(tensors) != 1 or tensors[0][1] != exponent or not tensors[0][0].startswith("x "):
-        raise _OtherFormulaError
-    factors = _number(kept), _number(rate)
+    gradient, factors = _name(tensors, exponent), (_number(kept), _number(rate))
     if None in factors:
         raise _OtherFormulaError
     keeps, takes = factors
@@ -213,7 +202,7 @@ def _average(formula: Formula, slot: int, exponent: int) -> tuple[str, Polynomia
     if abs(made - takes) > _CLOSEST * takes:  # type: ignore[operator]
         off = float(abs(made - takes) / takes)  # type: ignore[operator]
         raise NoMatchError(f"no float32 beta gives the rate {float(takes):g}: {off:.1e} off")  # type: ignore[arg-type]
-    return tensors[0][0], constant(Fraction(float(beta)))
+    return gradient, constant(Fraction(float(beta)))
 
 
 def _below(tensors: Monomial, above: Mapping[str, int]) -> str:
@@ -230,8 +219,9 @@ def _number(value: Polynomial) -> Fraction | None:
     return terms.get((), Fraction(0)) if terms.keys() <= {()} else None
 
 
-def _name(tensors: Monomial) -> str:
-    if len(tensors) != 1 or tensors[0][1] != 1 or not tensors[0][0].startswith("x "):
+def _name(tensors: Monomial, exponent: int = 1) -> str:
+    """The one tensor from elsewhere, to a power, that a product consists of."""
+    if len(tensors) != 1 or tensors[0][1] != exponent or not tensors[0][0].startswith("x "):
         raise _OtherFormulaError
     return tensors[0][0]
 

@@ -96,11 +96,7 @@ def _find(
 
 
 def _require_one_device(edits: GraphEdits, device: str, writes: Mapping[str, int]) -> None:
-    """Asks that all variables are where one op can have them.
-
-    Raises:
-        NoMatchError: they are on several devices, or may be.
-    """
+    """Asks that all variables are where one op can have them."""
     if len(writes) == 1:
         return
     nodes, maker = edits.view.nodes, edits.matcher.maker

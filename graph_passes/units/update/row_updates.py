@@ -78,9 +78,8 @@ def find_read_rows(m: Matcher, gradient: str, squares: str, unknown: int) -> Rea
 
 def _reads(m: Matcher, indices: str, unknown: int) -> int:
     """How many indices there are, before they were brought into a row."""
-    while m.op(m.maker(indices)) == "Reshape":
-        indices = m.tensor(m.maker(indices), 0)
-    return math.prod(size or unknown for size in m.stored_shape(indices) or (None,))
+    shape = m.stored_shape(m.through(indices, "Reshape"))
+    return math.prod(size or unknown for size in shape or (None,))
 
 
 def write_rows(
