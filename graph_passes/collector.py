@@ -15,11 +15,10 @@ def collector_paused() -> Iterator[None]:
     count as new, and each 700 of them start a collection; in a process that is tracing a model, a
     full one takes longer than the rewrite.
     """
-    if not gc.isenabled():
-        yield
-        return
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()

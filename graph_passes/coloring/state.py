@@ -53,7 +53,7 @@ class Coloring:
         vertices = len(view.dtypes)
         self.list_codes = view.per_slot(functools.partial(_list_codes, self.lists), np.uint8)
         # A node that runs a function must agree with the function's signature, which is float32.
-        bound = view.per_slot(_is_bound, bool)
+        bound = view.is_vertex_of(lambda node_type: node_type.runs_functions) & view.is_float
         allowed = np.ones(len(view.nodes) + 1, bool)
         allowed[-1] = False  # the node -1 of the opaque vertex
         allowed[list(ineligible)] = False
@@ -198,17 +198,6 @@ def _computes(node_type: NodeType) -> bool:
     """Whether nodes of a node type make values of others alone."""
     op_type, reads = node_type.op_type, node_type.layout.in_slots
     return bool(op_type is not None and reads and op_type.name != "Cast" and op_type.is_pure)
-
-
-@_OF_NODE_TYPE
-def _is_bound(node_type: NodeType) -> tuple[bool, ...]:
-    """For each slot of a node type whether a function that a node runs fixes its dtype."""
-    runs = (
-        node_type.op_type is not None
-        and node_type.op_type.runs_functions
-        and not node_type.is_inlined_call
-    )
-    return tuple(runs and dtype == FLOAT for dtype in node_type.dtypes)
 
 
 @_OF_NODE_TYPE

@@ -122,12 +122,12 @@ class _Verification:
             first, old, new = view.base[number], view.node_type(number), self._types[number]
             if new is old:
                 continue
-            if len(new.dtypes) != len(old.dtypes) and not _may_grow(new):
+            # A loop may have more arguments and results than it had.
+            if len(new.dtypes) != len(old.dtypes) and not new.runs_functions:
                 raise VerificationError(f"node {view.nodes[number].name!r} has other ports")
             vertices.extend(range(first, first + len(old.dtypes)))
             values.extend(new.dtypes[: len(old.dtypes)])
         dtypes[vertices] = np.array(values, dtypes.dtype) % 100
-        # A loop may have more arguments and results than it had.
         arguments = zip(range(self._first), self._arguments.values(), strict=False)
         results = zip(range(self._end, len(view.nodes)), self._results, strict=False)
         for number, dtype in (*arguments, *((number, dtype) for number, (_, dtype) in results)):
@@ -164,7 +164,7 @@ class _Verification:
                 for awaited in waits:
                     if not self._knows(awaited):
                         raise VerificationError(f"{name!r} waits for {awaited!r}, not there")
-            if len(now) != count and not (_may_grow(new_type) and len(now) > count):
+            if len(now) != count and not (new_type.runs_functions and len(now) > count):
                 raise VerificationError(f"node {name!r} has {len(now)} inputs, not {count}")
             for port, tensor in enumerate(now):
                 if port >= count:
@@ -290,11 +290,6 @@ def _ends(cast: NodeType) -> tuple[int, int]:
     """The dtypes that a Cast takes and makes."""
     layout = cast.layout
     return cast.dtypes[layout.in_slots[0]], cast.dtypes[layout.out_slots[0]]
-
-
-def _may_grow(node_type: NodeType) -> bool:
-    """Whether nodes of a type may get more inputs: those of loops do."""
-    return node_type.op_type is not None and node_type.op_type.runs_functions
 
 
 def _name(dtype: int) -> str:

@@ -48,11 +48,18 @@ class NodeType:
         return self.op_type is None or self.op_type.op_def.is_stateful or self.is_call
 
     @property
+    def runs_functions(self) -> bool:
+        """Whether nodes of this node type run functions whose bodies are not in the graph."""
+        op_type = self.op_type
+        return op_type is not None and op_type.runs_functions and not self.is_inlined_call
+
+    @property
     def is_inlined_call(self) -> bool:
         """Whether the op stands for a call whose functions' bodies are in the graph too."""
         return self.op_type is not None and self.op_type.name != self.op
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Family:
     """The node_types of one op.
 
@@ -67,33 +74,20 @@ class Family:
         is_function: whether the op is the name of a function.
     """
 
-    __slots__ = (
-        "first_output",
-        "is_function",
-        "key_of",
-        "known",
-        "numbers",
-        "op",
-        "op_type",
-        "type_attr",
-    )
+    op: str
+    op_type: OpType | None
+    known: dict[Hashable, NodeType]
+    is_function: bool = False
+    key_of: Callable[[Attrs], Hashable] = lambda _: None
+    type_attr: str = ""
+    first_output: str = ""
+    numbers: dict[Hashable, int] = dataclasses.field(default_factory=dict)
 
-    def __init__(
-        self,
-        op: str,
-        op_type: OpType | None,
-        known: dict[Hashable, NodeType],
-        *,
-        is_function: bool = False,
-    ) -> None:
-        self.op = op
-        self.op_type = op_type
-        self.is_function = is_function
-        self.key_of = _no_key if op_type is None else op_type.key_of
-        self.type_attr = "" if op_type is None else op_type.type_attr
-        self.first_output = "" if op_type is None else op_type.first_output
-        self.numbers: dict[Hashable, int] = {}
-        self.known = known
+    def __post_init__(self) -> None:
+        op_type = self.op_type
+        if op_type is not None:
+            self.key_of, self.type_attr = op_type.key_of, op_type.type_attr
+            self.first_output = op_type.first_output
 
 
 _COLUMNS = 5
@@ -223,7 +217,3 @@ def _read_node_type(family: Family, node: node_def_pb2.NodeDef) -> NodeType:
 def _known_node_types(_: OpType) -> dict[Hashable, NodeType]:
     """The node_types of a registered op type that any graph has had so far, by key."""
     return {}
-
-
-def _no_key(_: Attrs) -> None:
-    return None

@@ -7,6 +7,7 @@ its slots. Most op types have one layout; those with variadic ports have one per
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple, TypeAlias
@@ -41,23 +42,20 @@ class Slot(NamedTuple):
         return self.attr if self.index == SINGLE else f"{self.attr}[{self.index}]"
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Layout:
-    """Which slot each port of a node belongs to, and for each slot whether an output has it."""
+    """Which slot each port of a node belongs to."""
 
-    __slots__ = ("in_slots", "is_output", "out_slots", "output_offsets", "slots")
+    slots: tuple[Slot, ...]
+    in_slots: tuple[int, ...]
+    out_slots: tuple[int, ...]
+    output_offsets: Mapping[str, int]
 
-    def __init__(
-        self,
-        slots: tuple[Slot, ...],
-        in_slots: tuple[int, ...],
-        out_slots: tuple[int, ...],
-        output_offsets: dict[str, int],
-    ) -> None:
-        self.slots = slots
-        self.in_slots = in_slots
-        self.out_slots = out_slots
-        self.output_offsets = output_offsets
-        self.is_output = tuple(slot in out_slots for slot in range(len(slots)))
+    @property
+    def is_output(self) -> list[bool]:
+        """For each slot whether an output has it."""
+        made = set(self.out_slots)
+        return [slot in made for slot in range(len(self.slots))]
 
     def port(self, name: str) -> int:
         """The output that a name stands for: "2" in a GraphDef, "arg:1" in a function; "" is 0.
@@ -95,19 +93,6 @@ class OpType:
             "" where no node of this type has an output.
         runs_functions: whether nodes of this type name functions that they run (While, If ...).
     """
-
-    __slots__ = (
-        "_arity_attrs",
-        "_defaults",
-        "_layouts",
-        "first_output",
-        "key_of",
-        "layout",
-        "name",
-        "op_def",
-        "runs_functions",
-        "type_attr",
-    )
 
     def __init__(self, op_def: op_def_pb2.OpDef) -> None:
         self.name = op_def.name

@@ -109,9 +109,8 @@ def _require_variables(m: Matcher, unit: Contraction) -> None:
         if m.ops[number] not in WRITES or m.tensor(number, 0) != handle:
             raise NoMatchError(f"{names[number]!r} does not write to {handle!r}")
         maker = m.maker(handle)
-        attrs = m.node(maker).attr if m.ops[maker] == _HANDLE else {}
-        # To read an attribute that is not there would add it.
-        known = [attrs[name].s if name in attrs else b"" for name in _NAMES]
+        is_handle = m.ops[maker] == _HANDLE
+        known = [m.attr(maker, name).s for name in _NAMES] if is_handle else [b""]
         variables.add(tuple(known) if known[-1] else (handle,))
     if len(variables) < len(unit.writes):
         raise NoMatchError(f"{names[unit.last]!r} updates a variable by two names")

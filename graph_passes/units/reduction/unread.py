@@ -9,7 +9,6 @@ a swish for its constant.
 
 from __future__ import annotations
 
-from graph_passes.ops.node_types import NodeType
 from graph_passes.rewriter.surgery import Unread, leave_out_unread
 from graph_passes.units.unit_pass import UnitSearch
 
@@ -25,12 +24,8 @@ def leave_out_unread_nodes(search: UnitSearch) -> None:
     """
     edits, view = search.edits, search.edits.view
     if view.is_function:
-        kept = edits.kept.union(view.of_node_type(_runs_functions))
+        kept = edits.kept.union(view.of_node_type(lambda node_type: node_type.runs_functions))
         search.edits = edits.onto(leave_out_unread(view, Unread(view, kept)))
-
-
-def _runs_functions(node_type: NodeType) -> bool:
-    return node_type.op_type is not None and node_type.op_type.runs_functions
 
 
 def pass_unread_sums(search: UnitSearch) -> None:

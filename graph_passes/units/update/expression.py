@@ -74,10 +74,7 @@ class Update:
 
 def is_float32_write(m: Matcher, number: int) -> bool:
     """Whether a node writes float32 to a variable."""
-    if m.ops[number] not in WRITES:
-        return False
-    dtype = m.node(number).attr.get("dtype")
-    return dtype is not None and dtype.type == FLOAT
+    return m.ops[number] in WRITES and m.attr(number, "dtype").type == FLOAT
 
 
 class Variables:
