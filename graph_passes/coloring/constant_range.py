@@ -29,10 +29,10 @@ def deny_out_of_range(coloring: Coloring) -> None:
     matters = np.zeros(len(view.dtypes), bool)
     matters[view.sources[could_go_low[view.targets]]] = True
     roots: list[int] = []
-    for number, tensor in view.float_constants():
-        made = view.base[number]
-        if matters[made] and is_out_of_range(tensor):
-            roots.extend(reader for reader in view.readers(made) if could_go_low[reader])
+    for number, tensor in view.float_constants(matters):
+        if is_out_of_range(tensor):
+            read = view.readers(view.base[number])
+            roots.extend(reader for reader in read if could_go_low[reader])
     coloring.deny(roots, Reason.CONSTANT_RANGE)
     coloring.out_of_range = roots
 

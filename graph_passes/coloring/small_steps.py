@@ -71,7 +71,7 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     """The additions of what was multiplied by a small constant."""
     view, edges = coloring.view, coloring.edges
     adds = view.is_vertex_of(_adds)
-    small = (number for number, tensor in view.float_constants() if _is_small(tensor))
+    small = (number for number, tensor in view.float_constants(view.is_float) if _is_small(tensor))
     products: list[int] = [
         reader
         for number in small

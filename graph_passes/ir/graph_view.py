@@ -191,12 +191,16 @@ class GraphView:
         """For each vertex whether its node's type fits; bool [vertices]."""
         return self.per_slot(lambda node_type: [fits(node_type)] * len(node_type.dtypes), bool)
 
-    def float_constants(self) -> Iterator[tuple[int, tensor_pb2.TensorProto]]:
-        """The float32 constants, in order, with their values as they are stored."""
+    def float_constants(self, among: np.ndarray) -> Iterator[tuple[int, tensor_pb2.TensorProto]]:
+        """The float32 constants in a mask of vertices, in order, with their values as stored."""
+        is_wanted = (among & self.is_float).tobytes()
         for number in self.of_op("Const"):
-            value = self.nodes[number].attr.get("value")  # [] would write to a map that lacks it
-            if value is not None and self.dtypes[self.base[number]] == FLOAT:
-                yield number, value.tensor
+            if is_wanted[self.base[number]]:
+                value = self.nodes[number].attr.get(
+                    "value"
+                )  # [] would write to a map that lacks it
+                if value is not None:
+                    yield number, value.tensor
 
     @functools.cached_property
     def awaited(self) -> frozenset[str]:

@@ -27,7 +27,7 @@ def bound_constants(search: UnitSearch) -> None:
     if search.is_float16:
         return  # which has other numbers for masks (`mask`), and stays away from large constants
     edits, view = search.edits, search.edits.view
-    for number, tensor in view.float_constants():
+    for number, tensor in view.float_constants(view.is_float):
         if number not in edits.kept and _is_beyond(tensor):
             edits.propose(RULE, number, _write, number)
 
