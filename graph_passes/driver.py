@@ -18,6 +18,7 @@ from graph_passes.ir.graph_view import (
     no_devices,
     no_shapes,
 )
+from graph_passes.pipeline import Observer
 from graph_passes.plan_remarks import Lines, no_lines
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.result import RewriteResult
@@ -34,6 +35,7 @@ def rewrite_graph_def(
     function_shapes: FunctionShapes = no_shapes,
     lines: Lines = no_lines,
     roots: Collection[str] = (),
+    observe: Observer | None = None,
 ) -> RewriteResult:
     """Rewrites a graph and those functions of its library that it still calls then.
 
@@ -50,6 +52,7 @@ def rewrite_graph_def(
         lines: gives the Python lines that made a node, for rules that ask for them.
         roots: names of functions of the library that others than the graph call, too. They keep
             name and signature.
+        observe: is told of every stage, see `pipeline.Observer`.
 
     Returns:
         The result. A graph that cannot be rewritten is given back as it is, with `failure` set;
@@ -57,7 +60,7 @@ def rewrite_graph_def(
     """
     references = FunctionReferences(graph_def)
     library = references.library.get if references.library else no_library
-    rewrite = TreeRewriter(config, library, function_shapes, lines)
+    rewrite = TreeRewriter(config, library, function_shapes, lines, observe)
     left_alone = references.of_pipelines()
     tree_of = rewrite.trees(graph_def, references.reachable(("", *roots)))
     main = rewrite.rewrite(tree_of(graph_def), preserve, shapes)
@@ -122,5 +125,5 @@ def rewrite_function_def(
         The result, as `rewrite_graph_def`.
     """
     main = function_def.signature.name
-    rewrite = TreeRewriter(config, library, function_shapes, lines, main, name, devices)
+    rewrite = TreeRewriter(config, library, function_shapes, lines, None, main, name, devices)
     return rewrite.rewrite(rewrite.trees(function_def)(function_def), (), shapes)

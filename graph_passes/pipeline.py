@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import types
 from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
 
 from tensorflow.core.framework import types_pb2
 
@@ -39,6 +40,11 @@ from graph_passes.units.normalization import upgrade_batch_norm
 _FOLLOWING = frozenset(("Const", "Cast", ARGUMENT, RESULT, INLINED_ARGUMENT))
 NO_NODE_LISTS: Mapping[str, str] = types.MappingProxyType({})
 NO_RULES: Mapping[str, Rule] = types.MappingProxyType({})
+
+Observer: TypeAlias = Callable[[str, Graph | Coloring], None]
+"""Is told the name of each stage that has run and what it has made: a graph, or its colours, which
+later stages change. The passes of "units" are told by their rules. With functions that are planned
+together, these run once for each body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +133,7 @@ def paint(
     config: PrecisionConfig,
     preserve: Collection[str],
     node_lists: Mapping[str, str] = NO_NODE_LISTS,
+    observe: Observer | None = None,
     rules: Mapping[str, Rule] = NO_RULES,
 ) -> Coloring:
     """Colours a graph: all stages, in order.
@@ -136,6 +143,7 @@ def paint(
         config: the mode and the lists.
         preserve: names of nodes or tensors that must stay.
         node_lists: what units say of single nodes.
+        observe: is told of each stage.
         rules: node -> the rule of the user that decides it.
     """
     coloring = Coloring(view, config, find_ineligible(view, preserve, config))
@@ -150,6 +158,8 @@ def paint(
     for stage in STAGES:
         if stage.applies(config):
             stage.run(coloring)
+            if observe is not None:
+                observe(stage.name, coloring)
     coloring.disconnect()
     return coloring
 
@@ -172,6 +182,7 @@ def prepare(
     config: PrecisionConfig,
     preserve: Collection[str],
     view_body: Callable[[Graph], GraphView],
+    observe: Observer | None = None,
     decide: Callable[[GraphView], Decisions] = lambda _: NO_DECISIONS,
 ) -> tuple[GraphView, Fusion]:
     """The view of a graph, and the graph with its units in place.
@@ -181,6 +192,7 @@ def prepare(
         config: says which units are looked for.
         preserve: names of nodes or tensors that must stay.
         view_body: makes the view of it.
+        observe: is told of the stage "units" and of its passes.
         decide: tells what rules of the user say of its nodes.
     """
     graph, original = proto, view_body(proto)
@@ -189,8 +201,11 @@ def prepare(
         graph = copy.deepcopy(proto)
         upgrade_batch_norm.upgrade_batch_norms(nodes_of(graph))
         view = view_body(graph)
-    fusion = find_units(graph, view, config, (*preserve, *decisions.kept))
-    return original, dataclasses.replace(fusion, rules=decisions.rules)
+    fusion = find_units(graph, view, config, (*preserve, *decisions.kept), observe)
+    fusion = dataclasses.replace(fusion, rules=decisions.rules)
+    if observe is not None:
+        observe("units", fusion.proto)
+    return original, fusion
 
 
 def convert(
@@ -201,7 +216,13 @@ def convert(
     rules: Mapping[str, Rule] = NO_RULES,
     *,
     config: PrecisionConfig,
+    observe: Observer | None = None,
 ) -> tuple[Plan, Applied | None]:
     """Paints the graph and carries the plan out, where there is anything to do."""
-    plan = make_plan(paint(view, config, preserve, node_lists, rules))
-    return plan, apply_plan(plan, graph) if plan.low else None
+    plan = make_plan(paint(view, config, preserve, node_lists, observe, rules))
+    if not plan.low:
+        return plan, None
+    applied = apply_plan(plan, graph)
+    if observe is not None:
+        observe("apply", applied.proto)
+    return plan, applied

@@ -32,7 +32,7 @@ from graph_passes.ir.graph_view import (
 from graph_passes.ir.rule_matching import Decisions, decide
 from graph_passes.ir.view import view_body
 from graph_passes.ops.kernels import kernel_support
-from graph_passes.pipeline import convert, paint, prepare
+from graph_passes.pipeline import Observer, convert, paint, prepare
 from graph_passes.plan_remarks import Lines
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import load_op_lists
@@ -54,6 +54,7 @@ class TreeRewriter:
     library: Library
     function_shapes: FunctionShapes
     lines: Lines
+    observe: Observer | None
     main: str = ""  # the function that is rewritten, if it is one
     name: str = ""
     devices: FunctionDevices = no_devices
@@ -118,7 +119,7 @@ class _TreeRewrite:
         self._preserve, self._shapes = preserve, shapes
         self._node_types = node_types_with(common.library)
         self._shapes_of = functools.cache(common.function_shapes)  # several calls ask for it
-        self._plan = functools.partial(convert, config=self._config)
+        self._plan = functools.partial(convert, config=self._config, observe=common.observe)
         self._originals: dict[int, GraphView] = {}  # by the id of the proto
         self._fused: dict[Region, GraphView] = {}
         self._decisions: dict[int, Decisions] = {}  # by the id of the proto
@@ -167,6 +168,7 @@ class _TreeRewrite:
             self._config,
             kept,
             functools.partial(self._view, shapes=sizes),
+            self._common.observe,
             functools.partial(self.decisions, region),
         )
         self._originals[id(body)] = original

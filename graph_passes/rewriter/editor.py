@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
@@ -184,6 +185,13 @@ class GraphEdits(Edits):
         for name in ("matcher", "gate", "_facts"):
             self.__dict__.pop(name, None)  # in a large graph they remember a lot
         return make_edits(self.view, self, self.unread)
+
+    def preview(self) -> GraphView:
+        """The graph as `apply` would make it now; more edits may follow."""
+        trial = copy.copy(self)
+        trial.new_nodes = copy.deepcopy(self.new_nodes)
+        trial.in_place = copy.deepcopy(self.in_place)
+        return trial.apply()
 
     def onto(self, view: GraphView) -> GraphEdits:
         """Further edits, for the graph that these give or for one with fewer nodes."""

@@ -59,7 +59,11 @@ class Fusion:
 
 
 def find_units(
-    proto: Proto, view: GraphView, config: PrecisionConfig, preserve: Collection[str]
+    proto: Proto,
+    view: GraphView,
+    config: PrecisionConfig,
+    preserve: Collection[str],
+    observe: Callable[[str, Proto], None] | None = None,
 ) -> Fusion:
     """Replaces the subgraphs that the patterns in force recognize.
 
@@ -70,6 +74,7 @@ def find_units(
         view: its view.
         config: says which patterns are in force.
         preserve: names of nodes or tensors that must stay.
+        observe: is told of each pass, by its rule, and of the graph as it has left it.
     """
     lists = load_op_lists(config)
     works = any(lists.list_of(op) == "allow" for op in view.ops)
@@ -84,6 +89,8 @@ def find_units(
     for each in passes:
         each.run(search)
         alone = alone or (each.alone and bool(search.edits.units))
+        if observe is not None:
+            observe(each.rule, copy_graph(proto, search.edits.preview()))
     edits = search.edits
     search.keep_inside()
     if not edits.units:

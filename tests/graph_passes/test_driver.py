@@ -22,7 +22,7 @@ from graph_passes import (
     rewrite_graph_def,
     tree_rewrite,
 )
-from graph_passes.ir.graph_view import GraphView
+from graph_passes.ir.view import GraphView
 
 SIMPLE = "x = Const(0.5, [8, 8])\nallow1 = MatMul(x, x)\nout = Identity(allow1)"
 CONFIG = PrecisionConfig()
@@ -335,6 +335,20 @@ def test_functions_of_pipelines_are_left_alone(is_marked: bool, parity: bool) ->
     new = {f.signature.name: f for f in result.proto.library.function}
     assert [new[name] == old[name] for name in ("inner", "shared", "pre")] == [True] * 3
     assert new["step"] != old["step"]
+
+
+def test_every_stage_tells_what_it_has_made() -> None:
+    seen: list[str] = []
+    before = graph(SIMPLE)
+
+    def observe(stage: str, made: Any) -> None:
+        seen.append(stage)
+        if stage == "apply":
+            assert {node.op for node in made.node} > {node.op for node in before.node}
+
+    rewrite_graph_def(before, CONFIG, observe=observe)
+    stages = [stage.name for stage in pipeline.STAGES if stage.applies(CONFIG)]
+    assert seen == ["unread", "bounded-constant", "units", *stages, "apply"]
 
 
 def test_functions_that_others_call_keep_name_and_signature() -> None:

@@ -11,7 +11,7 @@ from training_steps import Step, residual_cnn, token_mlp, trace
 from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.ir.view import view_graph
 from graph_passes.policy.config import RULES
-from graph_passes.units.fusion import UNIT_PASSES, Fusion, find_units
+from graph_passes.units.fusion import UNIT_PASSES, Fusion, find_units, passes_in_force
 
 CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
 GPU = PrecisionConfig(target_dtype="float16", device="GPU")
@@ -45,6 +45,18 @@ def test_every_unit_is_found_with_and_without_a_known_batch(named_step):
         found = node_types(units_of(step, config))
         for kind, count in expected[name, config.device].items():
             assert count == 0 or found[kind] == count, (config.device, found)
+
+
+def test_a_look_at_the_graph_behind_each_pass_changes_nothing(named_step):
+    _, step = named_step
+    for config in (CPU, GPU):
+        seen = {}
+        view = view_graph(step.graph_def, step.shapes)
+        fusion = find_units(step.graph_def, view, config, step.preserve, seen.__setitem__)
+        assert fusion.proto == units_of(step, config).proto == [*seen.values()][-1]
+        assert list(seen) == [each.rule for each in passes_in_force(config) if each.rule in seen]
+        norms = Counter(node.op for node in seen["batch-norm"].node)["FusedBatchNormV3"]
+        assert norms == node_types(fusion)["batch-norm"]
 
 
 def test_units_compute_what_the_primitives_compute(named_step):
