@@ -17,7 +17,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.adjacency import Neighbours, in_order, walk
 from graph_passes.ir.copying import Graph, nodes_of
-from graph_passes.ir.graph_view import ARGUMENT, RESULT, GraphView
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.node_order import order_edges
 from graph_passes.placement.work_sizes import PRODUCTS
 from graph_passes.rewriter.effects import READ
@@ -55,12 +55,10 @@ class _Holders:
 
     def __init__(self, view: GraphView, body: Graph) -> None:
         self._view, self._nodes = view, nodes_of(body)
-        self._first = len(view.of_op(ARGUMENT))
-        self._end = len(view.nodes) - len(view.of_op(RESULT))
 
     def node(self, number: int) -> node_def_pb2.NodeDef:
         """A node of the body."""
-        return self._nodes[number - self._first]
+        return self._nodes[number - self._view.body.start]
 
     def of(self, update: int) -> list[int]:
         """The products with what the variable of an update holds before."""
@@ -80,7 +78,7 @@ class _Holders:
         view = self._view
         found = []
         for reader in view.reading_nodes(number):
-            if self._first <= reader < self._end:
+            if reader in view.body:
                 tensors = zip(view.makers(reader), view.nodes[reader].input, strict=False)
                 held = {tensor for maker, tensor in tensors if maker == number}
                 if not held.isdisjoint(self.node(reader).input):

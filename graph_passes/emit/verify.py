@@ -20,7 +20,7 @@ from graph_passes.emit.verify_units import (
 )
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import node_name, numbers_of
-from graph_passes.ir.graph_view import ARGUMENT, RESULT, GraphView
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.vertices import OPAQUE
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.ops.node_types import NodeType
@@ -66,11 +66,10 @@ class _Verification:
 
     def __init__(self, view: GraphView, new: Graph, touched: Collection[int] | None) -> None:
         self._view = view
-        first, end, nodes = 0, len(view.nodes), nodes_of(new)
+        first, end, nodes = view.body.start, view.body.stop, nodes_of(new)
         self._arguments: dict[str, int] = {}
         self._results: list[tuple[str, int]] = []  # name of the tensor, dtype
         if isinstance(new, function_pb2.FunctionDef):
-            first, end = len(view.of_op(ARGUMENT)), end - len(view.of_op(RESULT))
             self._arguments = {arg.name: arg.type for arg in new.signature.input_arg}
             # get: [] would write to a map that lacks the key.
             self._results = [(new.ret.get(a.name, ""), a.type) for a in new.signature.output_arg]

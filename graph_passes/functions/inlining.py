@@ -147,7 +147,7 @@ class Inlined:
             start, count = self.starts[region], len(region.nodes)
             is_copy[start : start + count] = True
             numbers = np.full(len(view.nodes), -1, np.int32)
-            arguments = len(view.of_op(ARGUMENT)) if view.is_function else 0
+            arguments = view.body.start
             numbers[:arguments] = np.arange(arguments) + self.arguments[region]
             numbers[arguments : arguments + count] = np.arange(count) + start
             moved.append(numbers)

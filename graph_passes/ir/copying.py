@@ -37,11 +37,9 @@ def copy_graph(proto: Proto, view: GraphView, without_value: Collection[int] = (
         copy.CopyFrom(proto)
         return copy
     _copy_fields(proto, copy, _BODY)
-    first, end = 0, len(view.nodes)
+    first, end = view.body.start, view.body.stop
     if isinstance(copy, function_pb2.FunctionDef):
-        results = copy.signature.output_arg
-        first, end = len(copy.signature.input_arg), end - len(results)
-        for arg, node in zip(results, view.nodes[end:], strict=True):
+        for arg, node in zip(copy.signature.output_arg, view.nodes[end:], strict=True):
             copy.ret[arg.name] = node.input[0]
         add = copy.node_def.add
     else:

@@ -142,6 +142,13 @@ class GraphView:
         """For each node its name."""
         return list(self.index)
 
+    @functools.cached_property
+    def body(self) -> range:
+        """The numbers of its nodes without what stands for a function's arguments and results."""
+        if not self.is_function:
+            return range(len(self.nodes))
+        return range(len(self.of_op(ARGUMENT)), len(self.nodes) - len(self.of_op(RESULT)))
+
     def node_type(self, number: int) -> NodeType:
         """The node type of a node."""
         return self.node_index.node_type(number)

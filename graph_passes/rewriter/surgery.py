@@ -136,7 +136,7 @@ def _assembled(
     alive = np.ones(len(view.nodes), bool)
     alive[list(dead)] = False
     moved = np.where(alive, np.cumsum(alive, dtype=np.int32) - 1, -1)
-    end = len(view.nodes) - len(view.of_op(RESULT) if view.is_function else ())
+    end = view.body.stop
     moved[end:] += len(new_nodes)
     first_new = int(np.count_nonzero(alive[:end]))
     all_nodes = list(view.nodes)

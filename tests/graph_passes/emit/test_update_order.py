@@ -52,6 +52,20 @@ def awaited(
 BESIDE = "beside = MatMul(error, read, transpose_b=True)\n"
 
 
+def test_arguments_of_a_graph_are_nodes_of_it() -> None:
+    """A graph that was made of a function has such ops of its own."""
+    before = graph(TEXT + BESIDE)
+    shapes = inferred_shapes(before)
+    for index, node in enumerate(before.node[:2]):
+        node.op = "_Arg"
+        node.attr["T"].CopyFrom(node.attr["dtype"])
+        node.attr["index"].i = index
+        del node.attr["dtype"], node.attr["shape"]
+    result = rewrite_graph_def(before, CPU, preserve=(*FLOAT32, "beside"), shapes=shapes)
+    (new,) = (node for node in result.graph_def.node if node.name.startswith("last/Resource"))
+    assert "^beside" in new.input
+
+
 @pytest.mark.parametrize(
     ("text", "waits"),
     [
