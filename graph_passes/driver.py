@@ -67,7 +67,7 @@ def rewrite_graph_def(
     if main.failure is not None:
         return main
     results: dict[str, RewriteResult] = {}
-    pending = references.called(main.nodes()).union(roots)
+    pending = references.called_apart(main.nodes(), main.report.planned_with).union(roots)
     while pending:
         name = pending.pop()
         function = references.library[name]
@@ -78,7 +78,7 @@ def rewrite_graph_def(
         if result.failure is not None:
             return dataclasses.replace(result, proto=graph_def)
         results[name] = result
-        pending |= references.called(result.nodes())
+        pending |= references.called_apart(result.nodes(), result.report.planned_with)
     reports = {name: results[name].report for name in sorted(results)}
     if not any(result.changed for result in results.values()) and not main.extra_functions:
         return dataclasses.replace(main, function_reports=reports)

@@ -4,11 +4,13 @@ They take small differences of large numbers. A kernel matrix whose entries are 
 bfloat16 is no longer positive definite, and its Cholesky factor is NaN; in a solution, an error of
 the right side is larger by the condition of the matrix. So all that lies between the last matrix
 products and such an op stays float32, these products and their gradients too, and so does a product
-that reads what the op gives, as the op's own gradient does.
+that reads what the op gives, as the op's own gradient does. In a loop that hands on what is made
+of it, as a Kalman filter's does, products of one round are what the op is given in the next.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
@@ -63,4 +65,21 @@ def keep_decompositions(coloring: Coloring) -> None:
         for vertex in walk(roots | behind, onward)
         if codes[vertex] == ALLOW and not operands.isdisjoint(edges.producers(vertex))
     }
-    coloring.block(sorted((before | behind | gradients) - roots), Reason.DECOMPOSITION)
+    found = before | behind | gradients | _rounds(coloring, roots)
+    coloring.block(sorted(found - roots), Reason.DECOMPOSITION)
+
+
+def _rounds(coloring: Coloring, roots: set[int]) -> set[int]:
+    """All that leads round a loop from a decomposition back to it."""
+    carriers, found = coloring.carriers(), set[int]()
+    if not carriers:
+        return found
+
+    def circle(through: list[int]) -> set[int]:
+        reach = functools.partial(coloring.edges.reach, through, coloring.view.is_float)
+        return set(coloring.where(reach(forward=True) & reach(backward=True)))
+
+    for root in sorted(roots & circle(carriers)):
+        if root not in found and len(way := circle([root])) > 1:
+            found |= way
+    return found

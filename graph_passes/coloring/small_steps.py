@@ -23,7 +23,6 @@ from graph_passes.ops.reasons import Reason
 SMALL_FACTOR = 1 / 32
 """A step by so small a factor loses three of the eight bits of bfloat16, in each round."""
 
-_LOOPS = frozenset(("While", "StatelessWhile"))
 _ADDITIONS = frozenset(("Add", "AddN", "AddV2", "Sub"))
 _SCALINGS = frozenset(("Mul", "RealDiv"))
 
@@ -41,7 +40,7 @@ def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
     gates of a recurrent layer, which are tensors, are none of these.
     """
     view = coloring.view
-    carriers = coloring.where(view.is_vertex_of(_carries) & view.is_float)
+    carriers = coloring.carriers()
     if not carriers:
         return
     adds = view.is_vertex_of(_adds)
@@ -99,13 +98,6 @@ def _is_by_a_tensor(view: GraphView, vertex: int) -> bool:
     node = view.node_of(vertex)
     scales = view.node_type(view.vertex_nodes[vertex]).op in _SCALINGS
     return scales and () not in [view.shape(name) for name in node.input if name[0] != "^"]
-
-
-def _carries(node_type: NodeType) -> bool:
-    """Whether values come back to a node in the next round."""
-    op_type = node_type.op_type
-    is_loop = op_type is not None and op_type.name in _LOOPS and node_type.is_inlined_call
-    return is_loop or node_type.op == "Merge"
 
 
 def _adds(node_type: NodeType) -> bool:

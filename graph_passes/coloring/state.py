@@ -18,6 +18,7 @@ from graph_passes.policy.rules import Rule
 
 ALLOW, INFER, CLEAR, DENY = (LIST_NAMES.index(name) + 1 for name in LIST_NAMES)
 """List codes in `Coloring.list_codes`; 0 is a vertex on no list."""
+_LOOPS = frozenset(("While", "StatelessWhile"))
 
 
 class Coloring:
@@ -138,6 +139,10 @@ class Coloring:
         """The vertices of a mask, in order."""
         return mask.nonzero()[0].tolist()  # type: ignore[no-any-return]
 
+    def carriers(self) -> list[int]:
+        """The vertices at which values come back to a loop in its next round."""
+        return self.where(self.view.is_vertex_of(_carries) & self.view.is_float)
+
     def paint(self, vertices: Iterable[int], reason: Reason) -> None:
         """Gives vertices the colour ALLOW; the first reason stays."""
         low, why = self.low, self.why
@@ -191,6 +196,12 @@ def _list_codes(lists: OpLists, node_type: NodeType) -> tuple[int, ...]:
     if node_type.is_inlined_call:  # its functions change with it
         code = code or CLEAR
     return tuple(code if dtype == FLOAT else 0 for dtype in node_type.dtypes)
+
+
+def _carries(node_type: NodeType) -> bool:
+    op_type = node_type.op_type
+    is_loop = op_type is not None and op_type.name in _LOOPS and node_type.is_inlined_call
+    return is_loop or node_type.op == "Merge"
 
 
 @_OF_NODE_TYPE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
@@ -66,13 +66,26 @@ class FunctionReferences:
         names.update([self._gradients[name] for name in names & self._gradients.keys()])
         return names & self.library.keys()
 
-    def reachable(self, names: Iterable[str] = ("",)) -> set[str]:
-        """Some functions of the library with all that a run of them may call; "" is the graph."""
+    def called_apart(
+        self, nodes: Iterable[node_def_pb2.NodeDef], planned: Collection[str]
+    ) -> set[str]:
+        """The functions that nodes call, but those that were planned with them.
+
+        What the plan left as it is keeps its name, and is done with. What that calls may have been
+        left out of the plan.
+        """
 
         def callees(name: str) -> set[str]:
-            return self._functions(called for _, called in self._named[name])
+            return self._callees(name) if name in planned else set()
 
-        return set(walk(names, callees)) - {""}
+        return set(walk(self.called(nodes), callees)).difference(planned)
+
+    def reachable(self, names: Iterable[str] = ("",)) -> set[str]:
+        """Some functions of the library with all that a run of them may call; "" is the graph."""
+        return set(walk(names, self._callees)) - {""}
+
+    def _callees(self, name: str) -> set[str]:
+        return self._functions(called for _, called in self._named[name])
 
     def of_pipelines(self) -> set[str]:
         """The functions that run in a tf.data pipeline, with all that those call.

@@ -126,3 +126,42 @@ def test_products_on_both_sides_of_each(op, config):
     report = traced.rewrite(config).report
     kept = {d.node: d.reason for d in report.decisions if not d.converted}
     assert kept["near"] is Reason.DECOMPOSITION
+
+
+def covariance(x: tf.Tensor, w: tf.Tensor, rounds: int = 30) -> tf.Tensor:
+    """What a Kalman filter hands on from round to round."""
+    one = tf.eye(WIDTH)
+
+    def body(i, p):
+        p = tf.matmul(tf.matmul(w, p, name="forward"), w, transpose_b=True) + 0.01 * one
+        gain = tf.matmul(p, tf.linalg.inv(p + 0.1 * one))
+        return i + 1, tf.matmul(one - gain, p)
+
+    return tf.while_loop(lambda i, _: i < rounds, body, (0, 100.0 * one + 0.0 * x))[1]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_what_a_loop_hands_on_to_a_solver_is_that_of_float32(config):
+    traced = trace(covariance, tf.TensorSpec((WIDTH, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
+    given = [np.zeros((WIDTH, WIDTH), np.float32), inputs()[1]]
+    (expected,) = traced.run(traced.graph_def, *given)
+    (found,) = traced.run(traced.rewrite(config).graph_def, *given)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    off = dataclasses.replace(config, disabled_rules=frozenset(("decomposition",)))
+    (wrong,) = traced.run(traced.rewrite(off).graph_def, *given)
+    assert np.abs(wrong - expected).max() > 2e-5
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_loop_without_a_solver_goes_low(config):
+    def made(x, w):
+        def body(i, h):
+            return i + 1, tf.tanh(tf.matmul(h, w, name="inside"))
+
+        h = tf.while_loop(lambda i, _: i < 4, body, (0, x))[1]
+        return tf.linalg.inv(tf.matmul(h, w, name="near")), covariance(h, w)
+
+    traced = trace(made, tf.TensorSpec((WIDTH, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
+    report = traced.rewrite(config).report
+    low = {d.node.rpartition("/")[2] for d in report.decisions if d.converted}
+    assert "inside" in low and not low & {"near", "forward"}
