@@ -53,7 +53,7 @@ class GraphLog:
             last = announce and len(said) == _LINES_PER_NAME
         _log.log(logging.INFO if announce else logging.DEBUG, "%s", line)
         if last:
-            _log.info("%r was traced often; more lines about it are logged at DEBUG.", name)
+            _log.info("More lines about functions named %r are logged at DEBUG.", name)
 
     @property
     def shares_a_line(self) -> bool:
