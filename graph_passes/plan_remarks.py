@@ -106,7 +106,7 @@ class _Estimates:
         op = self._view.node_type(number).op
         if self._table is None or not self._table.variants_of(op):
             return None, None
-        cost = self._table.cost_of(op, self.sizes.variant(number))
+        cost = self._table.cost_of(op, self.sizes.variant(number, by_layout=self._table.by_layout))
         size = None if cost is None else self.sizes.size(number, cost)
         return (
             (None, None) if cost is None or not size else (cost.low.at(size), cost.float32.at(size))

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 from graph_passes.policy.cost_table import (
     BROADCAST,
+    CHANNELS_FIRST,
+    CHANNELS_FIRST_DEEP,
+    CHANNELS_FIRST_POINTWISE,
     GROUPED,
     GROUPED_WIDE,
     POINTWISE,
@@ -19,6 +22,7 @@ from graph_passes.policy.cost_table import (
     WIDE,
     WIDE_STRIDED,
     Measure,
+    is_channels_first,
 )
 
 
@@ -76,6 +80,10 @@ _DEPTHWISE = ((4, 128), (8, 256), (16, 256), (64, 96))
 _WIDE_FILTER = 5
 # Of the groups of ResNeXt; those of ConvNeXt have one channel.
 _GROUPED, _A_GROUP = ((4, 256), (8, 256), (16, 256), (32, 128)), 4
+_FIRST_FEW = ((8, 32), (16, 32), (32, 32), (64, 32))
+_FIRST_DEEP = ((8, 128), (16, 128), (32, 128))
+_FIRST_POINTWISE = ((32, 16), (32, 32), (32, 64), (32, 128), (32, 256))
+_VOLUMES = ((4, 16), (8, 32), (8, 64))
 _CHANNELS = 64
 _RAGGED_CHANNELS = 72
 _BATCH = 16
@@ -114,6 +122,11 @@ def probes() -> tuple[Probe, ...]:
         *_convolution("Conv2D", 3, 1, GROUPED, _GROUPED, _A_GROUP),
         *_convolution("Conv2D", 7, 1, GROUPED_WIDE, _GROUPED, 1),
         *_volumes(),
+        *_convolution("Conv2D", 3, 1, CHANNELS_FIRST, _FIRST_FEW),
+        *_convolution("Conv2D", 3, 1, CHANNELS_FIRST_DEEP, _FIRST_DEEP),
+        *_convolution("Conv2D", 1, 1, CHANNELS_FIRST_POINTWISE, _FIRST_POINTWISE),
+        *_convolution("DepthwiseConv2dNative", 3, 1, CHANNELS_FIRST, _DEPTHWISE),
+        *_convolution("Conv3D", 3, 1, CHANNELS_FIRST, _VOLUMES),
     )
 
 
@@ -293,7 +306,7 @@ def _convolutions(depthwise: tuple[tuple[int, int], ...]) -> Iterator[Probe]:
 
 
 def _volumes() -> Iterator[Probe]:
-    yield from _convolution("Conv3D", 3, 1, "", ((4, 16), (8, 32), (8, 64)))
+    yield from _convolution("Conv3D", 3, 1, "", _VOLUMES)
 
 
 def _convolution(
@@ -309,12 +322,18 @@ def _convolution(
     A group is of all channels by default, and the multiplier of a depthwise convolution 1.
     """
     axes = 3 if op == "Conv3D" else 2
-    attrs = {"strides": [1, *[stride] * axes, 1], "padding": "SAME"}
+    attrs: dict[str, Any] = {"strides": [1, *[stride] * axes, 1], "padding": "SAME"}
+    is_first = is_channels_first(variant)
+    if is_first:
+        attrs["strides"] = [1, 1, *[stride] * axes]
+        attrs["data_format"] = "NCDHW" if axes == 3 else "NCHW"
     forward, to_input, to_filter = [], [], []
     for side, channels in sizes:
         each = 1 if op.startswith("Depthwise") else group or channels
-        x = (_BATCH, *[side] * axes, channels)
-        y = (_BATCH, *[side // stride] * axes, channels)
+        x, y = (
+            (_BATCH, *([channels, *sides] if is_first else [*sides, channels]))
+            for sides in ([side] * axes, [side // stride] * axes)
+        )
         ends = (each, channels) if group else (channels, each)
         weights = (*[kernel] * axes, *ends)
         flops = 2 * math.prod(y) * kernel**axes * each

@@ -11,8 +11,8 @@ import numpy as np
 from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.cut_problem import keep_cheap_ones
-from graph_passes.placement.work_sizes import UNKNOWN_ELEMENTS, WorkSizes
-from graph_passes.policy.cost_table import CostTable, OpCost
+from graph_passes.placement.work_sizes import PRODUCTS, UNKNOWN_ELEMENTS, WorkSizes
+from graph_passes.policy.cost_table import CostTable, OpCost, is_channels_first
 
 UNKNOWN_FLOPS = 1 << 26
 """What counts for the work of a matrix product or convolution whose shapes are not known."""
@@ -53,7 +53,9 @@ class _Times:
     def _gain(self, number: int) -> int | None:
         """The time that a node saves by being low; None if that cannot be told."""
         op = self._view.node_type(number).op
-        variant = self._sizes.variant(number) if any(self._table.variants_of(op)) else ""
+        variant = ""
+        if op in PRODUCTS or any(self._table.variants_of(op)):
+            variant = self._sizes.variant(number, by_layout=self._table.by_layout)
         cost = self._table.cost_of(op, variant)
         if cost is None:
             return None
@@ -61,19 +63,22 @@ class _Times:
             return 0
         key = op, variant, self._sizes.size(number, cost)
         if key not in self._saved:
-            self._saved[key] = self._save(cost, key[-1])
+            # Smaller tensors save the ops beside it little of what a convolution loses that has
+            # to change the layout of what it reads and makes.
+            doubt = 1.0 if is_channels_first(variant) else self._table.doubt
+            self._saved[key] = self._save(cost, key[-1], doubt)
         return self._saved[key]
 
-    def _save(self, cost: OpCost, size: int | None) -> int | None:
+    def _save(self, cost: OpCost, size: int | None, doubt: float) -> int | None:
         """The time that work of a size, None for one not known, saves by being low."""
         assumed = UNKNOWN_FLOPS if cost.measure == "flops" else UNKNOWN_ELEMENTS
         if self._table.compiled:
             gain = cost.gain_beyond(assumed if size is None else size, COMPILED_MARGIN)
         elif size is not None:
             is_cached = cost.measure == "elements" and size < _CACHED_ELEMENTS
-            gain = cost.gain(size, 1.0 if is_cached else self._table.doubt)
+            gain = cost.gain(size, 1.0 if is_cached else doubt)
         else:
-            gain = cost.clear_gain(assumed, self._table.doubt)
+            gain = cost.clear_gain(assumed, doubt)
             if not gain:
                 return None
         return round(gain * _PER_SECOND)

@@ -14,6 +14,9 @@ from graph_passes.ops.node_types import NodeType
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from graph_passes.policy.cost_table import (
     BROADCAST,
+    CHANNELS_FIRST,
+    CHANNELS_FIRST_DEEP,
+    CHANNELS_FIRST_POINTWISE,
     GROUPED,
     GROUPED_WIDE,
     POINTWISE,
@@ -47,6 +50,9 @@ _NORMS = frozenset(("FusedBatchNormV3", "FusedBatchNormGradV3"))
 _LANES = 16
 """oneDNN's kernels for bfloat16 take so many channels at once; with others it has none that is
 fast: 1.2 million elements take 2.4 ms, 0.5 in float32, with 72 channels, 0.26 with 64."""
+_MANY_CHANNELS, _SMALL_SIDE = 128, 7
+"""Channels first, oneDNN's kernels for bfloat16 gain where they make so many channels, of images
+larger than that: 64 to 128 channels take 0.8 times as long as in float32, 128 to 64 1.2 times."""
 _ROWS = frozenset(("TensorListConcat", "TensorListConcatV2"))
 _TO_INPUT, _TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")
 
@@ -186,12 +192,19 @@ class WorkSizes:
         terms = terms or in_right // (columns or in_right or 1) or self._unknown
         return rows or in_left // terms or self._unknown, terms, columns or self._unknown
 
-    def variant(self, number: int) -> str:
-        """The variant of its op that a node is."""
+    def variant(self, number: int, *, by_layout: bool = False) -> str:
+        """The variant of its op that a node is.
+
+        Args:
+            number: of the node.
+            by_layout: whether convolutions channels first are others, see `CostTable`.
+        """
         op = self._view.node_type(number).op
         if op == "MatMul":
             return TRANSPOSED if self._view.attr(number, "transpose_b").b else ""
         if op in _CONVOLUTIONS:
+            if by_layout and self._is_channels_first(number):
+                return self._channels_first(number)
             is_strided = max(self._view.attr(number, "strides").list.i, default=1) > 1
             weights = self._filter(number)
             is_wide = weights is not None and max(weights[:2]) > _WIDEST
@@ -211,17 +224,36 @@ class WorkSizes:
         read = map(self._shape, self._read(number))
         return BROADCAST if any(shape not in (None, made) for shape in read) else ""
 
+    def _channels_first(self, number: int) -> str:
+        """The variant of a convolution channels first."""
+        weights, image = self._filter(number), self._image(number)
+        if weights is None or len(weights) != 4 or self._is_depthwise(number):
+            return CHANNELS_FIRST
+        if max(weights[:2]) == 1:
+            return CHANNELS_FIRST_POINTWISE
+        is_large = image is not None and min(side or 0 for side in image[2:]) > _SMALL_SIDE
+        is_deep = weights[-1] >= _MANY_CHANNELS and max(weights[:2]) <= _WIDEST
+        return CHANNELS_FIRST_DEEP if is_deep and is_large else CHANNELS_FIRST
+
     def _has_small_groups(self, number: int, weights: tuple[int, ...]) -> bool:
-        op = self._view.node_type(number).op
-        if op.startswith("Depthwise") or weights[-2] >= _LANES:
+        if self._is_depthwise(number) or weights[-2] >= _LANES:
             return False
-        image = self._shape(number if op.endswith(_TO_INPUT) else self._read(number)[0])
-        return (self._channels(number, image) or 0) > weights[-2]
+        return (self._channels(number, self._image(number)) or 0) > weights[-2]
+
+    def _is_depthwise(self, number: int) -> bool:
+        return self._view.node_type(number).op.startswith("Depthwise")
+
+    def _image(self, number: int) -> Shape | None:
+        """The shape of what a convolution reads, or of the gradient of it."""
+        is_made = self._view.node_type(number).op.endswith(_TO_INPUT)
+        return self._shape(number if is_made else self._read(number)[0])
+
+    def _is_channels_first(self, number: int) -> bool:
+        return self._view.attr(number, "data_format").s[:2] == b"NC"
 
     def _channels(self, number: int, image: Shape | None) -> int | None:
         """The channels of an image that a node reads or makes."""
-        is_first = self._view.attr(number, "data_format").s[:2] == b"NC"
-        return image[1 if is_first else -1] if image else None
+        return image[1 if self._is_channels_first(number) else -1] if image else None
 
     def size(self, number: int, cost: OpCost) -> int | None:
         """The size of a node's work as its costs count it, None where it is not known."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from graph_passes.policy.cost_table import STRIDED
+from graph_passes.policy.cost_table import CHANNELS_FIRST, STRIDED
 from graph_passes.policy.cost_table_files import format_table, parse_table
 from tf_amp.tuning import chosen_probes, measure_table
 
@@ -41,6 +41,21 @@ def test_what_xla_compiles_is_measured_by_itself() -> None:
     for _, cost in table.rows:
         assert cost.measure == "flops"
         assert all(seconds > 0.0 for seconds in cost.low.seconds)
+
+
+def test_channels_first_are_measured_in_the_same_sizes() -> None:
+    by_key = {probe.key: probe for probe in chosen_probes()}
+    for op in ("Conv3D", "DepthwiseConv2dNativeBackpropFilter"):
+        last, first = by_key[op], by_key[f"{op}/{CHANNELS_FIRST}"]
+        assert [case.size for case in first.cases] == [case.size for case in last.cases]
+    for end in ("", "BackpropInput", "BackpropFilter"):
+        arguments = by_key[f"Conv2D{end}/{CHANNELS_FIRST}"].cases[0].arguments
+        assert arguments["data_format"] == "NCHW"
+    assert arguments["input"].shape == arguments["out_backprop"].shape == (16, 32, 8, 8)
+    assert arguments["filter_sizes"] == [3, 3, 32, 32]
+    rows = [f"Conv2D/{CHANNELS_FIRST}", f"Conv3DBackpropInputV2/{CHANNELS_FIRST}"]
+    table = measure_table("cpu-here", "CPU", "bfloat16", only=rows, rounds=1)
+    assert [key for key, _ in table.rows] == rows
 
 
 def test_an_op_without_a_kernel_for_the_dtype_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,14 @@ from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement import min_cut
 from graph_passes.policy.config import ListEdit
-from graph_passes.policy.cost_table import BROADCAST, STRIDED, CostTable, Curve, OpCost
+from graph_passes.policy.cost_table import (
+    BROADCAST,
+    CHANNELS_FIRST,
+    STRIDED,
+    CostTable,
+    Curve,
+    OpCost,
+)
 from graph_passes.policy.cost_table_files import shipped_table
 from graph_passes.report import Report
 
@@ -290,6 +297,64 @@ def test_strided_convolutions_have_a_price_of_their_own(stride: int, low: bool) 
     )
     names, _ = converted(graph_def, config(costs), preserve=("out",))
     assert ("dx" in names) is low
+
+
+def _convolution(data_format: str) -> graph_pb2.GraphDef:
+    image = [2, 8, 8, 16] if data_format == "NHWC" else [2, 16, 8, 8]
+    return graph(f"""
+        x = Placeholder(dtype=float32, shape={image})
+        w = Placeholder(dtype=float32, shape=[3, 3, 16, 16])
+        y = Conv2D(x, w, strides=[1, 1, 1, 1], padding="SAME", data_format="{data_format}")
+        out = Identity(y)
+    """)
+
+
+@pytest.mark.parametrize(
+    ("data_format", "rows", "low"),
+    [
+        ("NHWC", {}, True),
+        ("NCHW", {}, False),
+        # No doubt about a loss: nothing beside the convolution makes up for it.
+        ("NCHW", {f"Conv2D__{CHANNELS_FIRST}": (50.0, 51.0)}, False),
+        ("NCHW", {f"Conv2D__{CHANNELS_FIRST}": (90.0, 50.0)}, True),
+        ("NHWC", {f"Conv2D__{CHANNELS_FIRST}": (50.0, 90.0)}, True),
+    ],
+)
+def test_channels_first_have_a_price_of_their_own(
+    data_format: str, rows: Mapping[str, tuple[float, float]], low: bool
+) -> None:
+    costs = table(cast=1.0, Conv2D=(90.0, 50.0), **rows)
+    names, report = converted(_convolution(data_format), config(costs), preserve=("out",))
+    assert ("y" in names) is low
+    assert low or report.reasons["y"] == Reason.SLOWER_HERE.text
+
+
+@pytest.mark.parametrize("changes", [{"device": "GPU"}, {"compiled": True}])
+def test_only_kernels_of_a_cpu_have_prices_by_layout(changes: Mapping[str, Any]) -> None:
+    costs = dataclasses.replace(table(cast=1.0, Conv2D=(90.0, 50.0)), **changes)
+    settings = dataclasses.replace(config(None), cost_table=costs, device=costs.device)
+    names, _ = converted(_convolution("NCHW"), settings, preserve=("out",))
+    assert "y" in names
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights", "low"),
+    [
+        ([16, 64, 32, 32], [3, 3, 64, 64], False),
+        ([16, 128, 32, 32], [3, 3, 128, 128], True),
+        ([16, 256, 14, 14], [1, 1, 256, 256], True),
+        (None, [3, 3, 64, 64], False),
+    ],
+)
+def test_the_shipped_table_keeps_few_channels_that_come_first_in_float32(
+    shape: list[int] | None, weights: list[int], low: bool
+) -> None:
+    with tf.Graph().as_default() as made:
+        x, w = (tf.compat.v1.placeholder(tf.float32, each) for each in (shape, weights))
+        for _ in range(2):
+            x = tf.nn.relu(tf.nn.conv2d(x, w, 1, "SAME", data_format="NCHW"))
+    names, _ = converted(made.as_graph_def(), config(shipped_table("cpu-avx512_bf16", "bfloat16")))
+    assert ("Conv2D_1" in names) is low
 
 
 def test_what_tensorflow_fuses_into_its_producer_follows_it() -> None:

@@ -15,6 +15,9 @@ from graph_passes.ir.view import view_graph
 from graph_passes.placement.work_sizes import UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
 from graph_passes.policy.cost_table import (
     BROADCAST,
+    CHANNELS_FIRST,
+    CHANNELS_FIRST_DEEP,
+    CHANNELS_FIRST_POINTWISE,
     GROUPED,
     GROUPED_WIDE,
     POINTWISE,
@@ -263,12 +266,23 @@ def test_a_depthwise_convolution_sums_over_one_channel():
     assert sizes.size(index["y"], FLOPS) == 2 * (2 * 8 * 8 * 10) * 3 * 3
 
 
-def convolution_and_gradients(op, weights, stride):
+def convolution_and_gradients(op, weights, stride=1, *, side=8, data_format="NHWC"):
     """The sizes of the three ops of a convolution of 8 x 8 pixels, and the number of each."""
-    common = {"strides": [1, stride, stride, 1], "padding": "SAME", "name": "y"}
     depthwise = op.startswith("Depthwise")
-    shape = (2, 8, 8, weights[2] if depthwise else 32)
-    made = (2, 8 // stride, 8 // stride, weights[2] if depthwise else weights[3])
+
+    def image(count: int, length: int, channels: int) -> tuple[int, ...]:
+        if data_format == "NCHW":
+            return (count, channels, length, length)
+        return (count, length, length, channels)
+
+    common = {
+        "strides": image(1, stride, 1),
+        "padding": "SAME",
+        "data_format": data_format,
+        "name": "y",
+    }
+    shape = image(2, side, weights[2] if depthwise else 32)
+    made = image(2, -(-side // stride), weights[2] if depthwise else weights[3])
     forward, to_input, to_filter = (
         functools.partial(getattr(tf.raw_ops, op + end), **common)
         for end in ("", "BackpropInput", "BackpropFilter")
@@ -308,6 +322,57 @@ def test_small_groups_make_convolutions_others(side, stride, group, variant):
     for sizes, number in convolution_and_gradients("Conv2D", weights, stride):
         assert sizes.variant(number) == variant
         assert sizes.flops(number) == 2 * (2 * (8 // stride) ** 2 * 64) * side**2 * group
+
+
+@pytest.mark.parametrize(
+    ("op", "weights", "stride", "side", "variant"),
+    [
+        ("Conv2D", (3, 3, 32, 64), 1, 8, CHANNELS_FIRST),
+        ("Conv2D", (3, 3, 32, 128), 1, 8, CHANNELS_FIRST_DEEP),
+        ("Conv2D", (3, 3, 32, 128), 2, 8, CHANNELS_FIRST_DEEP),
+        ("Conv2D", (3, 3, 32, 128), 1, 7, CHANNELS_FIRST),
+        ("Conv2D", (5, 5, 32, 128), 1, 8, CHANNELS_FIRST),
+        ("Conv2D", (1, 1, 32, 8), 1, 8, CHANNELS_FIRST_POINTWISE),
+        ("Conv2D", (1, 1, 32, 128), 2, 8, CHANNELS_FIRST_POINTWISE),
+        ("Conv2D", (3, 3, 4, 64), 1, 8, CHANNELS_FIRST),
+        ("DepthwiseConv2dNative", (3, 3, 128, 1), 1, 8, CHANNELS_FIRST),
+        ("DepthwiseConv2dNative", (5, 5, 128, 1), 2, 8, CHANNELS_FIRST),
+        ("DepthwiseConv2dNative", (1, 1, 128, 1), 1, 8, CHANNELS_FIRST),
+    ],
+)
+def test_channels_that_come_first_make_convolutions_others(op, weights, stride, side, variant):
+    convolutions = convolution_and_gradients(op, weights, stride, side=side, data_format="NCHW")
+    for sizes, number in convolutions:
+        assert sizes.variant(number, by_layout=True) == variant
+        assert sizes.variant(number) not in {
+            CHANNELS_FIRST,
+            CHANNELS_FIRST_DEEP,
+            CHANNELS_FIRST_POINTWISE,
+        }
+    for sizes, number in convolution_and_gradients(op, weights, stride, side=side):
+        assert sizes.variant(number, by_layout=True) == sizes.variant(number)
+
+
+def test_an_image_of_unknown_sides_is_not_taken_for_a_large_one():
+    def function(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        common = {"strides": [1] * 4, "padding": "SAME", "data_format": "NCHW", "name": "y"}
+        return tf.raw_ops.Conv2D(input=x, filter=w, **common)
+
+    for shape in ((2, 32, None, None), None):
+        sizes, index = sizes_of(function, shape, (3, 3, 32, 128))
+        assert sizes.variant(index["y"], by_layout=True) == CHANNELS_FIRST
+
+
+@pytest.mark.parametrize("data_format", ["NDHWC", "NCDHW"])
+def test_volumes_have_a_layout_as_well(data_format):
+    def function(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        common = {"strides": [1] * 5, "padding": "SAME", "data_format": data_format, "name": "y"}
+        return tf.raw_ops.Conv3D(input=x, filter=w, **common)
+
+    sizes, index = sizes_of(function, (2, 8, 8, 8, 8), (1, 1, 1, 8, 8))
+    variant = CHANNELS_FIRST if data_format == "NCDHW" else POINTWISE
+    assert sizes.variant(index["y"], by_layout=True) == variant
+    assert sizes.variant(index["y"]) == POINTWISE
 
 
 @pytest.mark.parametrize(

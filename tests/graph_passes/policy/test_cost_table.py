@@ -12,6 +12,9 @@ from small_cost_table import CURVE, SMALL
 from graph_passes import PrecisionConfig
 from graph_passes.policy.cost_table import (
     BROADCAST,
+    CHANNELS_FIRST,
+    CHANNELS_FIRST_DEEP,
+    CHANNELS_FIRST_POINTWISE,
     GROUPED,
     GROUPED_WIDE,
     STRIDED,
@@ -81,6 +84,24 @@ def test_a_variant_falls_back_to_its_op() -> None:
     assert SMALL.cost_of("Relu", BROADCAST) is None
     assert set(SMALL.variants_of("AddV2")) == {"", BROADCAST}
     assert not SMALL.variants_of("Relu")
+
+
+@pytest.mark.parametrize("variant", [CHANNELS_FIRST, CHANNELS_FIRST_DEEP, CHANNELS_FIRST_POINTWISE])
+def test_channels_first_without_a_measurement_are_no_gain(variant: str) -> None:
+    cost = SMALL.cost_of("MatMul", variant)
+    assert cost is not None
+    assert cost.float32 == dict(SMALL.rows)["MatMul"].float32
+    assert cost.gain(100) == pytest.approx(-3e-6)
+    few = dict(SMALL.rows)["MatMul"]
+    measured = dataclasses.replace(SMALL, rows=(*SMALL.rows, (f"MatMul/{CHANNELS_FIRST}", few)))
+    assert measured.cost_of("MatMul", variant) is few
+    assert SMALL.cost_of("Relu", variant) is None
+
+
+def test_layouts_count_in_kernels_of_a_cpu() -> None:
+    assert SMALL.by_layout
+    assert not dataclasses.replace(SMALL, device="GPU").by_layout
+    assert not dataclasses.replace(SMALL, compiled=True).by_layout
 
 
 def test_gain_is_the_difference_and_clear_only_if_it_has_one_sign() -> None:

@@ -11,6 +11,9 @@ from small_cost_table import SMALL
 
 from graph_passes.policy.cost_table import (
     BROADCAST,
+    CHANNELS_FIRST,
+    CHANNELS_FIRST_DEEP,
+    CHANNELS_FIRST_POINTWISE,
     DOUBT,
     GROUPED_WIDE,
     RAGGED,
@@ -161,6 +164,22 @@ def test_what_decides_on_networks_with_groups() -> None:
     backward = table.variants_of("Conv2DBackpropFilter")[GROUPED_WIDE]
     assert forward.low.seconds[-1] < forward.float32.seconds[-1]
     assert backward.low.seconds[0] > 1.5 * backward.float32.seconds[0]
+
+
+@pytest.mark.parametrize("part", ["", "BackpropInput", "BackpropFilter"])
+def test_what_decides_on_networks_with_channels_first(part: str) -> None:
+    table = shipped_table("cpu-avx512_bf16", "bfloat16")
+    assert table is not None
+    variants = table.variants_of(f"Conv2D{part}")
+    few = variants[CHANNELS_FIRST]
+    assert few.gain(few.low.sizes[-1]) < 0
+    assert few.gain(few.low.sizes[-2]) < 0
+    for variant in (CHANNELS_FIRST_DEEP, CHANNELS_FIRST_POINTWISE):
+        cost = variants[variant]
+        assert cost.gain(cost.low.sizes[-1]) > 0
+    depthwise = table.variants_of(f"DepthwiseConv2dNative{part}")[CHANNELS_FIRST]
+    for size in depthwise.low.sizes:
+        assert depthwise.low.at(size) > 1.5 * depthwise.float32.at(size)
 
 
 def test_no_table_is_shipped_for_what_was_not_measured() -> None:
