@@ -137,7 +137,11 @@ class WorkSizes:
         if len(makers) == 2:
             lengths = self._lengths(tensor % self._nodes)
             return self._elements[tensor] if lengths is None else lengths[0] * lengths[2]
-        if not makers or self._assumed[makers[0]] > self._assumed[tensor]:
+        if not makers:
+            return self._elements[tensor]
+        # Of fewer lengths that are not known one may stand for several, unless more is known.
+        tells_more = _known(self._shape(tensor)) > _known(self._shape(makers[0]))
+        if tells_more and self._assumed[makers[0]] > self._assumed[tensor]:
             return self._elements[tensor]
         self._assumed[tensor] = self._assumed[makers[0]]
         return self._elements[makers[0]]
@@ -368,6 +372,11 @@ class WorkSizes:
         port, number = divmod(tensor, self._nodes)
         shapes = self._view.output_shapes(number)
         return shapes[port] if port < len(shapes) else None
+
+
+def _known(shape: Shape | None) -> int:
+    """The product of the lengths of a shape that are known, 0 where its rank is not."""
+    return 0 if shape is None else math.prod(size for size in shape if size is not None)
 
 
 @functools.lru_cache(maxsize=4096)

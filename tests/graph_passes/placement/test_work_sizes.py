@@ -64,6 +64,17 @@ def test_what_is_known_less_of_does_not_tell_what_is_known_more_of():
     assert sizes.size(index["product"], FLOPS) == 2 * 4 * 4 * UNKNOWN_DIMENSION * 6
 
 
+@pytest.mark.parametrize("channels", [4, 2])
+def test_an_axis_made_of_several_that_are_not_known_counts_for_all_of_them(channels):
+    def merge(x: tf.Tensor) -> tf.Tensor:
+        rows = tf.reshape(x, [-1, channels], name="rows")
+        return tf.matmul(rows, rows, transpose_a=True, name="product")
+
+    sizes, index = sizes_of(merge, (None, None, 4))
+    assert sizes.elements(index["rows"]) == UNKNOWN_DIMENSION**2 * 4
+    assert sizes.size(index["product"], FLOPS) == 2 * 4 * channels * UNKNOWN_DIMENSION**2
+
+
 def test_the_rows_of_a_list_are_those_of_all_its_elements():
     """A loop gives a product behind it the rows of all rounds."""
 
