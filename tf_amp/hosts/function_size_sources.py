@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tensorflow.core.framework import attr_value_pb2, function_pb2, types_pb2
@@ -71,7 +71,7 @@ def find_source(definition: function_pb2.FunctionDef, shapes: Shapes, find: Find
     """
     found: list[tuple[Shape | None, Source]] = []
     for position, argument in enumerate(definition.signature.input_arg):
-        found += ((s, Source(_unknown(s), argument=position)) for s in shapes(argument.name))
+        found += ((s, Source(unknown_axes(s), argument=position)) for s in shapes(argument.name))
     optionals = {node.name for node in definition.node_def if node.op == _GET_OPTIONAL}
     for node in definition.node_def:
         if node.op == _GET_NEXT:
@@ -84,11 +84,10 @@ def find_source(definition: function_pb2.FunctionDef, shapes: Shapes, find: Find
         else:
             continue
         for port, (shape, dtype) in enumerate(zip(shapes(node.name), dtypes, strict=True)):
-            source = Source(_unknown(shape), tensor=f"{node.name}:{output}:{port}", dtype=dtype)
-            found.append((shape, source))
-    partly_known = [each for each in found if each[1].unknown]
-    if partly_known:
-        return max(partly_known, key=lambda each: _known_elements(each[0]))[1]
+            tensor = f"{node.name}:{output}:{port}"
+            found.append((shape, Source(unknown_axes(shape), tensor=tensor, dtype=dtype)))
+    if (source := widest(found)) is not None:
+        return source
     read = (value for each in with_callees((definition,), find) for value in _read_by(each))
     sizes = ([dim.size for dim in shape.dim] for value in read for shape in value.list.shape)
     unknown = {tuple(axis for axis, size in enumerate(each) if size < 0) for each in sizes}
@@ -105,7 +104,21 @@ def _read_by(function: function_pb2.FunctionDef) -> Iterator[attr_value_pb2.Attr
         yield from (attr[_SHAPES] for attr in given if _SHAPES in attr)
 
 
-def _unknown(shape: Shape | None) -> tuple[int, ...]:
+def widest(found: Iterable[tuple[Shape | None, Source]]) -> Source | None:
+    """Chooses the source of the largest tensor whose shape is known in part.
+
+    Args:
+        found: the sources, each with the shape of its tensor.
+
+    Returns:
+        The source; None where all shapes are known, or nothing of them.
+    """
+    partly_known = [each for each in found if each[1].unknown]
+    return max(partly_known, key=lambda each: _known_elements(each[0]))[1] if partly_known else None
+
+
+def unknown_axes(shape: Shape | None) -> tuple[int, ...]:
+    """The axes of a shape whose length is not known; none where not even the rank is."""
     return tuple(axis for axis, length in enumerate(shape or ()) if length is None)
 
 

@@ -22,6 +22,7 @@ from tensorflow.core.framework import graph_pb2
 
 import graph_passes
 from graph_passes.plan_remarks import Lines, no_lines
+from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.compatibility import SESSION_HOST, obstacle
 from tf_amp.hosts import remapper
 from tf_amp.hosts.c_api import CApiError
@@ -29,6 +30,7 @@ from tf_amp.hosts.dumps import Origin
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.session_config import SessionConfigHook, float32_sessions_exist, refuse
 from tf_amp.hosts.session_plugin import GraphItem, GraphPlugin, graph_plugin
+from tf_amp.hosts.session_sizes import size_of
 from tf_amp.hosts.session_stubs import empty_stubs, fill_stubs
 from tf_amp.hosts.session_unfuse import UnfusedGraph, unfuse
 from tf_amp.loss_scale.data_flow import Program
@@ -106,14 +108,19 @@ class SessionHost:
             made = f"remapper made node {nameless!r} without an op"
             self._say_broken(graph, made, "remapping")
             return None
+        if item.shapes is not None:
+            item.shapes.feeds_fit = _feeds_placeholders(graph, item)
+        size, near = UNKNOWN_DIMENSION, ""
+        if self._config.cost_table is not None:
+            size, near = size_of(graph, item, self._built(item))
         # The trace holds what was planned, so that planning it again gives the same.
-        result, planned, origin = self._result_for(graph, item)
+        result, planned, origin = self._result_for(graph, item, size)
         if result.failure is not None and (read := _missing(graph)) is not None:
             # The last of a stack of reshaped tensors is one such case (seen in 2.21).
             lost = f"arithmetic optimizer, it seems, took node {read!r} away, which is still read"
             self._say_broken(graph, lost, "arithmetic_optimization")
             return None
-        name = self._name(item)
+        name = self._name(item) + near
         counts = self._installation.record(
             "session", name, result, original=planned, origin=origin, say=False
         )
@@ -126,11 +133,12 @@ class SessionHost:
         return result.proto.SerializeToString()
 
     def _result_for(
-        self, graph: graph_pb2.GraphDef, item: GraphItem
+        self, graph: graph_pb2.GraphDef, item: GraphItem, size: int
     ) -> tuple[graph_passes.RewriteResult, graph_pb2.GraphDef, Origin]:
         """The rewrite; and the graph that was planned, taken apart, with what is known of it."""
         lines = self._lines_of(item)
         planned, origin = graph, Origin(shapes=item.shapes, lines=lines, preserve=item.preserve)
+        config = dataclasses.replace(self._config, unknown_dimension=size)
         try:
             filled, stubs = fill_stubs(graph)
             apart = unfuse(filled, item.preserve, item.shapes)
@@ -142,7 +150,7 @@ class SessionHost:
                 lambda config: graph_passes.rewrite_graph_def(
                     planned, config, preserve=kept, shapes=shapes, lines=lines
                 ),
-                self._config if self._sessions.remaps else remapper.without_it(self._config),
+                config if self._sessions.remaps else remapper.without_it(config),
             )
             if result.changed:
                 new = empty_stubs(apart.put_back(result.proto), stubs)
@@ -229,6 +237,12 @@ def _has(graph: Any, name: str) -> bool:
         return graph.get_operation_by_name(name) is not None
     except (KeyError, ValueError):
         return False
+
+
+def _feeds_placeholders(graph: graph_pb2.GraphDef, item: GraphItem) -> bool:
+    """Whether all that is fed is known, and fed to placeholders."""
+    placeholders = {f"{node.name}:0" for node in graph.node if node.op == "Placeholder"}
+    return bool(item.fed) and placeholders.issuperset(item.fed)
 
 
 def _missing(graph: graph_pb2.GraphDef) -> str | None:

@@ -36,9 +36,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from tf_amp.hosts.c_api import CApiError
@@ -84,6 +84,7 @@ class GraphItem(NamedTuple):
             initialization nodes.
         fetches: Names of the nodes that are fetched or run.
         shapes: Static shapes of the graph; None if there are none.
+        fed: The shapes of the arrays that the call feeds, by tensor; none where it only prepares.
     """
 
     device_type: str
@@ -91,6 +92,7 @@ class GraphItem(NamedTuple):
     preserve: tuple[str, ...]
     fetches: tuple[str, ...]
     shapes: GraphShapes | None = None
+    fed: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 Handler = Callable[[GraphItem], "bytes | None"]
@@ -126,6 +128,7 @@ class GraphPlugin:
         set_status.value = ctypes.cast(function, ctypes.c_void_p).value
         self._registered: dict[str, object] = {}
         self._served: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._calls = threading.local()
         self._said_missed = False
         atexit.register(self._wait_at_exit)
         os.register_at_fork(after_in_child=gate.tf_amp_forget)
@@ -159,11 +162,13 @@ class GraphPlugin:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def marked(session: Any, *args: Any, **kwargs: Any) -> Any:
                 served = session in self._served
+                self._calls.arguments = args
                 enter(served)
                 try:
                     return original(session, *args, **kwargs)
                 finally:
                     leave(served)
+                    self._calls.arguments = ()
                     if served:
                         self._say_missed()
 
@@ -171,6 +176,18 @@ class GraphPlugin:
 
         for name in _BUILDING_CALLS:
             self._patches.replace(pywrap_tf_session, name, make)
+
+    def _fed(self) -> dict[str, tuple[int, ...]]:
+        """What the call of this thread feeds; a thread that fetches for a server is in none."""
+        from tensorflow.python.client import pywrap_tf_session
+
+        found = {}
+        for feeds in getattr(self._calls, "arguments", ()):
+            if isinstance(feeds, dict):
+                for tensor, value in feeds.items():
+                    name = pywrap_tf_session.TF_OperationName(tensor.oper)
+                    found[f"{name}:{tensor.index}"] = tuple(value.shape)
+        return found
 
     def serve(self, session: Any) -> None:
         """Lets graphs through that a server of this process builds for a session.
@@ -244,6 +261,7 @@ class GraphPlugin:
                             self._library.names(PRESERVE_LIST, item),
                             self._library.names(FETCH_LIST, item),
                             shapes,
+                            self._fed(),
                         )
                     )
                 if rewritten is not None:

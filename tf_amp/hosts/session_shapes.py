@@ -23,6 +23,11 @@ class GraphShapes:
 
     Inference runs when the first shape is asked for: most of the time a graph has nothing to
     convert, and nobody asks.
+
+    Attributes:
+        feeds_fit: Whether what is fed is known to have the shapes that the fed nodes have when they
+            are not fed, as what Python's session lets into a placeholder has. Else those are mostly
+            unknown.
     """
 
     def __init__(self, library: Library, item: int) -> None:
@@ -31,6 +36,7 @@ class GraphShapes:
         self._properties: int | None = None
         self._status: int | None = None
         self._useless = False
+        self.feeds_fit = False
 
     def __call__(self, name: str) -> Sequence[Shape | None]:
         """Returns the shapes of a node's outputs.
@@ -58,10 +64,8 @@ class GraphShapes:
         if self._properties is None:
             self._status = self._library.new_status()
             self._properties = self._library.new_properties(self._item)
-            # The first of the flags would give a fed node the shape that it has when it is not
-            # fed; a placeholder has its declared shape either way.
-            no = ctypes.c_ubyte(0)
-            self._library.infer_statically(self._properties, no, no, no, no, self._status)
+            fit, no = ctypes.c_ubyte(self.feeds_fit), ctypes.c_ubyte(0)
+            self._library.infer_statically(self._properties, fit, no, no, no, self._status)
             if code := self._library.get_code(self._status):
                 LOGGER.debug("TF_InferStatically ended with status code %d", code)
                 self._useless = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,7 @@ import pytest
 from cluster_ports import free_ports
 from session_facts import RunPython, facts_of
 
-from graph_passes.policy.cost_table import Curve, OpCost
-from graph_passes.policy.cost_table_files import format_table, shipped_table
-
 FLOAT, BFLOAT16 = 1, 14
-# Of products 64 wide: bfloat16 takes four times as long for 32 rows, and a quarter for 2,048.
-FLOPS = (2 * 32 * 64 * 64, 2 * 2048 * 64 * 64)
-PRODUCT = OpCost("flops", Curve(FLOPS, (1e-4, 4e-2)), Curve(FLOPS, (4e-4, 1e-2)))
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    shipped = shipped_table("cpu-avx512_bf16", "bfloat16")
-    assert shipped is not None
-    path = tmp_path_factory.mktemp("costs") / "costs.toml"
-    path.write_text(format_table(dataclasses.replace(shipped, rows=(("MatMul", PRODUCT),))))
-    return str(path)
 
 
 def facts(run_python: RunPython, call: str, *args: str) -> dict[str, dict[str, Any]]:
