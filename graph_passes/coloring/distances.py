@@ -6,7 +6,8 @@ What is left is small against each term where a is close to b: in bfloat16 the p
 by more, so that distances are negative, a square root of them is NaN and near pairs are all the
 same. So a product stays float32 where its result, moved or scaled, is added to sums of squares of
 its own operand, or to the diagonal of a product of that. So do these squares, and the products that
-the gradient makes of the operands: they too are subtracted from almost the same, 2 (a - b).
+the gradient makes of the operands: they too are subtracted from almost the same, 2 (a - b). A Gram
+matrix, the product of a tensor with itself, stays float32 where a difference from it is squared.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _DIAGONAL = "MatrixDiagPart"
 _SETS_DIAGONAL = ("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "MatrixSetDiagV3")
 _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 _SUMS = ("AddV2", "Add", "Sub", "AddN", "BiasAdd")
+_SQUARED = "SquaredDifference"
 _SCALES = ("Mul", "RealDiv")
 # What a sum of squares may still go through: the square of a norm, further sums.
 _PARTS = (*_SUMS, "Sqrt", "Square", "Pow")
@@ -37,6 +39,7 @@ def keep_distances(coloring: Coloring) -> None:
         product = coloring.view.base[number]
         if coloring.list_codes[product] == ALLOW:
             coloring.block(sorted(search.distance(product)), Reason.DISTANCE)
+            coloring.block(sorted(search.difference(product)), Reason.DISTANCE)
 
 
 class _Search:
@@ -54,6 +57,20 @@ class _Search:
         others = {r for v in self._edges.producers(product) for r in self._edges.readers(v)}
         gradients = [self._gradient(v, own) for v in others if self._codes[v] == ALLOW]
         return {product} | sums | squares.union(*gradients)
+
+    def difference(self, product: int) -> set[int]:
+        """A product of a tensor with itself and what it is subtracted from, if that is squared."""
+        near = [{v, *self._before(v)} for v in self._edges.producers(product)]
+        if len(near) < 2 or near[0].isdisjoint(near[1]):
+            return set()
+        sums = self._sums_with(product, _SQUARED)
+        readers = self._edges.readers
+        squared = {
+            v
+            for v in sums
+            if self._view.op_of(v) == _SQUARED or any(map(self._is_square, readers(v)))
+        }
+        return {product} | squared if squared else set()
 
     def _gradient(self, product: int, own: set[int]) -> set[int]:
         """A product for the gradient of a distance, with what it is added to; nothing otherwise.
@@ -73,10 +90,11 @@ class _Search:
         is_gradient = factors or any(op_of(v) in _SETS_DIAGONAL for v in read)
         return {product} | sums | factors if is_gradient else set()
 
-    def _sums_with(self, product: int) -> set[int]:
-        """The sums that a product is a term of, moved or scaled."""
+    def _sums_with(self, product: int, *further: str) -> set[int]:
+        """The sums, or further ops, that a product is a term of, moved or scaled."""
         way = _near([product], lambda v: filter(self._hands_on, self._edges.readers(v)))
-        return {r for v in way for r in self._edges.readers(v) if self._view.op_of(r) in _SUMS}
+        ops = (*_SUMS, *further)
+        return {r for v in way for r in self._edges.readers(v) if self._view.op_of(r) in ops}
 
     def _squares(self, term: int, own: set[int]) -> list[int]:
         """What squares operands of a product for a term: below a sum by rows, or a diagonal."""

@@ -236,3 +236,37 @@ def test_other_readers_of_the_operands_go_low():
         return tape.gradient(value, [a, b, weights])
 
     assert products(traced(step)) == (3, 3)
+
+
+def grams(a: tf.Tensor) -> tf.Tensor:
+    return tf.matmul(a, a, transpose_a=True) / POINTS
+
+
+DIFFERENCES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "style": lambda a, b: tf.reduce_mean((grams(a) - grams(b)) ** 2, -1),
+    "einsum": lambda a, b: tf.reduce_mean(
+        tf.math.squared_difference(
+            *[tf.einsum("bijc,bijd->bcd", x, x) for x in (a[None, None], b[None, None])]
+        ),
+        -1,
+    ),
+    "orthogonality": lambda a, b: tf.reduce_mean(tf.square(grams(a) - tf.eye(WIDTH)), -1),
+}
+
+
+@pytest.mark.parametrize("form", DIFFERENCES)
+def test_differences_of_gram_matrices_are_those_of_float32(form):
+    found = traced(DIFFERENCES[form])
+    assert products(found)[0] == 0 < products(found)[1]
+    assert products(found, dataclasses.replace(CPU, parity=True))[1] == 0
+
+
+def test_similarities_of_a_tensor_with_itself_are_rounded():
+    """Those of a contrastive loss: the diagonal and the largest are taken off."""
+
+    def step(a, b):
+        similar = tf.matmul(a, a, transpose_b=True) - 1e9 * tf.eye(POINTS)
+        return tf.nn.softmax(similar - tf.reduce_max(similar, -1, keepdims=True)) @ a @ b
+
+    found = trace(step, tf.TensorSpec((POINTS, WIDTH)), tf.TensorSpec((WIDTH, CODES)))
+    assert products(found) == (3, 0)
