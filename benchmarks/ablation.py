@@ -46,6 +46,8 @@ FOR_VALUES = {
     "loss": "keeps losses and metrics from low precision",
     "decomposition": "keeps Cholesky factors from NaN, and solutions from rounding",
     "distance": "keeps near pairs apart, and square roots of distances from NaN",
+    "constant-operand": "keeps differences, angles and counts that constants make from rounding",
+    "position": "keeps indices what they are",
     "comparison": "keeps gradients of maxima from 0 / 0 where what was picked was rounded",
     "loop-gradient-sums": "is about time: loops read and write no sums of the size of weights",
     "local-derivative": "is about memory: one tensor is kept for a gradient, not two to four",

@@ -13,11 +13,13 @@ from tensorflow.core.framework import types_pb2
 from graph_passes.coloring import painting, tensor_lists
 from graph_passes.coloring.comparisons import paint_comparisons
 from graph_passes.coloring.constant_folding import paint_constants
+from graph_passes.coloring.constant_operands import keep_constant_operands
 from graph_passes.coloring.constant_range import deny_out_of_range
 from graph_passes.coloring.decompositions import keep_decompositions
 from graph_passes.coloring.distances import keep_distances
 from graph_passes.coloring.losses import keep_losses
 from graph_passes.coloring.plan import Plan, make_plan
+from graph_passes.coloring.positions import keep_positions
 from graph_passes.coloring.small_steps import keep_small_steps
 from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.v1_loops import match_loop_edges
@@ -77,6 +79,8 @@ STAGES = (
     Stage("loss", keep_losses, ("edges",)),
     Stage("decomposition", keep_decompositions, ("edges",)),
     Stage("distance", keep_distances, ("edges",)),
+    Stage("constant-operand", keep_constant_operands, ("edges",)),
+    Stage("position", keep_positions, ("edges",)),
     Stage("rules", Coloring.move_by_rules),
     Stage(
         "constant-range",

@@ -103,7 +103,7 @@ class Coloring:
         """
         protected = (
             *(Reason.INSIDE_UNIT, Reason.VARIABLE_UPDATE, Reason.DECOMPOSITION),
-            *(Reason.DISTANCE, Reason.SMALL_STEP),
+            *(Reason.DISTANCE, Reason.SMALL_STEP, Reason.CONSTANT_OPERAND, Reason.POSITION),
         )
         for number, rule in self.rules.items():
             if rule.keeps or not _computes(self.view.node_type(number)):

@@ -218,6 +218,9 @@ RULES: dict[str, str] = {
     "multiplied, in float32",
     "distance": "a product that is added to squares of its own operands is computed in float32, "
     "and so are its gradients",
+    "constant-operand": "a product with a window, stencil or table of constants is computed in "
+    "float32, and so is one that counts",
+    "position": "what indices are made of is computed in float32",
     "comparison": "a tensor and what was picked from it are compared as rounded as either was",
     "cost": "what is slower in the target dtype on this device stays float32",
     "cast-cut": "without a cost table, casts are placed where they move the fewest bytes",

@@ -26,6 +26,8 @@ _RULE_OF = {
     Reason.DECOMPOSITION.name.lower(): "decomposition",
     Reason.SMALL_STEP.name.lower(): "small-step",
     Reason.DISTANCE.name.lower(): "distance",
+    Reason.CONSTANT_OPERAND.name.lower(): "constant-operand",
+    Reason.POSITION.name.lower(): "position",
 }
 
 

@@ -1,0 +1,241 @@
+"""Products with what was written by hand: windows, stencils, frequencies, triangles; and counts.
+
+What such a constant makes of a tensor is a difference, an angle or a count. It is off where the
+tensor was rounded, or the result:
+
+    E[x * x] - E[x] * E[x]        variances in a window, as of SSIM: negative, then NaN
+    D x  with rows [1, -2, 1]     second differences: a rounding is larger than what is left
+    positions x frequencies       angles: beyond 256 their sines are any number
+    one_hot(a)^T one_hot(b)       counts: beyond 256 bfloat16 has not all of them
+
+So a product with a constant stays float32, and so do its gradients, which read the constant too,
+and what lies between the last products and its operands. Weights are constants in a graph without
+variables: there a constant must have few values, or be made in the graph. Where what it gives goes
+on to the next product of a network, as from a blur before a convolution, it is a layer. A constant
+of one value, as the gradient of a mean is, counts in convolutions alone: it is a window there.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2, types_pb2
+
+from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
+from graph_passes.ir.adjacency import walk
+from graph_passes.ir.view import FLOAT, GraphView
+from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.reasons import Reason
+from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
+
+MOST_OPS = 256
+"""Of which a constant is made."""
+MOST_NEAR = 64
+"""Between a product and the next."""
+FEW_VALUES = 9
+"""A matrix of three by three has as many. Weights have more, stencils and triangles have fewer."""
+
+_LARGE = 1 << 18
+"""Elements of what nobody has written by hand."""
+_ENDS = 256
+_ROUNDS = 8
+_SHAPES = ("Rank", "Shape", "ShapeN", "Size")
+_VARIABLES = ("ReadVariableOp", "ResourceGather", "VarHandleOp", "Variable", "VariableV2")
+_MAKE_VALUES = ("Cumsum", "LinSpace", "MatrixBandPart", "OneHot", "Range")
+_DIAGONALS = ("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "MatrixSetDiagV3")
+_SUMS = ("AddV2", "AddN", "Sub")
+_WHOLE = (
+    *(types_pb2.DT_BOOL, types_pb2.DT_UINT8, types_pb2.DT_INT8),
+    *(types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64),
+)
+_PARTS_OF_LAYERS = ("BiasAdd", "FusedBatchNormV3", "FusedBatchNormGradV3")
+
+
+class _Kind(enum.Enum):
+    EVEN = enum.auto()  # of one value
+    FEW = enum.auto()  # of few values
+    MADE = enum.auto()  # in the graph
+    STORED = enum.auto()  # of many values
+
+
+def keep_constant_operands(coloring: Coloring) -> None:
+    """Keeps products with constants and those that count, with what they read, in float32."""
+    search = _Search(coloring)
+    kept = search.counts() | search.with_constants()
+    before = [what_is_before(coloring, product) for product in sorted(kept)]
+    coloring.block(sorted(kept.union(*before)), Reason.CONSTANT_OPERAND)
+
+
+def what_is_before(coloring: Coloring, vertex: int) -> list[int]:
+    """The infer and clear vertices between the last products and one; none if they are many."""
+    codes, producers = coloring.list_codes, coloring.edges.producers
+
+    def makers(vertex: int) -> list[int]:
+        return [maker for maker in producers(vertex) if codes[maker] in (INFER, CLEAR)]
+
+    found = list(islice(walk([vertex], makers), 1, MOST_NEAR))
+    return found if len(found) < MOST_NEAR - 1 else []
+
+
+class _Search:
+    def __init__(self, coloring: Coloring) -> None:
+        self._codes, self._view, self._edges = coloring.list_codes, coloring.view, coloring.edges
+        starts = coloring.where(coloring.eligible & (coloring.list_codes == ALLOW))
+        self._operands = {vertex: self._read(vertex) for vertex in starts}
+
+    def counts(self) -> set[int]:
+        """The products of whole numbers that add up."""
+        return {
+            product
+            for product, operands in self._operands.items()
+            if len(operands) > 1 and all(map(self._is_whole, operands)) and self._adds_up(product)
+        }
+
+    def with_constants(self) -> set[int]:
+        """The products with constants that are no layers of a network."""
+        constants = _Constants(self._view, self._edges.producers)
+        groups: dict[tuple[int, _Kind], set[int]] = {}
+        for product, operands in self._operands.items():
+            for operand in operands:
+                kind = constants.kind(operand)
+                if kind is None:
+                    constants.others.add(product)
+                elif kind is not _Kind.EVEN or "Conv" in self._view.op_of(product):
+                    groups.setdefault((self._origin(operand), kind), set()).add(product)
+        if self._view.ops.isdisjoint(_VARIABLES):
+            groups = {key: group for key, group in groups.items() if key[1] is not _Kind.STORED}
+        sure = {v for (_, kind), group in groups.items() if kind is not _Kind.STORED for v in group}
+        kept = set[int]()
+        for (_, kind), group in groups.items():
+            may_be_data = kind in (_Kind.MADE, _Kind.STORED)
+            is_data = may_be_data and any(map(self._reads_weights, group))
+            if not is_data and not all(self._is_layer(product, sure) for product in group):
+                kept |= group
+        return kept
+
+    def _read(self, product: int) -> list[int]:
+        """What may be the constant of a product; of a convolution that is the filter."""
+        number, op = self._view.vertex_nodes[product], self._view.op_of(product)
+        if ONES_PRODUCT in self._view.names[number] or "BackpropFilter" in op:
+            return []
+        read = self._view.producers(number)
+        return read[1:2] if "Conv" in op else read
+
+    def _origin(self, vertex: int) -> int:
+        """Where a tensor comes from, moved."""
+
+        def maker(vertex: int) -> Sequence[int]:
+            hands_on = self._codes[vertex] == CLEAR and self._view.op_of(vertex) != "OneHot"
+            makers = self._edges.producers(vertex) if hands_on else ()
+            return makers if len(makers) == 1 else ()
+
+        *_, origin = walk([vertex], maker)
+        return origin
+
+    def _reads_weights(self, product: int) -> bool:
+        makers = map(self._origin, self._operands[product])
+        return any(self._view.op_of(maker) == "ReadVariableOp" for maker in makers)
+
+    def _is_layer(self, product: int, with_constants: set[int]) -> bool:
+        """Whether what a product gives goes on to one of a network."""
+
+        def onward(vertex: int) -> Iterable[int]:
+            goes_on = self._codes[vertex] == CLEAR or self._view.op_of(vertex) in _PARTS_OF_LAYERS
+            return self._edges.readers(vertex) if goes_on or vertex == product else ()
+
+        behind = islice(walk([product], onward), 1, MOST_NEAR)
+        return any(self._codes[v] == ALLOW and v not in with_constants for v in behind)
+
+    def _is_whole(self, vertex: int) -> bool:
+        """Whether a tensor is made of integers or booleans, moved."""
+        origin = self._origin(vertex)
+        op = self._view.op_of(origin)
+        return op == "OneHot" or (
+            op == "Cast" and self._view.node_of(origin).attr["SrcT"].type in _WHOLE
+        )
+
+    def _adds_up(self, product: int) -> bool:
+        node = self._view.node_of(product)
+        if "equation" in node.attr:
+            operands, _, result = node.attr["equation"].s.partition(b"->")
+            return not {*operands} - {*b", "} <= {*result}
+        shapes = map(self._view.shape, node.input[:2])
+        return not any(shape and 1 in shape[-2:] for shape in shapes)
+
+
+class _Constants:
+    """Which tensors are made of constants alone.
+
+    Attributes:
+        others: products that are known to be made of more.
+    """
+
+    def __init__(self, view: GraphView, producers: Callable[[int], Sequence[int]]) -> None:
+        self._view, self._producers = view, producers
+        may = view.per_slot(_may_be_constant, bool)
+        for _ in range(_ROUNDS):  # which leaves little to walk through
+            may[view.targets[~may[view.sources]]] = False
+        self._may_be = may.tobytes()
+        self._known: dict[int, _Kind | None] = {}
+        self.others = set[int]()
+
+    def kind(self, vertex: int) -> _Kind | None:
+        """What kind of constant a tensor is, None for none."""
+        if vertex not in self._known:
+            self._known[vertex] = self._find_kind(vertex)
+        return self._known[vertex]
+
+    def _find_kind(self, start: int) -> _Kind | None:
+        found = []
+        for vertex in walk([start], self._made_of):
+            found.append(vertex)
+            if len(found) > MOST_OPS or not self._may_be[vertex] or vertex in self.others:
+                return None
+        view = self._view
+        nodes = [view.node_of(vertex) for vertex in found if view.dtypes[vertex] == FLOAT]
+        values = max((_values(node) for node in nodes if node.op == "Const"), default=0)
+        casts = any(node.op == "Cast" and view.shape(node.name) for node in nodes)
+        ranges = any(view.op_of(vertex) == "Range" for vertex in found)
+        if values > FEW_VALUES or (casts and not ranges):
+            return _Kind.STORED
+        ops = {node.op for node in nodes}
+        is_sum = not ops.isdisjoint(_DIAGONALS) and not ops.isdisjoint(_SUMS)
+        if casts or is_sum or not ops.isdisjoint(_MAKE_VALUES):
+            return _Kind.MADE
+        return _Kind.FEW if values > 1 else _Kind.EVEN
+
+    def _made_of(self, vertex: int) -> Sequence[int]:
+        number = self._view.vertex_nodes[vertex]
+        if number < 0 or self._view.op_of(vertex) in _SHAPES:
+            return ()
+        if self._view.node_type(number).is_inlined_call:  # what enters it there, and each round
+            return self._producers(vertex)
+        return self._view.producers(number)
+
+
+def _may_be_constant(node_type: NodeType) -> list[bool]:
+    """For each slot whether it may hold what is made of constants."""
+    if node_type.is_inlined_call:
+        return [dtype == FLOAT for dtype in node_type.dtypes]
+    is_pure = node_type.op_type is not None and node_type.op_type.is_pure
+    is_made = bool(node_type.layout.in_slots) or node_type.op == "Const"
+    return [is_pure and is_made] * len(node_type.dtypes)
+
+
+def _values(constant: node_def_pb2.NodeDef) -> int:
+    """How many values a stored constant has at its ends: those of weights are many there."""
+    value = constant.attr.get("value")  # [] would write to a map that lacks it
+    if value is None:
+        return 0
+    sizes = [dim.size for dim in value.tensor.tensor_shape.dim]
+    if math.prod(sizes) > _LARGE:
+        return FEW_VALUES + 1
+    content = value.tensor.tensor_content  # which is copied
+    stored = np.frombuffer(content, "<f4") if content else np.array(value.tensor.float_val)
+    if len(sizes) == 2 and np.count_nonzero(stored) <= min(sizes):
+        return 1  # a diagonal moves or scales
+    return len({*stored[:_ENDS].tolist(), *stored[-_ENDS:].tolist()})

@@ -1,0 +1,69 @@
+"""Positions: what integers that pick elements are made of is computed in float32.
+
+A pixel's place plus a predicted offset, its floor, and that as an integer:
+
+    rows, columns = Cast(Floor(grid + flow));  GatherNd(image, [rows + 1, columns + 1])
+
+In bfloat16 254.9 is 255, so that the row 256 is asked for, and from 64 on all is in quarters.
+What a Cast to integers reads stays float32 back to the last product, if the integers are indices.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from itertools import islice
+
+from tensorflow.core.framework import types_pb2
+
+from graph_passes.coloring.constant_operands import what_is_before
+from graph_passes.coloring.state import CLEAR, INFER, Coloring
+from graph_passes.ir.adjacency import walk
+from graph_passes.ir.view import FLOAT, GraphView
+from graph_passes.ops.reasons import Reason
+
+MOST_OPS = 64
+"""Between the integers and what they are indices of."""
+
+_ROUNDS = ((FLOAT, types_pb2.DT_INT32), (FLOAT, types_pb2.DT_INT64))
+_ENDS = ("ArgMax", "ArgMin", "Cast", "Equal", "Shape", "Size", "Where")
+_INDICES = {
+    "Gather": 1,
+    "GatherNd": 1,
+    "GatherV2": 1,
+    "ResourceGather": 1,
+    "ResourceGatherNd": 1,
+    "OneHot": 0,
+    "ScatterNd": 0,
+    "SegmentSum": 1,
+    "TensorScatterAdd": 1,
+    "TensorScatterUpdate": 1,
+    "UnsortedSegmentSum": 1,
+}
+"""Op -> the input that indices are."""
+
+
+def keep_positions(coloring: Coloring) -> None:
+    """Keeps what indices are made of in float32."""
+    view, codes = coloring.view, coloring.list_codes
+    for op, port in _INDICES.items():
+        for number in view.of_op(op):
+            way = walk([view.makers(number)[port]], functools.partial(_made_of, view))
+            casts = [cast for cast in islice(way, MOST_OPS) if _is_of_floats(view, cast)]
+            for vertex in [vertex for cast in casts for vertex in view.producers(cast)]:
+                if codes[vertex] in (INFER, CLEAR):
+                    coloring.block([vertex, *what_is_before(coloring, vertex)], Reason.POSITION)
+
+
+def _made_of(view: GraphView, number: int) -> Sequence[int]:
+    """What integers are made of: moved, added and bounded, but not converted."""
+    op_type = view.op_type(number) if number >= 0 else None
+    is_end = op_type is None or not op_type.is_pure or op_type.name in _ENDS
+    return () if is_end else view.makers(number)
+
+
+def _is_of_floats(view: GraphView, number: int) -> bool:
+    if number < 0:
+        return False
+    node_type = view.node_type(number)
+    return node_type.op == "Cast" and node_type.dtypes in _ROUNDS
