@@ -27,7 +27,7 @@ from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import FLOAT, GraphView
+from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT

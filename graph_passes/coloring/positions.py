@@ -19,7 +19,7 @@ from tensorflow.core.framework import types_pb2
 from graph_passes.coloring.constant_operands import what_is_before
 from graph_passes.coloring.state import CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.view import FLOAT, GraphView
+from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.reasons import Reason
 
 MOST_OPS = 64
