@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow
 from tensorflow.core.framework import graph_pb2
+from tensorflow.python.framework import tensor_shape
 
 import graph_passes
 from graph_passes.plan_remarks import Lines, no_lines
@@ -47,6 +48,7 @@ _FUNCTION_BODY_OPS = frozenset({"_Arg", "_DeviceArg", "_Retval", "_DeviceRetval"
 # name: in all of these graphs they must be of one dtype.
 _OF_ONE_KERNEL = frozenset({"CheckNumerics", "CheckNumericsV2"})
 _FETCHES_NAMED = 3
+_WITH_DEFAULT = "PlaceholderWithDefault"
 
 TITLE = "session graph"
 """What the name of every graph of a session begins with, for people."""
@@ -240,9 +242,21 @@ def _has(graph: Any, name: str) -> bool:
 
 
 def _feeds_placeholders(graph: graph_pb2.GraphDef, item: GraphItem) -> bool:
-    """Whether all that is fed is known, and fed to placeholders."""
-    placeholders = {f"{node.name}:0" for node in graph.node if node.op == "Placeholder"}
+    """Whether all that is fed is known, and fed to placeholders.
+
+    One with a default has the default's shape in TensorFlow's inference, which is what is fed
+    where its own shape leaves nothing open, as that of a flag.
+    """
+    placeholders = {
+        f"{node.name}:0"
+        for node in graph.node
+        if node.op == "Placeholder" or (node.op == _WITH_DEFAULT and _has_shape(node))
+    }
     return bool(item.fed) and placeholders.issuperset(item.fed)
+
+
+def _has_shape(placeholder: Any) -> bool:
+    return tensor_shape.TensorShape(placeholder.attr["shape"].shape).is_fully_defined()
 
 
 def _missing(graph: graph_pb2.GraphDef) -> str | None:

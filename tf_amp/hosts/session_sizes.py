@@ -8,6 +8,7 @@ tells the batch if the program's graph holds it as a constant.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,6 +27,14 @@ LOGGER = logging.getLogger("tf_amp.hosts.session")
 _UNTOLD = f" (its batch is not known: planned for {UNKNOWN_DIMENSION} rows)"
 _GET_NEXT = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
 _DEQUEUE = frozenset({"QueueDequeueUpTo", "QueueDequeueUpToV2"})
+# Their elements are those of data sets within, or the rows of a batch.
+_OTHER_ROWS = frozenset(
+    {
+        *("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset"),
+        *(f"ParallelInterleaveDatasetV{version}" for version in (2, 3, 4)),
+        *("LegacyParallelInterleaveDatasetV2", "UnbatchDataset", "WindowDataset"),
+    }
+)
 _GIVEN = _GET_NEXT | _DEQUEUE | {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
 
 _Find: TypeAlias = Callable[[str], "node_def_pb2.NodeDef | None"]
@@ -55,16 +64,20 @@ def size_of(graph: graph_pb2.GraphDef, item: GraphItem, built: Any) -> tuple[int
 
 
 def _find_source(graph: graph_pb2.GraphDef, item: GraphItem) -> Source | None:
-    """The largest tensor that is fed, if none is that is given, and known in part."""
+    """The largest tensor that is fed, if none is that is given, and not known in full."""
     if (shapes := item.shapes) is None:
         return None
     fed = []
     for tensor, given in item.fed.items():
         name, _, port = tensor.rpartition(":")
         shape = dict(enumerate(shapes(name))).get(int(port))
-        if shape is not None and len(shape) == len(given):
-            fed.append((shape, Source(unknown_axes(shape), tensor=tensor)))
-    return widest(fed) or widest(
+        # Of a tensor of any rank the last axis is hardly ever a batch.
+        axes = tuple(range(len(given) - 1)) if shape is None else unknown_axes(shape)
+        if axes and (shape is None or len(shape) == len(given)):
+            fed.append(Source(axes, tensor=tensor))
+    if fed:
+        return max(fed, key=lambda source: math.prod(item.fed[source.tensor]))
+    return widest(
         (shape, Source(unknown_axes(shape), tensor=f"{node.name}:{port}"))
         for node in graph.node
         if node.op in _GIVEN
@@ -107,7 +120,7 @@ def _batch_made(tensor: str, find: _Find) -> int | None:
     while steps:
         node = find(steps.pop(0).partition(":")[0])
         definition = op_def_registry.get(node.op) if node else None
-        if node is None or definition is None:
+        if node is None or definition is None or node.op in _OTHER_ROWS:
             continue
         if any(argument.name == "batch_size" for argument in definition.input_arg):
             # Between the two are what the function of a MapAndBatchDataset captures.

@@ -71,6 +71,22 @@ def fed() -> None:
         rows = tf.reshape(words, [-1, WIDTH])
         session.run(dense(rows), {words: np.ones((16, 128, WIDTH), "f")})
     report("two axes", said=said(lines))
+    x, _ = fresh()
+    keep = v1.placeholder_with_default(1.0, [])  # as flags and rates are
+    rows = tf.reshape(tf.reshape(x, [-1, 8, WIDTH // 8]), [-1, WIDTH])
+    with v1.Session() as session:
+        session.run(dense(rows * keep), {x: batch(MANY), keep: 0.5})
+    report("beside a default", said=said(lines))
+    v1.reset_default_graph()
+    anything = v1.placeholder(tf.float32)
+    with v1.Session() as session:
+        session.run(dense(tf.reshape(anything, [-1, WIDTH])), {anything: batch(MANY)})
+    report("any rank", said=said(lines))
+    x, y = fresh()
+    states = v1.placeholder(tf.float32, [None, 8 * WIDTH])
+    with v1.Session() as session:
+        session.run(y + tf.reduce_sum(states), {x: batch(MANY), states: np.ones((1, 8 * WIDTH))})
+    report("beside a state", said=said(lines))
 
 
 def threads() -> None:
@@ -173,6 +189,9 @@ def data_sets() -> None:
         "one_shot": lambda: (one_shot(plain(MANY).prefetch(1)), []),
         "from_structure": from_structure,
         "queue": queue,
+        "within": lambda: initializable(
+            v1.data.Dataset.range(4).batch(1).interleave(lambda _: plain(MANY), cycle_length=2)
+        ),
         "by_handle": by_handle,
         "fed_size": lambda: initializable(plain(size())),
     }.items():

@@ -32,6 +32,9 @@ def fed(run_forked: RunPython, table: str, traces: Path) -> dict[str, dict[str, 
         ("callable", 2048, LOW),
         ("inner", 2048, LOW),
         ("two axes", 45, LOW),
+        ("beside a default", 2048, LOW),
+        ("any rank", 2048, LOW),
+        ("beside a state", 2048, LOW),
     ],
 )
 def test_what_the_first_run_feeds_decides(
@@ -46,7 +49,7 @@ def test_a_trace_plans_again_for_the_size_that_was_fed(
 ) -> None:
     (trace,) = read_traces(traces)
     sizes = [graph.config.unknown_dimension for graph in trace.graphs]
-    assert sizes == [2048, 1, 2048, 2048, 45]
+    assert sizes == [2048, 1, 2048, 2048, 45, 2048, 2048, 2048]
 
 
 def test_each_thread_plans_for_what_it_feeds(
@@ -83,7 +86,7 @@ def test_a_data_set_tells_the_batch(data_sets: dict[str, dict[str, Any]], case: 
     assert f", sizes near 2048: {LOW}" in line
 
 
-@pytest.mark.parametrize("case", ["by_handle", "fed_size"])
+@pytest.mark.parametrize("case", ["by_handle", "fed_size", "within"])
 def test_a_batch_that_is_no_constant_of_the_graph_is_not_told(
     data_sets: dict[str, dict[str, Any]], case: str
 ) -> None:
