@@ -174,7 +174,10 @@ class FunctionHost:
         top_level = is_called or not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
         title = f"{name} ({step})" if (step := keras_step()) else name
         numbers = self._installation.numbers
-        traced = TracedFunction(definition, graph, context, library, title, numbers)
+        covers = functools.partial(self._deferred.covers, context)
+        traced = TracedFunction(
+            definition, graph, context, library, title, numbers, self._originals, covers
+        )
         # Only what a SavedModel holds shares a line, and its signatures do run.
         is_loaded = self._installation.graph_log.shares_a_line
         result = traced.rewrite(config)
@@ -199,7 +202,7 @@ class FunctionHost:
             traced,
             result,
             callees,
-            functools.partial(self._deferred.covers, context),
+            covers,
             announce=top_level and (is_loaded or not _EXPORTED.search(name)),
         )
         # What is traced inside another function is looked at with that one.

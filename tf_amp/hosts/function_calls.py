@@ -18,7 +18,7 @@ from tf_amp.compiled import is_compiled
 from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_devices import variable_devices
-from tf_amp.hosts.function_redirects import Find
+from tf_amp.hosts.function_redirects import Find, call_as_planned
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_size_sources import Source, find_source
 from tf_amp.hosts.function_sizes import FunctionSizes, add_variant, draws_by_seed, plan_anew
@@ -49,6 +49,8 @@ class TracedFunction:
         find: gives the definition of a function that it calls, None for what is planned apart.
         title: its name, for people.
         numbers: rewrites up to the bisect limit.
+        originals: what was rewritten.
+        waits: whether a function is rewritten once it is called by itself.
     """
 
     definition: function_pb2.FunctionDef
@@ -57,6 +59,8 @@ class TracedFunction:
     find: Find
     title: str
     numbers: ConversionNumbers
+    originals: Originals
+    waits: Callable[[str], bool]
 
     @functools.cached_property
     def shapes(self) -> Shapes:
@@ -88,7 +92,8 @@ class TracedFunction:
             name=self.title,
             lines=lines_within(self.lines, name) if callee else self.lines,
         )
-        return self.numbers.rewrite(lambda config: rewrite(config=config), config)
+        result = self.numbers.rewrite(lambda config: rewrite(config=config), config)
+        return call_as_planned(result, self.context, self.originals, self.waits)
 
 
 class FunctionCalls:

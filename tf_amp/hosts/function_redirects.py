@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 Find = Callable[[str], function_pb2.FunctionDef | None]
 
+_PLANNED_SUFFIX = "__tf_amp_planned"
+_CALLED_BY_ITSELF = "__inference_"
+"""How the names of functions begin that a program can call by themselves: no branches or bodies."""
+
 
 def call_anew(
     result: RewriteResult,
@@ -43,6 +47,7 @@ def call_anew(
     """
     rewritten: list[RewriteResult] = []
     added = {function.signature.name: function for function in result.extra_functions}
+    done = added.keys() | _planned_with(result)
 
     def running(name: str) -> function_pb2.FunctionDef | None:
         if name in added:
@@ -53,7 +58,7 @@ def call_anew(
     def replacement(name: str) -> function_pb2.FunctionDef | None:
         original = None if name in added else originals.find(context, name)
         float32 = running(name) if original is None else original.definition()
-        if name in added or float32 is None or not wanted(name, float32):
+        if name in done or float32 is None or not wanted(name, float32):
             return None
         anew = rewrite(float32)
         if original is None and not anew.changed:
@@ -69,6 +74,50 @@ def call_anew(
     functions = (*added.values(), *renamed)
     anew = dataclasses.replace(result, proto=definition, extra_functions=functions, changed=True)
     return anew, rewritten
+
+
+def call_as_planned(
+    result: RewriteResult,
+    context: context_lib.Context,
+    originals: Originals,
+    waits: Callable[[str], bool],
+) -> RewriteResult:
+    """Makes a function call what its plan left float32 by names that nobody else rewrites.
+
+    Called by itself, such a function is planned without its caller, and runs so by its own name.
+
+    Args:
+        result: the function after its rewrite.
+        context: the eager context that holds the functions that it calls.
+        originals: what was rewritten.
+        waits: whether a function is rewritten once it is called by itself.
+
+    Returns:
+        The function with other calls where that is needed.
+    """
+    planned = _planned_with(result)
+    added = {function.signature.name: function for function in result.extra_functions}
+
+    def running(name: str) -> function_pb2.FunctionDef | None:
+        if name in added or name not in planned:
+            return added.get(name)
+        original = originals.find(context, name)
+        if original is not None:
+            return original.definition()
+        return context.get_function_def(name) if context.has_function(name) else None
+
+    def replacement(name: str) -> function_pb2.FunctionDef | None:
+        may_change = name.startswith(_CALLED_BY_ITSELF) and waits(name)
+        if name in added or not (may_change or originals.find(context, name)):
+            return None
+        return running(name)
+
+    redirected = redirect_calls(result.proto, running, replacement, _PLANNED_SUFFIX)  # type: ignore[arg-type]
+    if redirected is None:
+        return result
+    definition, renamed = redirected
+    functions = (*added.values(), *renamed)
+    return dataclasses.replace(result, proto=definition, extra_functions=functions, changed=True)
 
 
 def redirect_calls(
@@ -157,11 +206,15 @@ def called_apart(result: RewriteResult, find: Find) -> list[str]:
     Returns:
         The names, each once; those of ops are among them.
     """
-    planned = frozenset[str]() if result.failure else result.report.planned_with
+    planned = _planned_with(result)
     functions: Any = (result.proto, *result.extra_functions)
     bodies = with_callees(functions, lambda name: find(name) if name in planned else None)
     names = dict.fromkeys(name for body in bodies for name in called_names(body))
     return [name for name in names if name not in planned]
+
+
+def _planned_with(result: RewriteResult) -> frozenset[str]:
+    return frozenset() if result.failure else result.report.planned_with
 
 
 def called_names(definition: function_pb2.FunctionDef) -> Iterator[str]:

@@ -26,6 +26,7 @@ def main() -> None:
     chain(installed, variable, x)
     called_later(installed, variable, x, exact)
     planned_float32()
+    planned_float32_elsewhere()
     lines(variable, x)
     of_tensorflow_1(installed, x)
     gradient(variable, x)
@@ -70,6 +71,30 @@ def planned_float32() -> None:
     x = 0.9 * tf.eye(64) + 0.01 * weights()
     seen = loop(x)
     report("planned_float32", error=max_error(seen, loop.python_function(x)))
+
+
+def planned_float32_elsewhere() -> None:
+    """A product that a solver reads, in a function that is called by itself as well."""
+    for case in ("before", "between"):
+
+        @tf.function
+        def covariance(x: tf.Tensor) -> tf.Tensor:
+            return tf.matmul(x, x, transpose_b=True)
+
+        @tf.function
+        def solved(x: tf.Tensor) -> tf.Tensor:
+            return tf.linalg.inv(covariance(x) + 0.01 * tf.eye(64))
+
+        x = tf.constant(weights())
+        if case == "between":
+            solved.get_concrete_function(x)
+        low = covariance(x)
+        exact = tf.linalg.inv(tf.matmul(x, x, transpose_b=True) + 0.01 * tf.eye(64))
+        report(
+            f"planned_float32_{case}",
+            error=max_error(solved(x), exact) / float(tf.reduce_max(tf.abs(exact))),
+            low=max_error(low, tf.matmul(x, x, transpose_b=True)),
+        )
 
 
 def types_of(function: Any, x: tf.Tensor) -> list[int]:

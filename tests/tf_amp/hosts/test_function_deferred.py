@@ -31,6 +31,12 @@ def test_what_a_plan_leaves_as_it_is_is_not_planned_by_itself(facts: Facts) -> N
     assert facts["planned_float32"]["error"] < 1e-4
 
 
+@pytest.mark.parametrize("case", ["before", "between"])
+def test_nor_where_it_is_called_by_itself_as_well(facts: Facts, case: str) -> None:
+    seen = facts[f"planned_float32_{case}"]
+    assert seen["error"] < 1e-3 < 1e-2 < seen["low"]
+
+
 def test_a_line_tells_of_each_function_that_is_called_once(facts: Facts) -> None:
     what = "MatMul 1 of 1 in bfloat16"
     assert facts["lines"]["said"] == dict.fromkeys(("in_loop", "in_both", "beside"), what)
