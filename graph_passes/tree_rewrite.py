@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tensorflow.core.framework import function_pb2
 
+from graph_passes.coloring.decompositions import DECOMPOSITIONS
 from graph_passes.coloring.plan import Plan, make_plan
 from graph_passes.emit.update_order import await_products
 from graph_passes.functions.call_tree import CallTrees, Library, Region, no_library, node_types_with
@@ -64,7 +65,11 @@ class TreeRewriter:
         lists = load_op_lists(self.config)
         if self.library is no_library or not self.config.has_rule("function-signatures"):
             return Region
-        return CallTrees(self.library, lambda op: lists.list_of(op) == "allow", main, others).build
+
+        def works(op: str) -> bool:
+            return lists.list_of(op) == "allow" or op in DECOMPOSITIONS
+
+        return CallTrees(self.library, works, main, others).build
 
     def rewrite(
         self, tree: Region, preserve: Collection[str], shapes: Shapes | None

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
+from graph_passes.ir.graph_view import ARGUMENT
 from graph_passes.ops.reasons import Reason
 
 DECOMPOSITIONS = (
@@ -39,10 +40,10 @@ DECOMPOSITIONS = (
 
 def keep_decompositions(coloring: Coloring) -> None:
     """Keeps what decompositions are made of, and products with what they give, in float32."""
-    codes, edges = coloring.list_codes, coloring.edges
+    codes, edges, view = coloring.list_codes, coloring.edges, coloring.view
     roots = {
         vertex
-        for number in coloring.view.of_op(*DECOMPOSITIONS)
+        for number in view.of_op(*DECOMPOSITIONS)
         for vertex in coloring.float_vertices(number)
     }
 
@@ -60,10 +61,20 @@ def keep_decompositions(coloring: Coloring) -> None:
         ends = codes[vertex] == ALLOW and vertex not in behind
         return () if ends else edges.readers(vertex)
 
+    def back(vertex: int) -> Iterable[int]:
+        call = view.node_type(view.vertex_nodes[vertex]).is_inlined_call
+        return edges.producers(vertex) if call or codes[vertex] == CLEAR else ()
+
+    def origins(vertices: Iterable[int]) -> set[int]:
+        return set(walk(vertices, back))
+
+    fed = origins(operands)
+    # The function of a gradient is given what fed the op.
+    fed.update(v for number in view.of_op(ARGUMENT) for v in coloring.float_vertices(number))
     gradients = {
         vertex
         for vertex in walk(roots | behind, onward)
-        if codes[vertex] == ALLOW and not operands.isdisjoint(edges.producers(vertex))
+        if codes[vertex] == ALLOW and not fed.isdisjoint(origins(edges.producers(vertex)))
     }
     found = before | behind | gradients | _rounds(coloring, roots)
     coloring.block(sorted(found - roots), Reason.DECOMPOSITION)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import tensorflow as tf
 from traced_graphs import Traced, of_op, trace
 
-from graph_passes import PrecisionConfig, Reason
+from graph_passes import PrecisionConfig, Reason, rewrite_function_def
 from graph_passes.coloring.decompositions import DECOMPOSITIONS
 
 CONFIGS = {
@@ -165,3 +166,35 @@ def test_a_loop_without_a_solver_goes_low(config):
     report = traced.rewrite(config).report
     low = {d.node.rpartition("/")[2] for d in report.decisions if d.converted}
     assert "inside" in low and not low & {"near", "forward"}
+
+
+def test_across_calls_the_gradient_is_that_of_float32():
+    def covariance(x):
+        return tf.matmul(x, x, transpose_b=True) / WIDTH
+
+    def step(made, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            matrix = made(tf.tanh(x)) + 1e-3 * tf.eye(POINTS)
+            value = tf.linalg.slogdet(matrix)[1]
+        return tape.gradient(value, x)
+
+    x = inputs()[0]
+    called = trace(functools.partial(step, tf.function(covariance)), tf.TensorSpec(x.shape))
+    expected = called.run(called.graph_def, x)
+    found = called.run(called.rewrite(CONFIGS["CPU"]).graph_def, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_a_function_of_the_gradient_alone_keeps_what_it_is_given():
+    """A tape outside of a `tf.function` runs such a one."""
+
+    def gradient(x, factor, dy):
+        solved = tf.linalg.triangular_solve(factor, dy, name="solve")
+        return tf.matmul(2.0 * solved, x, name="first") @ tf.ones([WIDTH, WIDTH])
+
+    specs = [tf.TensorSpec(shape) for shape in ((POINTS, WIDTH), (POINTS,) * 2, (POINTS,) * 2)]
+    body = tf.function(gradient, autograph=False).get_concrete_function(*specs)
+    result = rewrite_function_def(body.function_def, CONFIGS["CPU"])
+    kept = {d.node: d.reason for d in result.report.decisions if not d.converted}
+    assert kept["first"] is Reason.DECOMPOSITION
