@@ -143,6 +143,12 @@ class Report:
         )
 
     @functools.cached_property
+    def keeps_values(self) -> bool:
+        """Whether anything stays float32 for what rounding would make of its values."""
+        why = self._given_plan.coloring.why if isinstance(self._given_plan, Plan) else ()
+        return any(Reason(code).keeps_values for code in set(why) - {0})
+
+    @functools.cached_property
     def decisions(self) -> tuple[Decision, ...]:
         """One entry for each float32 type attribute of the graph, in node order."""
         if self._plan is None:

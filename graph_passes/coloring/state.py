@@ -101,10 +101,8 @@ class Coloring:
         What only hands values on goes by its neighbours, unless a rule asks for its op. No rule
         converts what has a state or brings values into the graph.
         """
-        protected = (
-            *(Reason.INSIDE_UNIT, Reason.VARIABLE_UPDATE, Reason.DECOMPOSITION),
-            *(Reason.DISTANCE, Reason.SMALL_STEP, Reason.CONSTANT_OPERAND, Reason.POSITION),
-        )
+        parts = (Reason.INSIDE_UNIT, Reason.VARIABLE_UPDATE)
+        protected = (*parts, *(reason for reason in Reason if reason.keeps_values))
         for number, rule in self.rules.items():
             if rule.keeps or not _computes(self.view.node_type(number)):
                 continue

@@ -64,3 +64,11 @@ class Reason(enum.IntEnum):
     def converts(self) -> bool:
         """Whether a vertex with this reason is in the target dtype."""
         return self < Reason.DENY_LIST
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether a vertex with this reason is float32 for what rounding would make of values."""
+        return self in (
+            *(Reason.DECOMPOSITION, Reason.SMALL_STEP, Reason.DISTANCE),
+            *(Reason.CONSTANT_OPERAND, Reason.POSITION),
+        )

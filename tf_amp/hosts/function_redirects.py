@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
@@ -67,13 +67,7 @@ def call_anew(
         added.update({function.signature.name: function for function in anew.extra_functions})
         return anew.proto  # type: ignore[return-value]
 
-    redirected = redirect_calls(result.proto, running, replacement, suffix)  # type: ignore[arg-type]
-    if redirected is None:
-        return result, rewritten
-    definition, renamed = redirected
-    functions = (*added.values(), *renamed)
-    anew = dataclasses.replace(result, proto=definition, extra_functions=functions, changed=True)
-    return anew, rewritten
+    return _call_others(result, added, running, replacement, suffix), rewritten
 
 
 def call_as_planned(
@@ -85,6 +79,7 @@ def call_as_planned(
     """Makes a function call what its plan left float32 by names that nobody else rewrites.
 
     Called by itself, such a function is planned without its caller, and runs so by its own name.
+    That is no harm unless the plan keeps values.
 
     Args:
         result: the function after its rewrite.
@@ -96,6 +91,8 @@ def call_as_planned(
         The function with other calls where that is needed.
     """
     planned = _planned_with(result)
+    if not (planned and result.report.keeps_values):
+        return result
     added = {function.signature.name: function for function in result.extra_functions}
 
     def running(name: str) -> function_pb2.FunctionDef | None:
@@ -112,7 +109,17 @@ def call_as_planned(
             return None
         return running(name)
 
-    redirected = redirect_calls(result.proto, running, replacement, _PLANNED_SUFFIX)  # type: ignore[arg-type]
+    return _call_others(result, added, running, replacement, _PLANNED_SUFFIX)
+
+
+def _call_others(
+    result: RewriteResult,
+    added: Mapping[str, function_pb2.FunctionDef],
+    running: Find,
+    replacement: Find,
+    suffix: str,
+) -> RewriteResult:
+    redirected = redirect_calls(result.proto, running, replacement, suffix)  # type: ignore[arg-type]
     if redirected is None:
         return result
     definition, renamed = redirected
