@@ -14,6 +14,7 @@ from tensorflow.core.framework import types_pb2
 from graph_passes.coloring.plan import Plan
 from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER
 from graph_passes.emit.apply import Applied
+from graph_passes.functions.inlining import MARK
 from graph_passes.ir.graph_view import FLOAT
 from graph_passes.ops.reasons import Reason
 from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks_of_plan
@@ -143,10 +144,15 @@ class Report:
         )
 
     @functools.cached_property
-    def keeps_values(self) -> bool:
-        """Whether anything stays float32 for what rounding would make of its values."""
-        why = self._given_plan.coloring.why if isinstance(self._given_plan, Plan) else ()
-        return any(Reason(code).keeps_values for code in set(why) - {0})
+    def keeps_values_in(self) -> frozenset[str]:
+        """The functions planned with it of which something is float32 for its values' sake."""
+        if not (self.planned_with and isinstance(self._given_plan, Plan)):
+            return frozenset()
+        why, view = self._given_plan.coloring.why, self._given_plan.coloring.view
+        kept = [reason for reason in Reason if reason.keeps_values]
+        found = np.flatnonzero(np.isin(np.frombuffer(why, np.uint8), kept)).tolist()
+        functions = {view.node_of(vertex).name.partition(MARK)[0] for vertex in found}
+        return self.planned_with & functions
 
     @functools.cached_property
     def decisions(self) -> tuple[Decision, ...]:

@@ -132,6 +132,7 @@ SESSION_HOST = (
     Member(_PYWRAP, "TF_SessionMakeCallable"),
     # Read.
     Member(_PYWRAP, "TF_LoadPluggableDeviceLibrary"),
+    Member(_PYWRAP, "TF_OperationName"),
     Member(_POLICY_STATE, "non_mixed_precision_session_created"),
     Member(_POLICY_STATE, "set_non_mixed_precision_session_created"),
     Member("tensorflow.python.util._pywrap_util_port", "IsMklEnabled"),

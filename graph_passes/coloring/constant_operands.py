@@ -138,7 +138,7 @@ class _Search:
 
     def _reads_weights(self, product: int) -> bool:
         makers = map(self._origin, self._operands[product])
-        return any(self._view.op_of(maker) == "ReadVariableOp" for maker in makers)
+        return any(self._view.op_of(maker) in _VARIABLES for maker in makers)
 
     def _is_layer(self, product: int, with_constants: set[int]) -> bool:
         """Whether what a product gives goes on to one of a network."""

@@ -47,7 +47,8 @@ def call_anew(
     """
     rewritten: list[RewriteResult] = []
     added = {function.signature.name: function for function in result.extra_functions}
-    done = added.keys() | _planned_with(result)
+    # What is float32 for speed may be faster planned by itself.
+    kept = result.report.keeps_values_in
 
     def running(name: str) -> function_pb2.FunctionDef | None:
         if name in added:
@@ -58,7 +59,7 @@ def call_anew(
     def replacement(name: str) -> function_pb2.FunctionDef | None:
         original = None if name in added else originals.find(context, name)
         float32 = running(name) if original is None else original.definition()
-        if name in done or float32 is None or not wanted(name, float32):
+        if name in added or name in kept or float32 is None or not wanted(name, float32):
             return None
         anew = rewrite(float32)
         if original is None and not anew.changed:
@@ -76,10 +77,9 @@ def call_as_planned(
     originals: Originals,
     waits: Callable[[str], bool],
 ) -> RewriteResult:
-    """Makes a function call what its plan left float32 by names that nobody else rewrites.
+    """Makes a function call what its plan keeps float32 for its values by names of its own.
 
     Called by itself, such a function is planned without its caller, and runs so by its own name.
-    That is no harm unless the plan keeps values.
 
     Args:
         result: the function after its rewrite.
@@ -90,8 +90,8 @@ def call_as_planned(
     Returns:
         The function with other calls where that is needed.
     """
-    planned = _planned_with(result)
-    if not (planned and result.report.keeps_values):
+    planned, kept = _planned_with(result), result.report.keeps_values_in
+    if not kept:
         return result
     added = {function.signature.name: function for function in result.extra_functions}
 
@@ -105,7 +105,9 @@ def call_as_planned(
 
     def replacement(name: str) -> function_pb2.FunctionDef | None:
         may_change = name.startswith(_CALLED_BY_ITSELF) and waits(name)
-        if name in added or not (may_change or originals.find(context, name)):
+        if name in added or name not in kept:
+            return None
+        if not (may_change or originals.find(context, name)):
             return None
         return running(name)
 

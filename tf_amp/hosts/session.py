@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow
 from tensorflow.core.framework import graph_pb2
-from tensorflow.python.framework import tensor_shape
 
 import graph_passes
 from graph_passes.plan_remarks import Lines, no_lines
@@ -256,7 +255,7 @@ def _feeds_placeholders(graph: graph_pb2.GraphDef, item: GraphItem) -> bool:
 
 
 def _has_shape(placeholder: Any) -> bool:
-    return tensor_shape.TensorShape(placeholder.attr["shape"].shape).is_fully_defined()
+    return tensorflow.TensorShape(placeholder.attr["shape"].shape).is_fully_defined()
 
 
 def _missing(graph: graph_pb2.GraphDef) -> str | None:

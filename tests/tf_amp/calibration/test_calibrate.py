@@ -187,7 +187,7 @@ def test_frozen_graph(tmp_path: Path) -> None:
         x = tf.compat.v1.placeholder(tf.float32, [None, WIDTH], name="x")
         tf.nn.relu(tf.matmul(x, tf.constant(weight), name="product"), name="y")
         with tf.name_scope("planted"):
-            scaled(scale)(x, tf.constant(weight + 0.01))
+            scaled(scale)(x, tf.constant(weight + np.linspace(0, 0.02, WIDTH, dtype=np.float32)))
     path = tmp_path / "graph.pb"
     path.write_bytes(graph.as_graph_def().SerializeToString())
     found = tf_amp.calibrate(path, batches(size), batches=1, tolerance=0.01)
