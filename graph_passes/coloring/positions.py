@@ -25,7 +25,7 @@ from graph_passes.ops.reasons import Reason
 MOST_OPS = 64
 """Between the integers and what they are indices of."""
 
-_ROUNDS = ((FLOAT, types_pb2.DT_INT32), (FLOAT, types_pb2.DT_INT64))
+_TO_INTEGERS = ((FLOAT, types_pb2.DT_INT32), (FLOAT, types_pb2.DT_INT64))
 _ENDS = ("ArgMax", "ArgMin", "Cast", "Equal", "Shape", "Size", "Where")
 _INDICES = {
     "Gather": 1,
@@ -66,4 +66,4 @@ def _is_of_floats(view: GraphView, number: int) -> bool:
     if number < 0:
         return False
     node_type = view.node_type(number)
-    return node_type.op == "Cast" and node_type.dtypes in _ROUNDS
+    return node_type.op == "Cast" and node_type.dtypes in _TO_INTEGERS

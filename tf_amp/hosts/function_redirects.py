@@ -104,12 +104,10 @@ def call_as_planned(
         return context.get_function_def(name) if context.has_function(name) else None
 
     def replacement(name: str) -> function_pb2.FunctionDef | None:
-        may_change = name.startswith(_CALLED_BY_ITSELF) and waits(name)
         if name in added or name not in kept:
             return None
-        if not (may_change or originals.find(context, name)):
-            return None
-        return running(name)
+        may_change = name.startswith(_CALLED_BY_ITSELF) and waits(name)
+        return running(name) if may_change or originals.find(context, name) else None
 
     return _call_others(result, added, running, replacement, _PLANNED_SUFFIX)
 

@@ -52,14 +52,14 @@ def size_of(graph: graph_pb2.GraphDef, item: GraphItem, built: Any) -> tuple[int
         The length that counts for an unknown dimension, and what the graph's name ends with:
         nothing where all that the graph is given is known, or nothing about it.
     """
-    source, size = None, None
+    size = None
     try:
         source = _find_source(graph, item)
-        size = None if source is None else _size_shown(source, item, built)
+        if source is None:
+            return UNKNOWN_DIMENSION, ""
+        size = _size_shown(source, item, built)
     except Exception:  # then it is planned as if nothing told the size
         LOGGER.debug("The size that a session's graph runs with was not found.", exc_info=True)
-    if source is None:
-        return UNKNOWN_DIMENSION, ""
     return (UNKNOWN_DIMENSION, _UNTOLD) if size is None else (size, f"{SIZES_NEAR}{size}")
 
 
