@@ -28,6 +28,7 @@ from tensorflow.core.framework import node_def_pb2, types_pb2
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import FLOAT, GraphView
+from graph_passes.ir.stored_floats import stored_floats
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
@@ -234,8 +235,7 @@ def _values(constant: node_def_pb2.NodeDef) -> int:
     sizes = [dim.size for dim in value.tensor.tensor_shape.dim]
     if math.prod(sizes) > _LARGE:
         return FEW_VALUES + 1
-    content = value.tensor.tensor_content  # which is copied
-    stored = np.frombuffer(content, "<f4") if content else np.array(value.tensor.float_val)
+    stored = np.asarray(stored_floats(value.tensor))
     if len(sizes) == 2 and np.count_nonzero(stored) <= min(sizes):
         return 1  # a diagonal moves or scales
     return len({*stored[:_ENDS].tolist(), *stored[-_ENDS:].tolist()})

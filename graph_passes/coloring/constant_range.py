@@ -7,12 +7,11 @@ has nearly float32's range (`units.attention.bounded_constants`).
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
 from graph_passes.coloring.state import Coloring
+from graph_passes.ir.stored_floats import largest_stored, stored_floats
 from graph_passes.ops.reasons import Reason
 
 LARGEST = float(np.finfo(np.float16).max)
@@ -39,17 +38,7 @@ def deny_out_of_range(coloring: Coloring) -> None:
 
 def is_out_of_range(tensor: tensor_pb2.TensorProto) -> bool:
     """Whether float16 would turn a finite value into infinity, or a small constant into 0."""
-    content = tensor.tensor_content
-    if not content and len(tensor.float_val) == 1:  # nearly all constants: spare them an array
-        size = abs(tensor.float_val[0])
-        return LARGEST < size < math.inf or 0 < size < SMALLEST
-    stored = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
-    largest = max(abs(stored.max(initial=0.0)), abs(stored.min(initial=0.0)))
-    if not math.isfinite(largest):
-        largest = np.abs(stored[np.isfinite(stored)]).max(initial=0.0)
-    if largest > LARGEST:
+    if largest_stored(tensor) > LARGEST:
         return True
-    if stored.size > SMALL_TENSOR:
-        return False
-    sizes = np.abs(stored)
-    return bool(((sizes > 0) & (sizes < SMALLEST)).any())
+    stored = stored_floats(tensor)
+    return len(stored) <= SMALL_TENSOR and any(0 < abs(value) < SMALLEST for value in stored)

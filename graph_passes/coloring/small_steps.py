@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
 from graph_passes.coloring.state import CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import GraphView
+from graph_passes.ir.stored_floats import stored_floats
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
@@ -88,8 +88,7 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
 def _is_small(tensor: tensor_pb2.TensorProto) -> bool:
     if tensor.tensor_shape.dim:
         return False
-    content = tensor.tensor_content
-    stored = np.frombuffer(content, "<f4") if content else tensor.float_val
+    stored = stored_floats(tensor)
     return len(stored) == 1 and 0 < abs(stored[0]) < SMALL_FACTOR
 
 

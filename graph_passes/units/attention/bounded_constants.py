@@ -8,12 +8,10 @@ it in float32 can be cast down as well. To a softmax or a maximum it says the sa
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from tensorflow.core.framework import tensor_pb2
 from tensorflow.python.framework import dtypes
 
+from graph_passes.ir.stored_floats import largest_stored
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
 
@@ -28,19 +26,8 @@ def bound_constants(search: UnitSearch) -> None:
         return  # which has other numbers for masks (`mask`), and stays away from large constants
     edits, view = search.edits, search.edits.view
     for number, tensor in view.float_constants(view.is_float):
-        if number not in edits.kept and _is_beyond(tensor):
+        if number not in edits.kept and largest_stored(tensor) > _LARGEST:
             edits.propose(RULE, number, _write, number)
-
-
-def _is_beyond(tensor: tensor_pb2.TensorProto) -> bool:
-    """Whether bfloat16 would make a finite number infinite."""
-    content = tensor.tensor_content
-    if not content and len(tensor.float_val) == 1:  # nearly all constants: spare them an array
-        return _LARGEST < abs(tensor.float_val[0]) < math.inf
-    stored = np.frombuffer(content, "<f4") if content else np.array(tensor.float_val, np.float32)
-    if max(stored.max(initial=0.0), -stored.min(initial=0.0)) <= _LARGEST:
-        return False  # without a copy of all the weights of a frozen model
-    return bool((np.isfinite(stored) & (np.abs(stored) > _LARGEST)).any())
 
 
 def _write(new: Replacement, number: int) -> None:

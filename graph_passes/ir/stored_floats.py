@@ -1,0 +1,26 @@
+"""What a float32 constant stores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from tensorflow.core.framework import tensor_pb2
+
+
+def stored_floats(tensor: tensor_pb2.TensorProto) -> Sequence[float] | np.ndarray:
+    """The numbers as they are stored: a last one may stand for all that follow."""
+    content = tensor.tensor_content  # each time it is asked for, it is copied
+    return np.frombuffer(content, "<f4") if content else tensor.float_val
+
+
+def largest_stored(tensor: tensor_pb2.TensorProto) -> float:
+    """The largest absolute value of the finite numbers, 0 without any."""
+    stored = stored_floats(tensor)
+    if not isinstance(stored, np.ndarray):  # nearly all constants: spare them an array
+        return max((abs(value) for value in stored if math.isfinite(value)), default=0.0)
+    largest = max(stored.max(initial=0.0), -stored.min(initial=0.0))
+    if not math.isfinite(largest):  # without a copy of all the weights of a frozen model
+        largest = np.abs(stored[np.isfinite(stored)]).max(initial=0.0)
+    return float(largest)
