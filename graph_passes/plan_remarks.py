@@ -9,6 +9,7 @@ from graph_passes.functions.inlining import split_prefix
 from graph_passes.ir.graph_view import ARGUMENT, FLOAT, INLINED_ARGUMENT, RESULT
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.byte_cost import CAST_BYTES
+from graph_passes.placement.op_variants import OpVariants
 from graph_passes.placement.work_sizes import WorkSizes
 from graph_passes.policy.op_lists import LIST_NAMES
 from graph_passes.remarks import Remark
@@ -100,13 +101,15 @@ class _Estimates:
         config = plan.coloring.config
         self._view, self._table = plan.coloring.view, config.cost_table
         self.sizes = WorkSizes(self._view, config.unknown_dimension)
+        by_layout = self._table is not None and self._table.by_layout
+        self._variants = OpVariants(self.sizes, by_layout=by_layout)
 
     def seconds(self, number: int) -> tuple[float | None, float | None]:
         """The time of a node in the target dtype and in float32, None without a cost table's."""
         op = self._view.node_type(number).op
         if self._table is None or not self._table.variants_of(op):
             return None, None
-        cost = self._table.cost_of(op, self.sizes.variant(number, by_layout=self._table.by_layout))
+        cost = self._table.cost_of(op, self._variants.of(number))
         size = None if cost is None else self.sizes.size(number, cost)
         return (
             (None, None) if cost is None or not size else (cost.low.at(size), cost.float32.at(size))

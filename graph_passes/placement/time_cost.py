@@ -11,6 +11,7 @@ import numpy as np
 from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.cut_problem import keep_cheap_ones
+from graph_passes.placement.op_variants import OpVariants
 from graph_passes.placement.work_sizes import PRODUCTS, UNKNOWN_ELEMENTS, WorkSizes
 from graph_passes.policy.cost_table import CostTable, OpCost, is_channels_first
 
@@ -42,6 +43,7 @@ class _Times:
         self._fused = coloring.config.fused
         self._table = table
         self._sizes = WorkSizes(coloring.view, coloring.config.unknown_dimension)
+        self._variants = OpVariants(self._sizes, by_layout=table.by_layout)
         self._saved: dict[tuple[str, str, int | None], int | None] = {}
 
     def gains(self, numbers: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -55,7 +57,7 @@ class _Times:
         op = self._view.node_type(number).op
         variant = ""
         if op in PRODUCTS or any(self._table.variants_of(op)):
-            variant = self._sizes.variant(number, by_layout=self._table.by_layout)
+            variant = self._variants.of(number)
         cost = self._table.cost_of(op, variant)
         if cost is None:
             return None

@@ -12,27 +12,13 @@ import numpy as np
 from graph_passes.ir.graph_view import FLOAT, GraphView, Shape, elements
 from graph_passes.ops.node_types import NodeType
 from graph_passes.policy.config import UNKNOWN_DIMENSION
-from graph_passes.policy.cost_table import (
-    BROADCAST,
-    CHANNELS_FIRST,
-    CHANNELS_FIRST_DEEP,
-    CHANNELS_FIRST_POINTWISE,
-    GROUPED,
-    GROUPED_WIDE,
-    POINTWISE,
-    RAGGED,
-    STRIDED,
-    TRANSPOSED,
-    WIDE,
-    WIDE_STRIDED,
-    OpCost,
-)
+from graph_passes.policy.cost_table import OpCost
 
 UNKNOWN_ELEMENTS = 1 << 18
 """What counts for a tensor whose shape is not known: neither in a cache nor large."""
 
 # Op of a convolution -> the axes of its filter.
-_CONVOLUTIONS = {
+CONVOLUTIONS = {
     **{
         f"{op}{part}": 4
         for op in ("Conv2D", "DepthwiseConv2dNative")
@@ -41,31 +27,25 @@ _CONVOLUTIONS = {
     **dict.fromkeys(("Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"), 5),
 }
 PRODUCTS = frozenset(
-    (*_CONVOLUTIONS, "Einsum", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+    (*CONVOLUTIONS, "Einsum", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 )
 """The ops whose work is more than a pass over what they read and write."""
-_WIDEST = 3
-"""Pixels a side of the filter of one channel for which oneDNN has a fast gradient."""
-_NORMS = frozenset(("FusedBatchNormV3", "FusedBatchNormGradV3"))
-_LANES = 16
-"""oneDNN's kernels for bfloat16 take so many channels at once; with others it has none that is
-fast: 1.2 million elements take 2.4 ms, 0.5 in float32, with 72 channels, 0.26 with 64."""
-_MANY_CHANNELS, _SMALL_SIDE = 128, 7
-"""Channels first, oneDNN's kernels for bfloat16 gain where they make so many channels, of images
-larger than that: 64 to 128 channels take 0.8 times as long as in float32, 128 to 64 1.2 times."""
 _ROWS = frozenset(("TensorListConcat", "TensorListConcatV2"))
-_TO_INPUT, _TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")
+TO_INPUT, TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")
 
 
 class WorkSizes:
     """Sizes of tensors and of the work of nodes, from static shapes.
 
     Tensors go by their numbers, see `GraphView.tensors`.
+
+    Attributes:
+        view: the graph.
     """
 
     def __init__(self, view: GraphView, unknown: int = UNKNOWN_DIMENSION) -> None:
         """Reads a graph; `unknown` is the length that counts for a dimension not known."""
-        self._view, self._unknown = view, unknown
+        self.view, self._unknown = view, unknown
         self._is_float = bytes(view.is_float[view.targets])  # of edges
         self._nodes = len(view.nodes)
         self._elements: dict[int, int | None] = {}
@@ -80,17 +60,17 @@ class WorkSizes:
         Returns:
             The tensors of all of them; and for each tensor the place of its node in `numbers`.
         """
-        starts, ends = (np.asarray(self._view.edge_starts)[numbers + step] for step in (0, 1))
+        starts, ends = (np.asarray(self.view.edge_starts)[numbers + step] for step in (0, 1))
         counts = ends - starts
         of = np.repeat(np.arange(len(numbers)), counts)
         edges = np.arange(len(of)) + (ends - np.cumsum(counts))[of]
         is_float = np.frombuffer(self._is_float, bool)[edges]
-        return np.asarray(self._view.tensors)[edges[is_float]], of[is_float]
+        return np.asarray(self.view.tensors)[edges[is_float]], of[is_float]
 
     def written(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The float32 tensors that nodes make, in the form of those that they read."""
-        node_types = np.asarray(self._view.node_type_of)[numbers].tolist()
-        ports = [_float_outputs(self._view.node_types[node_type]) for node_type in node_types]
+        node_types = np.asarray(self.view.node_type_of)[numbers].tolist()
+        ports = [_float_outputs(self.view.node_types[node_type]) for node_type in node_types]
         of = np.repeat(np.arange(len(numbers)), [len(of_node) for of_node in ports])
         flat = np.array([*itertools.chain.from_iterable(ports)], np.int64)
         return numbers[of] + flat * self._nodes, of
@@ -113,7 +93,7 @@ class WorkSizes:
             if has_makers:
                 known[step] = self._told_by(self._of_as_many(step), step)
             elif step not in known:
-                shape = self._shape(step)
+                shape = self.shape(step)
                 known[step] = self._first_guess(step, shape)  # for a way that leads back here, too
                 self._assumed[step] = math.inf if shape is None else shape.count(None)
                 if shape is None or None in shape:
@@ -128,7 +108,7 @@ class WorkSizes:
         """
         size = self._product(shape)
         is_unknown = shape is not None and shape[:1] == (None,)
-        if size and is_unknown and self._view.node_type(tensor % self._nodes).op in _ROWS:
+        if size and is_unknown and self.view.node_type(tensor % self._nodes).op in _ROWS:
             return size * UNKNOWN_DIMENSION
         return size
 
@@ -140,7 +120,7 @@ class WorkSizes:
         if not makers:
             return self._elements[tensor]
         # Of fewer lengths that are not known one may stand for several, unless more is known.
-        tells_more = _known(self._shape(tensor)) > _known(self._shape(makers[0]))
+        tells_more = _known(self.shape(tensor)) > _known(self.shape(makers[0]))
         if tells_more and self._assumed[makers[0]] > self._assumed[tensor]:
             return self._elements[tensor]
         self._assumed[tensor] = self._assumed[makers[0]]
@@ -148,7 +128,7 @@ class WorkSizes:
 
     def _of_as_many(self, tensor: int) -> Sequence[int]:
         """Another tensor of as many elements, or the two matrices that a tensor is made of."""
-        view, number = self._view, tensor % self._nodes
+        view, number = self.view, tensor % self._nodes
         start = view.edge_starts[number]
         if number in view.aliases:
             call, port = view.aliases[number]
@@ -166,7 +146,7 @@ class WorkSizes:
         Where shapes are not known there is such a Sum behind every binary op, and most of them have
         nothing to add up: the kernel then hands on what it reads.
         """
-        view, (start, end) = self._view, self._view.edge_starts[number : number + 2]
+        view, (start, end) = self.view, self.view.edge_starts[number : number + 2]
         if view.node_type(number).op != "Sum" or end - start < 2:
             return None
         port, maker = divmod(view.tensors[start + 1], self._nodes)
@@ -182,13 +162,13 @@ class WorkSizes:
     def _lengths(self, product: int) -> tuple[int, int, int] | None:
         """How many rows, terms of each sum, and columns a MatMul has; None if that is not known."""
         left, right = self._of_as_many(product)
-        of_left, of_right, made = (self._shape(tensor) for tensor in (left, right, product))
+        of_left, of_right, made = (self.shape(tensor) for tensor in (left, right, product))
         of_right = of_right or (None, None)
         if of_left is None or made is None or {len(of_left), len(of_right), len(made)} != {2}:
             return None
-        if self._view.attr(product, "transpose_a").b:
+        if self.view.attr(product, "transpose_a").b:
             of_left = of_left[::-1]
-        if self._view.attr(product, "transpose_b").b:
+        if self.view.attr(product, "transpose_b").b:
             of_right = of_right[::-1]
         rows, terms, columns = made[0] or of_left[0], of_left[1] or of_right[0], made[1]
         columns = columns or of_right[1]
@@ -196,98 +176,35 @@ class WorkSizes:
         terms = terms or in_right // (columns or in_right or 1) or self._unknown
         return rows or in_left // terms or self._unknown, terms, columns or self._unknown
 
-    def variant(self, number: int, *, by_layout: bool = False) -> str:
-        """The variant of its op that a node is.
-
-        Args:
-            number: of the node.
-            by_layout: whether convolutions channels first are others, see `CostTable`.
-        """
-        op = self._view.node_type(number).op
-        if op == "MatMul":
-            return TRANSPOSED if self._view.attr(number, "transpose_b").b else ""
-        if op in _CONVOLUTIONS:
-            if by_layout and self._is_channels_first(number):
-                return self._channels_first(number)
-            is_strided = max(self._view.attr(number, "strides").list.i, default=1) > 1
-            weights = self._filter(number)
-            is_wide = weights is not None and max(weights[:2]) > _WIDEST
-            if op.startswith("Depthwise") and is_wide:
-                return WIDE_STRIDED if is_strided else WIDE
-            if weights is not None and self._has_small_groups(number, weights):
-                return GROUPED_WIDE if is_wide else GROUPED
-            if is_strided:
-                return STRIDED
-            return POINTWISE if weights is not None and set(weights[:-2]) == {1} else ""
-        made = self._shape(number)
-        if made is None:
-            return ""
-        if op in _NORMS:
-            channels = self._channels(number, made)
-            return RAGGED if channels is not None and channels % _LANES else ""
-        read = map(self._shape, self._read(number))
-        return BROADCAST if any(shape not in (None, made) for shape in read) else ""
-
-    def _channels_first(self, number: int) -> str:
-        """The variant of a convolution channels first."""
-        weights, image = self._filter(number), self._image(number)
-        if weights is None or len(weights) != 4 or self._is_depthwise(number):
-            return CHANNELS_FIRST
-        if max(weights[:2]) == 1:
-            return CHANNELS_FIRST_POINTWISE
-        is_large = image is not None and min(side or 0 for side in image[2:]) > _SMALL_SIDE
-        is_deep = weights[-1] >= _MANY_CHANNELS and max(weights[:2]) <= _WIDEST
-        return CHANNELS_FIRST_DEEP if is_deep and is_large else CHANNELS_FIRST
-
-    def _has_small_groups(self, number: int, weights: tuple[int, ...]) -> bool:
-        if self._is_depthwise(number) or weights[-2] >= _LANES:
-            return False
-        return (self._channels(number, self._image(number)) or 0) > weights[-2]
-
-    def _is_depthwise(self, number: int) -> bool:
-        return self._view.node_type(number).op.startswith("Depthwise")
-
-    def _image(self, number: int) -> Shape | None:
-        """The shape of what a convolution reads, or of the gradient of it."""
-        is_made = self._view.node_type(number).op.endswith(_TO_INPUT)
-        return self._shape(number if is_made else self._read(number)[0])
-
-    def _is_channels_first(self, number: int) -> bool:
-        return self._view.attr(number, "data_format").s[:2] == b"NC"
-
-    def _channels(self, number: int, image: Shape | None) -> int | None:
-        """The channels of an image that a node reads or makes."""
-        return image[1 if self._is_channels_first(number) else -1] if image else None
-
     def size(self, number: int, cost: OpCost) -> int | None:
         """The size of a node's work as its costs count it, None where it is not known."""
         if cost.measure == "flops":
             return self.flops(number)
-        known = [self.elements(tensor) for tensor in (*self._read(number), number)]
+        known = [self.elements(tensor) for tensor in (*self.read_by(number), number)]
         if known[0] is not None and known[0] == known[-1] and self._summed_like(number) is not None:
             return 0
         return max((size for size in known if size is not None), default=None)
 
     def flops(self, number: int) -> int | None:
         """The arithmetic of a product or convolution; None of others, or of unknown shapes."""
-        op = self._view.node_type(number).op
+        op = self.view.node_type(number).op
         if op not in PRODUCTS:
             return None
-        if op in _CONVOLUTIONS:
-            weights, windows = self._filter(number), self._windows(number)
+        if op in CONVOLUTIONS:
+            weights, windows = self.filter(number), self._windows(number)
             if weights is None or windows is None:
                 return None
             read = weights[:-2] if op.startswith("Depthwise") else weights[:-1]
             return 2 * windows * math.prod(read)
         if op == "Einsum":
             return self._einsum_flops(number)
-        if op == "MatMul" and len(self._read(number)) == 2:
-            for factor in self._read(number):
+        if op == "MatMul" and len(self.read_by(number)) == 2:
+            for factor in self.read_by(number):
                 self.elements(factor)
             lengths = self._lengths(number)
             return None if lengths is None else 2 * math.prod(lengths)
         # A matrix product: every element made is a sum over one axis of the first factor.
-        made, summed = self._product(self._shape(number)), self._summed_axis(number)
+        made, summed = self._product(self.shape(number)), self._summed_axis(number)
         if made is None or summed is None:
             return None
         tensor, left, axis = summed
@@ -300,11 +217,11 @@ class WorkSizes:
             Rows, summed axis and columns of a matrix product; input and output channels of a
             convolution; () of other nodes and of unknown ranks. None is a length that varies.
         """
-        op = self._view.node_type(number).op
-        if op in _CONVOLUTIONS:
-            weights = self._filter(number)
+        op = self.view.node_type(number).op
+        if op in CONVOLUTIONS:
+            weights = self.filter(number)
             return weights[-2:] if weights and not op.startswith("Depthwise") else ()
-        made = self._shape(number)
+        made = self.shape(number)
         if op not in PRODUCTS or op == "Einsum" or made is None or len(made) < 2:
             return ()
         summed = self._summed_axis(number)
@@ -312,21 +229,21 @@ class WorkSizes:
 
     def _summed_axis(self, number: int) -> tuple[int, Shape, int] | None:
         """The first factor of a matrix product, its shape, and the axis that is summed over."""
-        factors = self._read(number)
-        left = self._shape(factors[0]) if factors else None
+        factors = self.read_by(number)
+        left = self.shape(factors[0]) if factors else None
         if left is None or len(left) < 2:
             return None
-        transposed = any(self._view.attr(number, name).b for name in ("transpose_a", "adj_x"))
+        transposed = any(self.view.attr(number, name).b for name in ("transpose_a", "adj_x"))
         return factors[0], left, -2 if transposed else -1
 
     def _einsum_flops(self, number: int) -> int | None:
         """One multiplication and addition for each combination of all labels' values."""
-        equation = self._view.attr(number, "equation").s.decode()
+        equation = self.view.attr(number, "equation").s.decode()
         lengths: dict[str, int] = {}
         for tensor, axes in zip(
-            self._read(number), equation.partition("->")[0].split(","), strict=True
+            self.read_by(number), equation.partition("->")[0].split(","), strict=True
         ):
-            shape = self._shape(tensor)
+            shape = self.shape(tensor)
             if shape is None or "." in axes:
                 return None
             for label, length in zip(axes, shape, strict=True):
@@ -342,35 +259,35 @@ class WorkSizes:
             length = (total or 0) // (math.prod(others) or 1)
         return length or self._unknown
 
-    def _filter(self, number: int) -> tuple[int, ...] | None:
+    def filter(self, number: int) -> tuple[int, ...] | None:
         """The shape of a convolution's filter."""
-        op, read = self._view.node_type(number).op, self._read(number)
-        if op.endswith(_TO_FILTER):
-            shape = self._shape(number)
+        op, read = self.view.node_type(number).op, self.read_by(number)
+        if op.endswith(TO_FILTER):
+            shape = self.shape(number)
         else:
-            shape = self._shape(read[0 if op.endswith(_TO_INPUT) else 1])
-        if shape is None or len(shape) != _CONVOLUTIONS[op]:
+            shape = self.shape(read[0 if op.endswith(TO_INPUT) else 1])
+        if shape is None or len(shape) != CONVOLUTIONS[op]:
             return None
         return tuple(self._unknown if size is None else size for size in shape)
 
     def _windows(self, number: int) -> int | None:
         """The elements of a convolution's result, or of the gradient of it."""
-        if self._view.node_type(number).op.endswith((*_TO_INPUT, *_TO_FILTER)):
-            return self.elements(self._read(number)[-1])
-        return self._product(self._shape(number))
+        if self.view.node_type(number).op.endswith((*TO_INPUT, *TO_FILTER)):
+            return self.elements(self.read_by(number)[-1])
+        return self._product(self.shape(number))
 
     def _product(self, shape: Shape | None) -> int | None:
         return None if shape is None else elements(shape, self._unknown)
 
-    def _read(self, number: int) -> list[int]:
+    def read_by(self, number: int) -> list[int]:
         """The float32 tensors that a node reads."""
-        start, end = self._view.edge_starts[number : number + 2]
-        return list(itertools.compress(self._view.tensors[start:end], self._is_float[start:end]))
+        start, end = self.view.edge_starts[number : number + 2]
+        return list(itertools.compress(self.view.tensors[start:end], self._is_float[start:end]))
 
-    def _shape(self, tensor: int) -> Shape | None:
+    def shape(self, tensor: int) -> Shape | None:
         """The static shape of a tensor, that of a node's first output by the node's number."""
         port, number = divmod(tensor, self._nodes)
-        shapes = self._view.output_shapes(number)
+        shapes = self.view.output_shapes(number)
         return shapes[port] if port < len(shapes) else None
 
 
