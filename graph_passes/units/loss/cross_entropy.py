@@ -35,13 +35,19 @@ def split_cross_entropies(search: UnitSearch) -> None:
     edits, view = search.edits, search.edits.view
     if not search.has_cpu_kernels:
         return
-    unknown = search.config.unknown_dimension
+    m, unknown = edits.matcher, search.config.unknown_dimension
     for number in view.of_op(*OPS):
-        shape = edits.matcher.shape_of(edits.matcher.tensor(number, 0))
-        if view.dtypes[view.base[number]] != FLOAT or shape is None:
-            continue
-        if (elements(shape, unknown) or 0) >= FEW_ELEMENTS:
+        logits = m.tensor(number, 0)
+        is_known = view.dtypes[view.base[number]] == FLOAT and m.shape_of(logits) is not None
+        if is_known and _size(m, logits, unknown) >= FEW_ELEMENTS:
             edits.propose(RULE, number, _write, number)
+
+
+def _size(m: Matcher, logits: str, unknown: int) -> int:
+    """The elements of logits: TensorFlow's own Reshape forgets the classes with the batch."""
+    maker = m.maker(logits)
+    tensors = [logits, *(m.inputs(maker)[:1] if m.op(maker) == "Reshape" else ())]
+    return max(elements(m.shape_of(tensor) or (0,), unknown) or 0 for tensor in tensors)
 
 
 def _write(new: Replacement, number: int) -> None:

@@ -68,6 +68,29 @@ def test_loss_and_gradient_are_as_before(rows: int | None, labels: tf.DType) -> 
         np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5 * np.abs(old).max())
 
 
+def test_classes_that_tensorflow_forgets_with_the_batch_count() -> None:
+    def sequences(x: tf.Tensor, w: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            logits = tf.einsum("btd,dc->btc", x, w)
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return [loss, tape.gradient(loss, w)]
+
+    specs = tf.TensorSpec((None, 16, WIDTH)), tf.TensorSpec((WIDTH, CLASSES))
+    traced = trace(sequences, *specs, tf.TensorSpec((None, 16), tf.int64))
+    (before,) = of_op(traced.graph_def, "SparseSoftmaxCrossEntropyWithLogits")
+    assert traced.shapes(before.input[0]) == ((None, None),)
+    config = dataclasses.replace(CPU, unknown_dimension=4)
+    fusion = traced.find(config)
+    assert not of_op(fusion.proto, "SparseSoftmaxCrossEntropyWithLogits")
+    x, w, labels = given()
+    inputs = [x.reshape(4, 16, WIDTH), w, labels.reshape(4, 16)]
+    for old, new in zip(
+        traced.run(traced.graph_def, *inputs), traced.run(fusion.proto, *inputs), strict=True
+    ):
+        np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5 * np.abs(old).max())
+
+
 def test_all_of_it_stays_float32_and_what_comes_out_is_cast_before_labels_are_put_in() -> None:
     after = traced_step().rewrite(CPU).graph_def
     assert {node.attr["T"].type for node in of_op(after, "MatMul")} == {CPU.target}
