@@ -5,11 +5,15 @@ add little to much, and bfloat16 loses what is less than a 256th of it: 100 step
 moved a state by a quarter of its way, and `x -= 0.001 * x` nowhere at all. TensorFlow's own pass
 loses it as well. A loop shows what it adds up; elsewhere the constant factor of a step does, of
 which a residual network has none. What comes to a sum stays as it is, products above all.
+
+A loop that compares the values of two rounds, to end where they are alike, may never end: in
+bfloat16 neighbouring values are a 256th apart. All that leads round such a loop stays float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 
 from tensorflow.core.framework import tensor_pb2
 
@@ -25,12 +29,14 @@ SMALL_FACTOR = 1 / 32
 
 _ADDITIONS = frozenset(("Add", "AddN", "AddV2", "Sub"))
 _SCALINGS = frozenset(("Mul", "RealDiv"))
+_DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
 
 
 def keep_small_steps(coloring: Coloring) -> None:
-    """Keeps sums that loops carry, with the loop variables, and small steps in float32."""
+    """Keeps sums that loops carry, small steps, and loops to a fixed point in float32."""
     coloring.block(_sums_of_loops(coloring), Reason.SMALL_STEP)
     coloring.block(_sums_of_small_parts(coloring), Reason.SMALL_STEP)
+    coloring.block(_loops_to_a_fixed_point(coloring), Reason.SMALL_STEP)
 
 
 def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
@@ -83,6 +89,32 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
 
     for vertex in walk(products, handed_on):
         yield from (reader for reader in edges.readers(vertex) if adds[reader])
+
+
+def _loops_to_a_fixed_point(coloring: Coloring) -> Iterator[int]:
+    """What leads round the loops that compare the values of two rounds."""
+    view, edges, codes = coloring.view, coloring.edges, coloring.list_codes
+    carriers = frozenset(coloring.carriers())
+    if not carriers:
+        return
+
+    def maker(vertex: int) -> Sequence[int]:
+        moves = codes[vertex] == CLEAR and vertex not in carriers
+        makers = edges.producers(vertex) if moves else ()
+        return makers if len(makers) == 1 else ()
+
+    def handed_on(vertex: int) -> list[int]:
+        return [r for r in edges.readers(vertex) if r in carriers or codes[r] == CLEAR]
+
+    differs = view.is_vertex_of(lambda node_type: node_type.op in _DIFFERENCES)
+    for difference in coloring.where(differs & view.is_float):
+        compared = {[*walk([v], maker)][-1] for v in edges.producers(difference)}
+        for old in compared & carriers:
+            for new in compared - {old}:
+                if old in walk([new], handed_on):
+                    reach = functools.partial(edges.reach, [new], view.is_float)
+                    circle = coloring.where(reach(forward=True) & reach(backward=True))
+                    yield from circle if len(circle) > 1 else ()  # else what the loop starts with
 
 
 def _is_small(tensor: tensor_pb2.TensorProto) -> bool:

@@ -161,6 +161,54 @@ def test_it_adds_up_as_in_float32(body: Body, config: PrecisionConfig) -> None:
         assert error(body, off) > 0.05
 
 
+def fixed_point(x: Any, w: Any) -> Any:
+    def body(i: Any, h: Any, _: Any) -> Any:
+        new = tf.tanh(0.5 * (h @ w)) + x
+        return i + 1, new, tf.reduce_max(tf.abs(new - h))
+
+    return tf.while_loop(lambda i, _, change: (change > 1e-5) & (i < 500), body, (0, x, 1.0))
+
+
+def fixed_point_of_two(x: Any, w: Any) -> Any:
+    """Both rounds are carried, and compared by the condition."""
+
+    def goes_on(i: Any, new: Any, old: Any) -> Any:
+        return (tf.norm(new - old) > 1e-4) & (i < 500)
+
+    def body(i: Any, h: Any, _: Any) -> Any:
+        return i + 1, tf.tanh(0.5 * (h @ w)) + x, h
+
+    return tf.while_loop(goes_on, body, (0, x, tf.zeros_like(x)))
+
+
+def fixed_point_by_rows(x: Any, w: Any) -> Any:
+    """Rows that are at their end stay as they are."""
+
+    def body(i: Any, h: Any, change: Any) -> Any:
+        new = tf.where(change[:, None] > 1e-10, tf.tanh(0.5 * (h @ w)) + x, h)
+        return i + 1, new, tf.reduce_max(tf.math.squared_difference(new, h), 1)
+
+    start = (0, x, tf.ones(ROWS))
+    return tf.while_loop(lambda i, _, c: (tf.reduce_max(c) > 1e-10) & (i < 500), body, start)
+
+
+@pytest.mark.parametrize("body", [fixed_point, fixed_point_of_two, fixed_point_by_rows])
+def test_a_loop_to_a_fixed_point_ends(body: Body) -> None:
+    def beside_a_layer(x: Any, w: Any) -> Any:
+        return body(x, w)[0], tf.nn.relu(x @ w) @ w
+
+    program = traced(beside_a_layer)
+    after = program.rewrite(CPU).graph_def
+    assert products(after, LOW["CPU"]) == 2
+    (rounds_before, _), (rounds_after, _) = (
+        program.run(graph_def, *values()) for graph_def in (program.graph_def, after)
+    )
+    assert rounds_after == rounds_before < 100
+    off = dataclasses.replace(CPU, disabled_rules=frozenset(("small-step",)))
+    rounds_in_bfloat16, _ = program.run(program.rewrite(off).graph_def, *values())
+    assert rounds_in_bfloat16 == 500
+
+
 def residual(x: Any, w: Any) -> Any:
     for _ in range(3):
         x = x + tf.nn.relu(x @ w) * 0.1
@@ -188,7 +236,29 @@ def beside_what_stays(x: Any, w: Any) -> Any:
     return tf.while_loop(lambda i, *_: i < 4, body, (0, x @ w, bias))[1] @ w
 
 
-@pytest.mark.parametrize("body", [residual, gated, beside_what_stays])
+def gated_by_differences(x: Any, w: Any) -> Any:
+    """A state that goes part of the way to another, in the rows that are not done."""
+
+    def body(h: Any) -> Any:
+        moved = tf.sigmoid(h @ w) * (tf.tanh(h @ w) - h)
+        return tf.where(tf.range(ROWS)[:, None] % 2 == 0, moved, h)
+
+    return rounds(x, body, 4) @ w
+
+
+def until_sure(x: Any, w: Any) -> Any:
+    """Rounds until a score is reached, of which no two are compared."""
+
+    def body(h: Any, _: Any) -> Any:
+        h = tf.nn.relu(h @ w)
+        return h, tf.reduce_mean(tf.sigmoid(h))
+
+    return tf.while_loop(lambda _, score: score > 0.51, body, (x, 1.0))[0] @ w
+
+
+@pytest.mark.parametrize(
+    "body", [residual, gated, beside_what_stays, gated_by_differences, until_sure]
+)
 def test_networks_are_planned_as_ever(body: Body) -> None:
     program = traced(body)
     off = dataclasses.replace(CPU, disabled_rules=frozenset(("small-step",)))
