@@ -198,7 +198,7 @@ class CountedFunction:
     def record_again(self, planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:
         """Counts what was planned for a size, in place of what counted before.
 
-        It is logged where nothing was said yet; what comes later is for DEBUG.
+        `say` then logs it: at DEBUG where something was said before.
 
         Args:
             planned: the function.
@@ -223,7 +223,6 @@ class CountedFunction:
         self._title = self._traced.title + near
         if self._said:
             self._said = self._announce = False
-        self.say()
 
     def lose(self, size: int) -> None:
         """Takes back what was counted for a size, 0 if for none, as float32 proved faster."""

@@ -209,7 +209,9 @@ class _SizedFunction:
         self._name, self._source, self._planned, self._plan = name, source, planned, plan
         self._add, self._try_out, self._say, self._expect = add, try_out, say, expect
         self._once, self._shows = once, bool(source.tensor)
-        self._lock = threading.Lock()
+        # A handler of a signal or of the log may call the function while this thread plans it.
+        self._lock = threading.RLock()
+        self._is_planning = False
         # Class of sizes -> variant, None where it is that for the assumed size.
         self._names: dict[int, bytes | None] = {}
         self._for_assumed: bytes | None = None
@@ -228,7 +230,9 @@ class _SizedFunction:
             size = None if self._is_settled else self._size_of(inputs)
             if size is not None:
                 self._note(size)
-            return self._serve(), self._shows
+            chosen = self._serve(), self._shows
+        self._tell()
+        return chosen
 
     def _size_of(self, inputs: Sequence[Any]) -> int | None:
         """The size that a call shows beforehand."""
@@ -251,6 +255,12 @@ class _SizedFunction:
                 self._shows = False
                 self._for_assumed = self._name
             self._serve()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Says what runs, without the lock: who hears it may wait for a thread that wants it."""
+        if self._served is not None and not self._is_planning:
+            self._say()
 
     @property
     def _is_settled(self) -> bool:
@@ -271,15 +281,17 @@ class _SizedFunction:
         size = self._sizes.get(served, UNKNOWN_DIMENSION)
         is_new = served not in (0, *names) and (not names or self._in_a_row >= _LASTING)
         is_near = served == 0 and self._is_assumed and size != UNKNOWN_DIMENSION
-        if is_new or is_near:
-            result = self._plan(size)
+        if (is_new or is_near) and not self._is_planning:
+            self._is_planning = True
+            try:
+                result = self._plan(size)
+            finally:
+                self._is_planning = False
             self._is_assumed = self._is_assumed and not is_near
             names[served] = None
             apart = self._try_out is not None or result.proto != self._planned()
             if result.failure is None and apart:
                 names[served] = self._variant(size, result.proto, result.extra_functions)  # type: ignore[arg-type]
-        if self._served is not None:
-            self._say()
         return (
             names.get(min((0, *names), key=lambda known: abs(known - served))) or self._as_assumed()
         )

@@ -119,7 +119,8 @@ class _Trial:
     def __init__(self, name: bytes, contest: Contest, steps: int, outcomes: _Outcomes) -> None:
         self._low, self._contest, self._steps = name, contest, steps
         self._outcomes = outcomes
-        self._lock = threading.Lock()
+        # A handler of a signal or of the log may call the function that is tried.
+        self._lock = threading.RLock()
         self._seconds: dict[bytes, list[float]] = {}
         self._turn = 0
         self._winner: bytes | None = None

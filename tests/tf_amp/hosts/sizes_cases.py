@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import gc
 import logging
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 from unittest import mock
 
@@ -384,6 +387,44 @@ def faults() -> None:
         error = float(tf.reduce_max(tf.abs(call() - exact)))
         status = installation.current().status()
         report(name, error=error, failed=status["graphs_failed"])
+
+
+def reentrant() -> None:
+    """Calls from handlers: of a signal while the function is planned, of the line about it."""
+    switch_on(cost_table=sys.argv[1])
+    faulthandler.dump_traceback_later(60, exit=True)
+    layer, many = Dense(), tf.constant(weights(1, (3000, WIDTH)))
+    within: list[tf.Tensor] = []
+    waited: list[bool] = []
+    real = function_calls.plan_anew
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return real(*args)
+
+    def call_elsewhere(_: logging.LogRecord) -> None:
+        thread = threading.Thread(target=layer, args=(many,), daemon=True)
+        thread.start()
+        thread.join(20)
+        waited.append(thread.is_alive())
+
+    signal.signal(signal.SIGUSR1, lambda *_: within.append(layer(many)))
+    function_calls.plan_anew = interrupted
+    said = hear()
+    handler = logging.Handler(logging.INFO)
+    handler.emit = call_elsewhere  # type: ignore[method-assign]
+    logging.getLogger("tf_amp").addHandler(handler)
+    exact = tf.matmul(many, layer.weights)
+    error = float(tf.reduce_max(tf.abs(layer(many) - exact)))
+    of_handler = [float(tf.reduce_max(tf.abs(each - exact))) for each in within]
+    report(
+        "reentrant",
+        error=error,
+        of_handler=of_handler,
+        said=said,
+        waited=waited,
+        sizes=[*variants()],
+    )
 
 
 def small() -> None:

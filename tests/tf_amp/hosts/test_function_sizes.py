@@ -150,6 +150,16 @@ def test_a_worker_in_another_process_is_asked_once(run_python: RunPython, table:
     assert "step, sizes near 2048: MatMul 1 of 1 in bfloat16" in line
 
 
+def test_handlers_may_call_a_function_that_is_planned(run_forked: RunPython, table: str) -> None:
+    seen = facts(run_forked, "sizes_cases.reentrant()", table)["reentrant"]
+    assert seen["of_handler"] == [0.0]  # by the plan in force
+    assert 0.0 < seen["error"] < 0.5
+    assert seen["sizes"] == ["3000"]
+    assert seen["waited"] == [False]
+    (line,) = seen["said"]
+    assert ", sizes near 3000: MatMul 1 of 1 in bfloat16" in line
+
+
 def test_a_small_batch_runs_in_float32_where_a_larger_one_does_not(
     run_forked: RunPython, table: str
 ) -> None:

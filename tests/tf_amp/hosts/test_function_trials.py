@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,24 @@ def test_the_faster_one_stays(
     kept = "bfloat16" if winner == LOW else "float32"
     assert said.startswith("step: a call takes ")
     assert said.endswith(f"rewritten to bfloat16: {kept} stays.")
+
+
+def test_who_hears_of_the_winner_may_call_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tf_amp")
+    monkeypatch.setattr(function_trials.tf.test.experimental, "sync_devices", lambda: None)
+    trials, function, called = FunctionTrials(1, None, unexpected), Function(), []
+    trials.watch(function, LOW, contest())
+
+    def call() -> None:
+        trials.call(lambda name, *_: called.append(name), LOW, [], 0)
+
+    monkeypatch.setattr(caplog.handler, "emit", lambda _: call())
+    thread = threading.Thread(target=lambda: [call() for _ in range(4)], daemon=True)
+    thread.start()
+    thread.join(60)
+    assert len(called) == 5
 
 
 def test_an_outcome_is_remembered(
