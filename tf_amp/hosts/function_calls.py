@@ -21,7 +21,7 @@ from tf_amp.hosts.function_devices import variable_devices
 from tf_amp.hosts.function_redirects import Find, call_as_planned
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_size_sources import Source, find_source
-from tf_amp.hosts.function_sizes import FunctionSizes, add_variant, draws_by_seed, plan_anew
+from tf_amp.hosts.function_sizes import FunctionSizes, add_variant, kept_in_kernels, plan_anew
 from tf_amp.hosts.function_tf_data import call_originals
 from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
 from tf_amp.hosts.pipeline_batches import PipelineBatches
@@ -154,13 +154,13 @@ class FunctionCalls:
             source = find_source(traced.definition, traced.shapes, traced.find)
         if source is None and not self._trials.steps:
             return False
-        if draws_by_seed(traced.definition, traced.find):
+        if (kept := kept_in_kernels(traced.definition, traced.find)) is not None:
             # Whether what is traced to be saved, or loaded, will ever be called is not known.
             _log.log(
                 logging.INFO if counted.is_announced else logging.DEBUG,
-                "%s is neither planned again for its batch nor tried: it draws random numbers by a "
-                "seed, and a variant of it would draw others.",
+                "%s is neither planned again for its batch nor tried: %s.",
                 traced.title,
+                kept,
             )
             return False
         # In other processes, where functions may run, nothing can be timed.

@@ -472,6 +472,40 @@ def seeds() -> None:
     report("seeds", plain=plain, drawn=draws())
 
 
+def states() -> None:
+    """Functions that count in a kernel, or in what others find by its name, which stays."""
+    rows, v1 = tf.ones((2048, WIDTH)), tf.compat.v1
+
+    def iterator() -> tf.Tensor:
+        return v1.data.make_one_shot_iterator(tf.data.Dataset.range(9)).get_next()
+
+    def variable() -> tf.Tensor:
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=(), shared_name="count")
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
+
+    def table() -> tf.Tensor:
+        handle = tf.raw_ops.MutableHashTableV2(
+            key_dtype=tf.int64, value_dtype=tf.int64, use_node_name_sharing=True
+        )
+        return tf.raw_ops.LookupTableSizeV2(table_handle=handle)
+
+    def counts(count: Any) -> list[int]:
+        layer = Dense()
+        inner = tf.function(lambda x: (count(), layer(x)))
+        step = tf.function(lambda x: inner(x)[0], input_signature=[UNKNOWN])
+        few = [int(step(rows[:2])) for _ in range(2)]
+        return few + [int(step(rows)) for _ in range(3)]
+
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=(), shared_name="count")
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(7, tf.int64))
+    switch_on(cost_table=sys.argv[1])
+    said = hear()
+    for count in (iterator, variable, table):
+        counted = counts(count)
+        report(count.__name__, counted=counted, said=[line for line in said if "neither" in line])
+        said.clear()
+
+
 def saved_with_seeds() -> None:
     """A model with dropout by a seed: what is traced to be saved, or loaded, is not called."""
     import tf_keras

@@ -178,6 +178,16 @@ def test_seeded_random_numbers_are_those_of_the_program(run_forked: RunPython, t
     assert seen["drawn"] == seen["plain"]
 
 
+def test_what_kernels_keep_is_that_of_the_program(run_forked: RunPython, table: str) -> None:
+    seen = facts(run_forked, "sizes_cases.states()", table)
+    assert seen["iterator"]["counted"] == [0, 1, 2, 3, 4]
+    (line,) = seen["iterator"]["said"]
+    assert line.endswith("its OneShotIterator keeps a state that a variant of it would begin anew.")
+    # What has a name is the same for all.
+    assert seen["variable"] == {"counted": [7] * 5, "said": []}
+    assert seen["table"] == {"counted": [0] * 5, "said": []}
+
+
 def test_that_seeds_keep_a_function_as_it_is_is_said_of_what_is_called(
     run_forked: RunPython, table: str, tmp_path: Path
 ) -> None:
