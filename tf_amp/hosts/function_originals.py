@@ -131,7 +131,8 @@ class Originals:
         """Makes the runtime run every original again, and returns how many there were.
 
         Functions that XLA has already compiled keep their compiled code; everything that is
-        traced from now on calls float32 functions.
+        traced from now on calls float32 functions. What kernels count, as the numbers drawn by a
+        seed, begins anew.
         """
         count = 0
         with self._lock:
@@ -140,6 +141,9 @@ class Originals:
                 self._remove(context, name)
                 self._add(context, definition)
                 count += 1
+        if count:
+            # A caller that has run keeps what was inlined into it.
+            context.clear_kernel_cache()
         return count
 
     def forget(self, context: context_lib.Context, name: str | bytes) -> None:

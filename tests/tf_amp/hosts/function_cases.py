@@ -272,8 +272,12 @@ def off_again() -> None:
     def older(x: tf.Tensor) -> tf.Tensor:
         return tf.matmul(x, variable)
 
+    @tf.function
+    def around(x: tf.Tensor) -> tf.Tensor:
+        return older(x)
+
     exact = tf.matmul(x, variable)
-    error_on = max_error(older(x), exact)
+    error_on = min(max_error(older(x), exact), max_error(around(x), exact))
     rewritten, rewritten_hlo = trace()
     installation.uninstall()
     after, after_hlo = trace()
@@ -290,6 +294,7 @@ def off_again() -> None:
         hook_gone=atomic_function.from_func_graph is hook,
         error_on=error_on,
         error_of_older=max_error(older(x), exact),
+        error_around=max_error(around(x), exact),
         error_of_newer=max_error(newer(x), exact),
     )
     installed = switch_on()
