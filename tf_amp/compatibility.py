@@ -64,10 +64,6 @@ FUNCTION_HOST = (
     Member(_ATOMIC, "AtomicFunction._c_func"),
     Member(_ATOMIC, "AtomicFunction.graph_debug_info"),
     Member(_ATOMIC, "InterpolateRuntimeError.__exit__", ("self", "typ", "exc", "tb")),
-    Member(
-        f"{_EAGER}.polymorphic_function.concrete_function",
-        "ConcreteFunction.function_def",
-    ),
     Member(f"{_EAGER}.context", "Context.add_function_def", ("self", "fdef")),
     Member(
         f"{_EAGER}.context",

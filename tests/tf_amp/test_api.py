@@ -44,7 +44,7 @@ def low():
     @tf.function
     def product(x):
         return tf.matmul(x, x)
-    definition = product.get_concrete_function(tf.ones((8, 8))).function_def
+    definition = product.get_concrete_function(tf.ones((8, 8))).inference_fn.definition
     return [node.attr["T"].type for node in definition.node_def if node.op == "MatMul"] == [14]
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.eager import context as context_lib
-from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
+from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import c_api_util, errors
 
 from tf_amp.hosts import function_debug_info
@@ -162,11 +162,6 @@ class Originals:
         self._patches.replace(context, "remove_function", self._make_remove)
         self._patches.replace(function, "_c_func", self._make_c_func)
         self._patches.replace(function, "graph_debug_info", self._make_debug_info)
-        self._patches.replace(
-            concrete_function.ConcreteFunction,
-            "function_def",
-            lambda _: lambda function: function._inference_function.definition,
-        )
         self._patches.replace(
             atomic_function.InterpolateRuntimeError, "__exit__", _make_leave_with_traced_names
         )

@@ -95,6 +95,7 @@ def tracing(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
         gradient_dtypes=sorted({gradient.dtype.name for gradient in gradients}),
         variable_dtype=variable.dtype.name,
         outputs=[arg.type for arg in concrete.function_def.signature.output_arg],
+        runs=compute_types(running(concrete.name)),
         function_def=compute_types(concrete.function_def),
         traced_graph=node_types(concrete.graph.as_graph_def().node),
     )
@@ -199,7 +200,7 @@ def threads(variable: tf.Variable, x: tf.Tensor) -> None:
     for thread in running_threads:
         thread.join()
     sys.setswitchinterval(interval)
-    types = {str(compute_types(f.get_concrete_function(x).function_def)) for f in kept}
+    types = {str(compute_types(running(f.get_concrete_function(x).name))) for f in kept}
     report("threads", errors=errors, traced=len(kept), types=sorted(types))
 
 

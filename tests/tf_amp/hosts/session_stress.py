@@ -73,7 +73,7 @@ def eager_function(seed: int, x: np.ndarray) -> tuple[Any, Any, int]:
     w = numpy_values(seed + 1, 16, 16) * 0.25
     function = tf.function(lambda t: tf.nn.relu(tf.matmul(t, w)))
     concrete = function.get_concrete_function(tf.TensorSpec(x.shape, tf.float32))
-    definition = concrete.function_def
+    definition = concrete.inference_fn.definition
     casts = sum(node.op == "Cast" for node in definition.node_def)
     return function(x).numpy(), np.maximum(x @ w, 0.0), casts
 

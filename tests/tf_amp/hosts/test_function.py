@@ -63,8 +63,9 @@ def test_result_is_close_and_not_exact(facts: Facts) -> None:
     assert 0.0 < facts["tracing"]["error"] < 0.5
 
 
-def test_function_def_is_what_runs_and_the_graph_is_what_was_traced(facts: Facts) -> None:
-    assert facts["tracing"]["function_def"] == [BFLOAT16]
+def test_what_runs_is_low_and_what_is_read_is_what_was_traced(facts: Facts) -> None:
+    assert facts["tracing"]["runs"] == [BFLOAT16]
+    assert facts["tracing"]["function_def"] == [FLOAT]
     assert facts["tracing"]["traced_graph"] == [FLOAT]
 
 
