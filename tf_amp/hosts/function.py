@@ -10,6 +10,7 @@ the low-precision graph. What is traced inside another function is rewritten wit
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import re
@@ -38,6 +39,8 @@ from tf_amp.hosts.function_deferred import DeferredFunctions, is_traced_once_mor
 from tf_amp.hosts.function_names import keras_step, readable_name
 from tf_amp.hosts.function_redirects import called_apart
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
+from tf_amp.hosts.function_size_sources import find_source, size_of_calls
+from tf_amp.hosts.function_sizes import plan_anew
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
@@ -178,12 +181,25 @@ class FunctionHost:
         traced = TracedFunction(
             definition, graph, context, library, title, numbers, self._originals, covers
         )
+        size = None if by_xla or config.cost_table is None else size_of_calls(graph)
+        if size and find_source(definition, traced.shapes, library) is None:
+            config = dataclasses.replace(config, unknown_dimension=size)
         # Only what a SavedModel holds shares a line, and its signatures do run.
         is_loaded = self._installation.graph_log.shares_a_line
         result = traced.rewrite(config)
         for callee in called_apart(result, library):
             self._deferred.rewrite(context, callee)
         callees: list[RewriteResult] = []
+        if config.unknown_dimension == size:
+            result, callees = plan_anew(
+                result,
+                functools.partial(traced.rewrite, config),
+                size,
+                library,
+                context,
+                self._originals,
+                has_plan=lambda _: False,
+            )
         if config is compiled.config:
             result, callees = call_compilable(
                 result,

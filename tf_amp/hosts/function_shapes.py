@@ -26,7 +26,7 @@ def static_shapes(graph: Any) -> Shapes:
             outputs = graph.get_operation_by_name(node).outputs
         except KeyError:
             return ()
-        return tuple(map(_shape_of, outputs))
+        return tuple(map(shape_of, outputs))
 
     return shapes
 
@@ -42,7 +42,7 @@ def traced_shapes(graph: Any, definition: Any) -> Shapes:
     names = [argument.name for argument in definition.signature.input_arg]
     if len(names) != len(graph.inputs):  # the gradient of a loop adds inputs to graphs it finds
         return of_node
-    arguments = dict(zip(names, ((_shape_of(tensor),) for tensor in graph.inputs), strict=True))
+    arguments = dict(zip(names, ((shape_of(tensor),) for tensor in graph.inputs), strict=True))
     return lambda node: arguments.get(node) or of_node(node)
 
 
@@ -67,5 +67,6 @@ def called_shapes(functions: Mapping[str, Any]) -> FunctionShapes:
     return shapes_of
 
 
-def _shape_of(tensor: Any) -> Shape | None:
+def shape_of(tensor: Any) -> Shape | None:
+    """The static shape of a tensor: None for an unknown rank, in it None for an unknown length."""
     return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import attr_value_pb2, function_pb2, types_pb2
 from tensorflow.python.eager.polymorphic_function import attributes
 
 from tf_amp.hosts.function_redirects import Find, with_callees
+from tf_amp.hosts.function_shapes import shape_of
 
 if TYPE_CHECKING:
     from graph_passes.ir.graph_view import Shape, Shapes
 
 _GET_NEXT, _GET_OPTIONAL = "IteratorGetNext", "IteratorGetNextAsOptional"
 _BRANCHES = ("If", "StatelessIf")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _SHAPE_OUTPUT = "tf_amp_shape"
 _SHAPES = "_output_shapes"
 
@@ -124,3 +126,34 @@ def unknown_axes(shape: Shape | None) -> tuple[int, ...]:
 
 def _known_elements(shape: Shape | None) -> int:
     return math.prod(length for length in shape or () if length is not None)
+
+
+def size_of_calls(graph: Any) -> int | None:
+    """The size by which a function of known shapes calls others that were traced without it.
+
+    Args:
+        graph: the FuncGraph that was traced.
+
+    Returns:
+        That of the largest argument whose shape the callee knows in part and the caller as a
+        whole; None where there is none.
+    """
+    graphs = {name: getattr(called, "graph", None) for name, called in graph._functions.items()}
+    if not any(unknown_axes(s) for each in graphs.values() if each for s in _given(each.inputs)):
+        return None
+    found: list[tuple[int, int]] = []
+    for caller in (graph, *filter(None, graphs.values())):
+        for call in caller.get_operations():
+            callee = graphs.get(call.get_attr("f").name) if call.type in _CALLS else None
+            if callee is None:
+                continue
+            # The gradient of a loop adds inputs to graphs it finds.
+            for taken, given in zip(_given(callee.inputs), _given(call.inputs), strict=False):
+                known = [length for length in given or () if length is not None]
+                if (axes := unknown_axes(taken)) and len(known) == len(taken or ()):
+                    found.append((math.prod(known), Source(axes).size_of(known)))
+    return max(found)[1] if found else None
+
+
+def _given(tensors: Iterable[Any]) -> Iterator[Shape | None]:
+    return (shape_of(tensor) for tensor in tensors)

@@ -442,6 +442,41 @@ def small() -> None:
     report("small", middling=ran(lambda: around(middling)), few=ran(lambda: around(few)))
 
 
+def known_callers() -> None:
+    """Functions of known shapes that call one which was traced without its batch."""
+    switch_on(cost_table=sys.argv[1])
+    said = hear()
+    layer = Dense()
+
+    @tf.function(input_signature=[UNKNOWN])
+    def around(x: tf.Tensor) -> tf.Tensor:
+        return layer(x)
+
+    def call(x: tf.Tensor) -> tf.Tensor:
+        return layer(x)
+
+    def deep(x: tf.Tensor) -> tf.Tensor:
+        return around(x)
+
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(2):
+            x = layer(x) / float(WIDTH)
+        return x
+
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x) ** 2)
+        return tape.gradient(loss, layer.weights)
+
+    for body in (call, deep, loop, gradient):
+        seen = {}
+        for rows in (2048, 2):
+            step = tf.function(body, input_signature=[tf.TensorSpec((rows, WIDTH))])
+            seen[str(rows)] = ran(functools.partial(step, tf.ones((rows, WIDTH))))
+        report(body.__name__, seen=seen)
+    report("alone", ran=ran(lambda: layer(tf.ones((2, WIDTH)))), said=said)
+
+
 def near() -> None:
     """A batch near to the one that is assumed, where another plan is better."""
     switch_on(cost_table=sys.argv[1])

@@ -167,6 +167,16 @@ def test_a_small_batch_runs_in_float32_where_a_larger_one_does_not(
     assert seen["small"] == {"middling": [BFLOAT16], "few": [FLOAT]}
 
 
+def test_a_caller_of_known_shape_plans_what_it_calls_for_that(
+    run_forked: RunPython, table: str
+) -> None:
+    seen = facts(run_forked, "sizes_cases.known_callers()", table)
+    for kind in ("call", "deep", "loop", "gradient"):
+        assert seen[kind]["seen"] == {"2048": [BFLOAT16], "2": [FLOAT]}, kind
+    assert seen["alone"]["ran"] == [FLOAT]  # its own plan is another
+    assert sum("MatMul 1 of 1 in bfloat16" in line for line in seen["alone"]["said"]) == 3
+
+
 def test_a_batch_near_the_assumed_one_has_a_plan_too(run_forked: RunPython, table: str) -> None:
     seen = facts(run_forked, "sizes_cases.near()", table)["near"]
     assert seen == {"assumed": [FLOAT], "seen": [BFLOAT16]}
