@@ -218,7 +218,9 @@ class Installation:
         self._tally.take_back(name, counts, changed=changed, counted=counted)
 
     def record_fault(self, host: str, name: str, error: Exception) -> None:
-        """Counts a graph that stays in float32 because the host failed, and says so once.
+        """Counts a graph that stays as it was because the host failed, and says so once.
+
+        It may be low by then: what failed may be the plan for another size, or a trial.
 
         Args:
             host: the host that failed.
@@ -228,7 +230,7 @@ class Installation:
         first = self._tally.add_fault(name, f"{type(error).__name__}: {error}")
         _log.log(
             logging.ERROR if first else logging.DEBUG,
-            "%r stays in float32: the %s host failed on it. This is a fault of tf_amp, please "
+            "%r stays as it was: the %s host failed on it. This is a fault of tf_amp, please "
             "report it with the traceback. Further ones are logged at DEBUG.",
             name,
             host,

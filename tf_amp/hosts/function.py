@@ -151,8 +151,7 @@ class FunctionHost:
 
     def _rewrite(self, function: Any, graph: Any, *, is_called: bool = False) -> None:
         config, compiled = self._installation.config, self._installation.compiled
-        if config is None or compiled is None:
-            return
+        assert config is not None and compiled is not None  # else there is no host
         context, definition = function._bound_context, function.cached_definition
         plain = config if remapper.runs_in_functions() else remapper.without_it(config)
         has_groups = is_in_force(plain) and is_grouped_convolution(

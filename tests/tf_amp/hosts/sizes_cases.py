@@ -369,9 +369,12 @@ def traced() -> None:
 def faults() -> None:
     """A plan for a size that raises costs nothing but the plan."""
     switch_on(cost_table=sys.argv[1])
-    layer = Dense()
+    layer, wide = Dense(), Dense()
+    wide.weights = tf.Variable(weights(shape=(WIDTH, 64 * WIDTH)))
     many = tf.constant(weights(1, (2048, WIDTH)))
     layer.__call__.get_concrete_function()
+    wide.__call__.get_concrete_function()
+    said = hear()
 
     def fail(*_: Any) -> Any:
         raise tf.errors.InternalError(None, None, "planted")
@@ -387,6 +390,7 @@ def faults() -> None:
         error = float(tf.reduce_max(tf.abs(call() - exact)))
         status = installation.current().status()
         report(name, error=error, failed=status["graphs_failed"])
+    report("low", ran=ran(lambda: wide(many)), said=[line for line in said if "fault" in line])
 
 
 def reentrant() -> None:

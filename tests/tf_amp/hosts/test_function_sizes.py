@@ -210,6 +210,9 @@ def test_a_fault_costs_the_plan_alone(run_forked: RunPython, table: str) -> None
     seen = facts(run_forked, "sizes_cases.faults()", table)
     assert seen["fault"] == {"error": 0.0, "failed": 1}
     assert seen["later"] == {"error": 0.0, "failed": 2}
+    assert seen["low"]["ran"] == [BFLOAT16]
+    (line,) = seen["low"]["said"]
+    assert "stays as it was: the function host failed on it" in line
 
 
 def test_the_plan_that_runs_is_in_the_trace(
