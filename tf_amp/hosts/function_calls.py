@@ -21,7 +21,13 @@ from tf_amp.hosts.function_devices import variable_devices
 from tf_amp.hosts.function_redirects import Find, call_as_planned
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_size_sources import Source, find_source
-from tf_amp.hosts.function_sizes import FunctionSizes, add_variant, kept_in_kernels, plan_anew
+from tf_amp.hosts.function_sizes import (
+    FunctionSizes,
+    Sized,
+    add_variant,
+    kept_in_kernels,
+    plan_anew,
+)
 from tf_amp.hosts.function_tf_data import call_originals
 from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
 from tf_amp.hosts.pipeline_batches import PipelineBatches
@@ -186,18 +192,17 @@ class FunctionCalls:
             self._try_out, weakref.ref(function), traced, config, source, attach, counted.lose
         )
         if source is not None:
-            try_size = try_out if self._trials.steps and not elsewhere else None
-            self._sizes.watch(
-                function,
-                source,
-                functools.partial(traced.context.get_function_def, function.name),
-                plan,
-                attach,
-                try_size,
-                counted.say,
-                self._batches.size,
+            sized = Sized(
+                source=source,
+                planned=functools.partial(traced.context.get_function_def, function.name),
+                plan=plan,
+                add=attach,
+                try_out=try_out if self._trials.steps and not elsewhere else None,
+                say=counted.say,
+                expect=self._batches.size,
                 once=elsewhere,
             )
+            self._sizes.watch(function, sized)
         elif tried and not elsewhere:
             try_out(function.name, 0)
         return source is not None

@@ -12,6 +12,7 @@ alone is looked at, since to read what it returns is to wait for it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import weakref
@@ -122,6 +123,33 @@ def _has_to_itself(node: node_def_pb2.NodeDef) -> bool:
     return not is_shared and not (_BY_NODE_NAME in node.attr and node.attr[_BY_NODE_NAME].b)
 
 
+@dataclasses.dataclass(frozen=True)
+class Sized:
+    """What it takes to plan a function for the sizes that it will be called with.
+
+    Attributes:
+        source: what shows the size.
+        planned: gives what was planned for `UNKNOWN_DIMENSION`, as the runtime has it: to keep it
+            would take megabytes.
+        plan: plans it for another size.
+        add: adds a variant, which lives as long as the function.
+        try_out: is told of each variant and its size; None lets sizes with one plan share it.
+        say: is called at each call by which the size is known.
+        expect: is asked at the first call where an iterator shows the size, and at each where
+            nothing does.
+        once: whether what the first call shows is for good.
+    """
+
+    source: Source
+    planned: Callable[[], function_pb2.FunctionDef]
+    plan: Plan
+    add: Add
+    try_out: Try | None
+    say: Callable[[], None]
+    expect: Expect
+    once: bool
+
+
 class FunctionSizes:
     """Chooses, at calls from Python, among the variants of functions.
 
@@ -133,37 +161,15 @@ class FunctionSizes:
         self._say_fault = say_fault
         self._by_name: dict[bytes, _SizedFunction] = {}
 
-    def watch(
-        self,
-        function: Any,
-        source: Source,
-        planned: Callable[[], function_pb2.FunctionDef],
-        plan: Plan,
-        add: Add,
-        try_out: Try | None,
-        say: Callable[[], None],
-        expect: Expect,
-        *,
-        once: bool,
-    ) -> None:
+    def watch(self, function: Any, sized: Sized) -> None:
         """Lets a function be planned for the sizes that it will be called with.
 
         Args:
             function: the AtomicFunction; what is kept of it goes with it.
-            source: what shows the size.
-            planned: gives what was planned for `UNKNOWN_DIMENSION`, as the runtime has it: to keep
-                it would take megabytes.
-            plan: plans it for another size.
-            add: adds a variant, which lives as long as the function.
-            try_out: is told of each variant and its size; None lets sizes with one plan share it.
-            say: is called at each call by which the size is known.
-            expect: is asked at the first call where an iterator shows the size, and at each where
-                nothing does.
-            once: whether what the first call shows is for good.
+            sized: how to plan it.
         """
         name = function.name
-        sized = _SizedFunction(name, source, planned, plan, add, try_out, say, expect, once=once)
-        self._by_name[name] = sized
+        self._by_name[name] = _SizedFunction(name, sized)
         weakref.finalize(function, self._by_name.pop, name, None)
 
     def call(
@@ -211,24 +217,10 @@ class FunctionSizes:
 
 
 class _SizedFunction:
-    """The variants of one function; `name` is its own, the rest is as in `FunctionSizes.watch`."""
+    """The variants of the function of a name."""
 
-    def __init__(
-        self,
-        name: bytes,
-        source: Source,
-        planned: Callable[[], function_pb2.FunctionDef],
-        plan: Plan,
-        add: Add,
-        try_out: Try | None,
-        say: Callable[[], None],
-        expect: Expect,
-        *,
-        once: bool,
-    ) -> None:
-        self._name, self._source, self._planned, self._plan = name, source, planned, plan
-        self._add, self._try_out, self._say, self._expect = add, try_out, say, expect
-        self._once, self._shows = once, bool(source.tensor)
+    def __init__(self, name: bytes, of: Sized) -> None:
+        self._name, self._of, self._shows = name, of, bool(of.source.tensor)
         # A handler of a signal or of the log may call the function while this thread plans it.
         self._lock = threading.RLock()
         self._is_planning = False
@@ -256,22 +248,22 @@ class _SizedFunction:
 
     def _size_of(self, inputs: Sequence[Any]) -> int | None:
         """The size that a call shows beforehand."""
-        source = self._source
+        source = self._of.source
         if source.argument is not None:
             return source.size_of(inputs[source.argument].shape)
         if not source.tensor:
             # What nobody tells stays as it is planned, which is to be said.
-            return self._expect(inputs) or (UNKNOWN_DIMENSION if self._served is None else None)
-        is_first = self._served is None and not self._once
-        return self._expect(inputs) if is_first and source.unknown == (0,) else None
+            return self._of.expect(inputs) or (UNKNOWN_DIMENSION if self._served is None else None)
+        is_first = self._served is None and not self._of.once
+        return self._of.expect(inputs) if is_first and source.unknown == (0,) else None
 
     def see(self, shape: Sequence[int]) -> None:
         """Takes note of the shape that a call returned, and plans at once for the next call."""
         with self._lock:
             if self._is_settled:
                 return
-            self._note(self._source.size_of(shape))
-            if self._once:
+            self._note(self._of.source.size_of(shape))
+            if self._of.once:
                 self._shows = False
                 self._for_assumed = self._name
             self._serve()
@@ -280,11 +272,11 @@ class _SizedFunction:
     def _tell(self) -> None:
         """Says what runs, without the lock: who hears it may wait for a thread that wants it."""
         if self._served is not None and not self._is_planning:
-            self._say()
+            self._of.say()
 
     @property
     def _is_settled(self) -> bool:
-        return self._once and self._served is not None
+        return self._of.once and self._served is not None
 
     def _note(self, size: int) -> None:
         least, most = _CLASSES
@@ -304,12 +296,12 @@ class _SizedFunction:
         if (is_new or is_near) and not self._is_planning:
             self._is_planning = True
             try:
-                result = self._plan(size)
+                result = self._of.plan(size)
             finally:
                 self._is_planning = False
             self._is_assumed = self._is_assumed and not is_near
             names[served] = None
-            apart = self._try_out is not None or result.proto != self._planned()
+            apart = self._of.try_out is not None or result.proto != self._of.planned()
             if result.failure is None and apart:
                 names[served] = self._variant(size, result.proto, result.extra_functions)  # type: ignore[arg-type]
         return (
@@ -319,11 +311,11 @@ class _SizedFunction:
     def _as_assumed(self) -> bytes:
         """What is called where no other plan is better, made when it is first needed."""
         if self._for_assumed is None and self._shows:
-            self._for_assumed = self._variant(UNKNOWN_DIMENSION, self._planned())
+            self._for_assumed = self._variant(UNKNOWN_DIMENSION, self._of.planned())
         elif self._for_assumed is None:
             self._for_assumed = self._name
-            if self._try_out is not None:
-                self._try_out(self._name, UNKNOWN_DIMENSION)
+            if self._of.try_out is not None:
+                self._of.try_out(self._name, UNKNOWN_DIMENSION)
         return self._for_assumed
 
     def _variant(
@@ -333,10 +325,10 @@ class _SizedFunction:
         called: tuple[function_pb2.FunctionDef, ...] = (),
     ) -> bytes:
         """Adds what was planned for a size to the runtime; returns its name there."""
-        shown = self._source.shown_by(planned) if self._shows else planned
-        name = add_variant(shown, f"{self._name.decode()}{_SUFFIX}{size}", self._add, called)
-        if self._try_out is not None:
-            self._try_out(name, size)
+        shown = self._of.source.shown_by(planned) if self._shows else planned
+        name = add_variant(shown, f"{self._name.decode()}{_SUFFIX}{size}", self._of.add, called)
+        if self._of.try_out is not None:
+            self._of.try_out(name, size)
         return name
 
 
