@@ -184,7 +184,10 @@ class SessionHost:
         return no_lines if built is None else source_lines(built)
 
     def _built(self, item: GraphItem) -> Any:
-        """The graph of a session that has all that is fetched, None if it is not known."""
+        """The graph of the session that is called, None if it is not known."""
+        if item.session is not None:
+            return self._sessions.graph_of(item.session)
+        # A server's: the newest that has all that is fetched.
         fetched = [name.partition(":")[0] for name in item.fetches]
         for graph in reversed(self._sessions.graphs):
             if all(_has(graph, name) for name in fetched):

@@ -119,6 +119,7 @@ class SessionConfigHook:
     ) -> None:
         self._device, self._served, self._leave_out = device, serve, leave_out
         self.remaps = True
+        # By the id of TensorFlow's own session: a later session of that id comes by here too.
         self._graphs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._servers: set[str] = set()
         self._said: set[str] = set()
@@ -128,6 +129,10 @@ class SessionConfigHook:
         """The graphs of sessions that live; other threads may make sessions meanwhile."""
         return [graph for found in self._graphs.valuerefs() if (graph := found()) is not None]
 
+    def graph_of(self, session: Any) -> Any:
+        """Returns the graph of TensorFlow's own session, None for one made before `install`."""
+        return self._graphs.get(id(session))
+
     def install(self, patches: Patches) -> None:
         """Gives sessions made from now on an adjusted config."""
 
@@ -135,7 +140,7 @@ class SessionConfigHook:
             def init(session: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
                 before = float32_sessions_exist()
                 original(session, target, graph, self.config_for(config))
-                self._graphs[id(session.graph)] = session.graph
+                self._graphs[id(session._session)] = session.graph
                 if target:
                     self._serve(session, target)
                 # TensorFlow notes a session without its own mixed precision; this one has ours.

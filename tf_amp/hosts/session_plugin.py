@@ -85,6 +85,7 @@ class GraphItem(NamedTuple):
         fetches: Names of the nodes that are fetched or run.
         shapes: Static shapes of the graph; None if there are none.
         fed: The shapes of the arrays that the call feeds, by tensor; none where it only prepares.
+        session: TensorFlow's own session that is called; None where a server builds the graph.
     """
 
     device_type: str
@@ -93,6 +94,7 @@ class GraphItem(NamedTuple):
     fetches: tuple[str, ...]
     shapes: GraphShapes | None = None
     fed: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    session: Any = None
 
 
 Handler = Callable[[GraphItem], "bytes | None"]
@@ -162,13 +164,13 @@ class GraphPlugin:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def marked(session: Any, *args: Any, **kwargs: Any) -> Any:
                 served = session in self._served
-                self._calls.arguments = args
+                self._calls.session, self._calls.arguments = session, args
                 enter(served)
                 try:
                     return original(session, *args, **kwargs)
                 finally:
                     leave(served)
-                    self._calls.arguments = ()
+                    self._calls.session, self._calls.arguments = None, ()
                     if served:
                         self._say_missed()
 
@@ -262,6 +264,7 @@ class GraphPlugin:
                             self._library.names(FETCH_LIST, item),
                             shapes,
                             self._fed(),
+                            getattr(self._calls, "session", None),
                         )
                     )
                 if rewritten is not None:

@@ -199,3 +199,19 @@ def data_sets() -> None:
         run(name, make)
     v1.reset_default_graph()
     run("monitored", lambda: initializable(plain(MANY)), monitored=True)
+
+
+def same_names() -> None:
+    """A graph to train and one to evaluate, with the same names, made before either runs."""
+    lines = start()
+
+    def session_of(rows: int) -> Any:
+        with tf.Graph().as_default() as graph:
+            data_set = v1.data.Dataset.from_tensor_slices(batch(5000)).batch(rows)
+            y = dense(v1.data.make_one_shot_iterator(data_set).get_next())
+            return v1.Session(graph=graph), y
+
+    made = {f"rows {rows}": session_of(rows) for rows in (MANY, 1)}
+    for name, (session, y) in made.items():
+        session.run(y.name)
+        report(name, said=said(lines))

@@ -10,6 +10,7 @@ from session_facts import RunPython, facts_of
 
 from tf_amp.tracing.trace import read_traces
 
+MANY = 2048
 UNTOLD = "(its batch is not known: planned for 32 rows)"
 LOW, FLOAT = "MatMul 1 of 1 in bfloat16", "MatMul 0 of 1 in bfloat16"
 
@@ -92,3 +93,9 @@ def test_a_batch_that_is_no_constant_of_the_graph_is_not_told(
 ) -> None:
     (line,) = data_sets[case]["said"]
     assert f"{UNTOLD}: {FLOAT}" in line
+
+
+def test_graphs_of_the_same_names_are_told_apart(run_forked: RunPython, table: str) -> None:
+    seen = facts_of(run_forked, "session_sizes_cases.same_names()", args=[table])
+    assert f", sizes near {MANY}: {LOW}" in seen[f"rows {MANY}"]["said"][0]
+    assert f", sizes near 1: {FLOAT}" in seen["rows 1"]["said"][0]
