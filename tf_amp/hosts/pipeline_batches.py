@@ -20,6 +20,24 @@ if TYPE_CHECKING:
     from tf_amp.patches import Patches
 
 
+# Their elements are those of data sets within, or rows of the batches that they get.
+_OF_OTHER_ROWS = frozenset(
+    {
+        *("FlatMap", "Interleave", "ParallelInterleave", "LegacyParallelInterleave"),
+        *("GroupByReducer", "GroupByWindow", "Rebatch", "Unbatch", "Window"),
+    }
+)
+
+
+def has_other_rows(kind: str) -> bool:
+    """Whether a step of a pipeline gives other rows than the batches that it gets.
+
+    Args:
+        kind: its op, or its class in Python.
+    """
+    return kind.lstrip("_").partition("Dataset")[0] in _OF_OTHER_ROWS
+
+
 class PipelineBatches:
     """Remembers data sets, and which of them an iterator goes through."""
 
@@ -55,13 +73,14 @@ class PipelineBatches:
             inputs: the flat inputs of a function that an iterator or a data set is among.
 
         Returns:
-            For an iterator the `batch_size` of the Keras method that calls, or that of its data
-            set; for a data set its own. None where that is not known.
+            The batch size of the data set; of an iterator whose data set has none, that of the
+            Keras method that calls. None where that is not known.
         """
         for tensor in inputs:
             iterator = self._iterators.get(id(tensor))
             if iterator is not None:
-                return _of_keras() or _of_data_set(iterator._dataset)
+                # What Keras calls may go through a data set of its own, as a callback does.
+                return _of_data_set(iterator._dataset) or _of_keras()
             data_set = self._data_sets.get(id(tensor))
             if data_set is not None:
                 return _of_data_set(data_set)
@@ -83,5 +102,6 @@ def _of_data_set(data_set: Any) -> int | None:
         if size is not None:
             known = tensor_util.constant_value(size)
             return int(known) if known is not None and known.ndim == 0 else None
-        steps += getattr(step, "_inputs", list)()
+        if not has_other_rows(type(step).__name__):
+            steps += getattr(step, "_inputs", list)()
     return None

@@ -18,6 +18,7 @@ from tensorflow.python.framework import op_def_registry, tensor_util
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.hosts.function_names import SIZES_NEAR
 from tf_amp.hosts.function_size_sources import Source, unknown_axes, widest
+from tf_amp.hosts.pipeline_batches import has_other_rows
 
 if TYPE_CHECKING:
     from tf_amp.hosts.session_plugin import GraphItem
@@ -27,14 +28,6 @@ LOGGER = logging.getLogger("tf_amp.hosts.session")
 _UNTOLD = f" (its batch is not known: planned for {UNKNOWN_DIMENSION} rows)"
 _GET_NEXT = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
 _DEQUEUE = frozenset({"QueueDequeueUpTo", "QueueDequeueUpToV2"})
-# Their elements are those of data sets within, or the rows of a batch.
-_OTHER_ROWS = frozenset(
-    {
-        *("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset"),
-        *(f"ParallelInterleaveDatasetV{version}" for version in (2, 3, 4)),
-        *("LegacyParallelInterleaveDatasetV2", "UnbatchDataset", "WindowDataset"),
-    }
-)
 _GIVEN = _GET_NEXT | _DEQUEUE | {"Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
 
 _Find: TypeAlias = Callable[[str], "node_def_pb2.NodeDef | None"]
@@ -120,7 +113,7 @@ def _batch_made(tensor: str, find: _Find) -> int | None:
     while steps:
         node = find(steps.pop(0).partition(":")[0])
         definition = op_def_registry.get(node.op) if node else None
-        if node is None or definition is None or node.op in _OTHER_ROWS:
+        if node is None or definition is None or has_other_rows(node.op):
             continue
         if any(argument.name == "batch_size" for argument in definition.input_arg):
             # Between the two are what the function of a MapAndBatchDataset captures.

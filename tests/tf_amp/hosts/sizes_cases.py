@@ -220,7 +220,15 @@ def loops() -> None:
         step = tf.function(body)
         return [lambda data=data: step(given(data)) for data in (many, few, untold, many)]
 
+    def small_ones(split: Any) -> list[Any]:
+        step = tf.function(total)
+        return [lambda: step(split(many))]
+
     kinds = {
+        "rebatch": small_ones(lambda data: data.rebatch(2)),
+        "within": small_ones(
+            lambda data: data.flat_map(lambda x: tf.data.Dataset.from_tensor_slices(x).batch(2))
+        ),
         "argument": calls_of(total),
         "break": calls_of(until),
         "calls": calls_of(through),
@@ -232,6 +240,36 @@ def loops() -> None:
         seen = [ran(call) for call in calls]
         error = float(tf.reduce_max(tf.abs(calls[-1]() - exact)) / tf.reduce_max(tf.abs(exact)))
         report(kind, seen=seen, said=said, error=error)
+
+
+def in_callback(which: str) -> None:
+    """A callback that goes through batches of its own, while `fit` has larger ones."""
+    if which == "keras":
+        import keras
+    else:
+        import tf_keras as keras
+    switch_on(cost_table=sys.argv[1])
+    weight = tf.Variable(weights(shape=(WIDTH, WIDTH)))
+    rows = weights(1, (2048, WIDTH))
+    few = tf.data.Dataset.from_tensor_slices(rows[:7]).batch(2)
+
+    @tf.function
+    def total(data: Any) -> tf.Tensor:
+        found = tf.zeros(())
+        for x in data:
+            found += tf.reduce_sum(tf.matmul(x, weight))
+        return found
+
+    seen: list[int] = []
+
+    class Own(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.extend(ran(lambda: total(iter(few))))
+
+    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(rows, rows, batch_size=2048, verbose=0, callbacks=[Own()])
+    report("callback", seen=seen)
 
 
 def steps_per_execution(which: str) -> None:

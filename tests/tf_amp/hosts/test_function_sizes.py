@@ -118,6 +118,21 @@ def test_a_loop_over_batches_runs_as_its_data_set_tells(
     assert 1e-6 < seen["error"] < 0.05
 
 
+@pytest.mark.parametrize("kind", ["rebatch", "within"])
+def test_a_batch_that_is_split_again_tells_nothing(
+    loops: dict[str, dict[str, Any]], kind: str
+) -> None:
+    assert loops[kind]["seen"] == [[FLOAT]]
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_a_data_set_tells_its_batch_within_a_call_of_keras(
+    run_forked: RunPython, table: str, library: str
+) -> None:
+    seen = facts(run_forked, f"sizes_cases.in_callback({library!r})", table)
+    assert seen["callback"]["seen"] == [FLOAT]
+
+
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_steps_in_one_call_run_as_for_their_batch(
     run_forked: RunPython, table: str, library: str
