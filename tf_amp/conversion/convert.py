@@ -254,16 +254,21 @@ def _require_changes(done: Collection[ConvertedGraph]) -> None:
 
 
 def _copy_rest(source: Path, path: Path, left_out: Collection[str]) -> None:
-    """Copies what else is in a directory."""
-    for folder, folders, files in os.walk(source, followlinks=False):
+    """Copies what else is in a directory; of links, what they lead to."""
+    source = source.resolve()
+    for folder, folders, files in os.walk(source, followlinks=True):
         inner = Path(folder).relative_to(source)
         if inner == Path():
             folders[:] = [name for name in folders if name not in left_out]
             files = [name for name in files if name not in left_out]
         (path / inner).mkdir(exist_ok=True)
-        for name in (*files, *(n for n in folders if Path(folder, n).is_symlink())):
+        around = {parent.resolve() for parent in (Path(folder), *Path(folder).parents)}
+        for name in folders:
+            if (entry := Path(folder, name)).resolve() in around:
+                raise ModelError(f"{str(entry)!r} is a link to a directory that it is in.")
+        for name in files:
             entry = Path(folder, name)
-            # What a link leads to is copied; a pipe would be waited for without end.
+            # A pipe would be waited for without end.
             if not stat.S_ISREG(entry.stat().st_mode):
                 raise ModelError(f"{str(entry)!r} is neither a file nor a directory.")
             shutil.copyfile(entry, path / inner / name)

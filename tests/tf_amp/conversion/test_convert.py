@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -345,6 +346,22 @@ def test_a_truncated_checkpoint_is_an_error(folder: Path, tmp_path: Path) -> Non
     with pytest.raises(ModelError, match="cannot be read"):
         convert(tmp_path / "in", tmp_path / "out", weights=True)
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+def test_what_links_lead_to_is_copied(folder: Path, tmp_path: Path) -> None:
+    source, extra = tmp_path / "in", tmp_path / "extra"
+    shutil.copytree(folder / "module", source)
+    extra.mkdir()
+    (extra / "file").write_text("content")
+    (source / "assets.extra").symlink_to(extra)
+    convert(source, tmp_path / "out")
+    assert not (tmp_path / "out" / "assets.extra").is_symlink()
+    assert (tmp_path / "out" / "assets.extra" / "file").read_text() == "content"
+
+    (extra / "back").symlink_to(source)
+    with pytest.raises(ModelError, match=r"back' is a link to a directory that it is in"):
+        convert(source, tmp_path / "endless")
+    assert not (tmp_path / "endless").exists()
 
 
 def test_a_rule_keeps_products_float32(folder: Path, tmp_path: Path) -> None:
