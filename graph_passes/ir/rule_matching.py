@@ -12,13 +12,12 @@ from typing import Any
 
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2, types_pb2
 
-from graph_passes.ops.node_types import MARK
+from graph_passes.ops.node_types import GRADIENT_SCOPE, MARK
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.rules import ACTIONS, LEVELS, Rule, RuleConflictError, Value
 
 _LOGGER = logging.getLogger(__name__)
 
-_GRADIENT = re.compile(r"(?:^|/)gradient(?:_tape|s)(?:_\d+)?/")
 _GRADIENT_OF = "_grad"
 _MADE_BY_TRACING = re.compile(r"^__(?:inference|forward|backward)_|_\d+$")
 
@@ -165,7 +164,7 @@ def _names_of(name: str, known: set[str]) -> Iterator[str]:
     that of "a/Softmax" may be "gradient_tape/a/mul", which tells the scope alone.
     """
     yield name
-    for found in _GRADIENT.finditer(name):
+    for found in GRADIENT_SCOPE.finditer(name):
         forward = name[found.end() :]
         yield forward
         above = forward.rpartition("/")[0]

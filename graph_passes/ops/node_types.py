@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
@@ -22,6 +23,9 @@ COLOCATION = "_class"
 MARK = "_amp_rule"
 """The attribute by which a node says what it is to be: "action;where;why". Attributes whose names
 begin with "_" are ignored by TensorFlow, and stay with a node when its graph is copied or saved."""
+GRADIENT_SCOPE = re.compile(r"(?:^|/)gradient(?:_tape|s)(?:_\d+)?/")
+"""What the names of gradients have in common: that of "a/MatMul" is "gradient_tape/a/MatMul/MatMul"
+or, of `tf.gradients`, "gradients/a/MatMul_grad/MatMul", which counts where it is called again."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.graph_view import FLOAT
+from graph_passes.ir.graph_view import FLOAT, elements
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.ops.op_types import Slot
 from graph_passes.rewriter.emitter import prototype_of
@@ -218,6 +218,8 @@ def _vector(
         return new.constant(filled, name=f"{name}_{value:g}", beside=x)
     tensor = new.matcher.through(tensor, *_RESHAPES)
     shape = new.matcher.shape_of(tensor)
+    if shape is not None and elements(shape) not in (None, channels):
+        raise NoMatchError(f"{tensor!r} of shape {shape} has not one element for each channel")
     if shape is None or len(shape) == 1:
         return tensor
     return new.reshape(tensor, (channels,), name=name)

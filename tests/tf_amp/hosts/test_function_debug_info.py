@@ -6,6 +6,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import tensorflow as tf
+
+from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.tracing.trace import read_traces
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
@@ -103,6 +106,22 @@ def test_a_function_of_v1_has_no_lines_and_stops_nothing(
     (trace,) = read_traces(tmp_path)
     (step,) = [graph.remarks for graph in trace.graphs if graph.remarks.name == "step"]
     assert any(remark.lines for remark in step.remarks if remark.is_product)
+
+
+def test_every_gradient_has_the_lines_of_what_it_is_of() -> None:
+    with tf.Graph().as_default() as graph:
+        x, w = tf.ones([4, 4]), tf.ones([4, 4])
+        y = tf.matmul(x, w, name="product")
+        tf.gradients(y, w)
+        tf.gradients(y, w)
+        with tf.name_scope("penalty"):
+            tf.gradients(y, w)
+    lines = source_lines(graph)
+    (own,) = lines("", "product")
+    for scope in ("gradients", "gradients_1", "penalty/gradients"):
+        node = f"{scope}/product_grad/MatMul"
+        assert graph.get_operation_by_name(node).type == "MatMul"
+        assert lines("", node) == (own,)
 
 
 ILLEGAL = """
