@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,11 +79,8 @@ def tensorflow_release() -> str:
     return ".".join(tf.__version__.split(".")[:2])
 
 
-def user_cache(environ: Mapping[str, str] = os.environ) -> Path:
+def user_cache() -> Path:
     """Returns where things that are measured on this machine are kept; it need not exist.
-
-    Args:
-        environ: Of these, ``XDG_CACHE_HOME`` counts, and ``HOME`` if it is not set.
 
     Returns:
         ``$XDG_CACHE_HOME/tf-amp`` or ``~/.cache/tf-amp``.
@@ -91,49 +88,39 @@ def user_cache(environ: Mapping[str, str] = os.environ) -> Path:
     Raises:
         OSError: The user has no home directory.
     """
-    base = environ.get("XDG_CACHE_HOME", "").strip()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
     if not base:
-        home = environ.get("HOME") or os.path.expanduser("~")
+        home = os.environ.get("HOME") or os.path.expanduser("~")
         if home == "~":
             raise OSError("this user has no home directory, and XDG_CACHE_HOME is not set")
         base = os.path.join(home, ".cache")
     return Path(base) / "tf-amp"
 
 
-def cached_table_path(
-    name: str, target_dtype: str, environ: Mapping[str, str] = os.environ
-) -> Path:
+def cached_table_path(name: str, target_dtype: str) -> Path:
     """Returns where `tf-amp tune` keeps the table of this machine.
 
     Args:
         name: The class of device.
         target_dtype: "float16" or "bfloat16".
-        environ: Says where the user's cache is; see `user_cache`.
 
     Returns:
-        A file in that cache; it need not exist.
+        A file in the `user_cache`; it need not exist.
 
     Raises:
         OSError: The user has no home directory.
     """
     from graph_passes.policy.cost_table_files import table_name
 
-    return user_cache(environ) / "cost_tables" / table_name(name, target_dtype)
+    return user_cache() / "cost_tables" / table_name(name, target_dtype)
 
 
-def choose_table(
-    settings: Settings,
-    target: Target,
-    environ: Mapping[str, str] = os.environ,
-    *,
-    compiled: bool = False,
-) -> TableChoice:
+def choose_table(settings: Settings, target: Target, *, compiled: bool = False) -> TableChoice:
     """Chooses the table for what graphs are rewritten for.
 
     Args:
         settings: Of these, `cost_table` counts. A file takes the place of the table of its kind.
         target: The device type and dtype.
-        environ: Says where the user's cache is; see `cached_table_path`.
         compiled: Whether it is for functions that XLA compiles.
 
     Returns:
@@ -163,7 +150,7 @@ def choose_table(
         return TableChoice(None, f"{IGNORE_PERFORMANCE} asks not to weigh costs")
     name = table_class(target, compiled=compiled)
     try:
-        cached = cached_table_path(name, target.target_dtype, environ)
+        cached = cached_table_path(name, target.target_dtype)
         if cached.exists():
             return TableChoice(load_table(cached), f"measured by `tf-amp tune`: {cached}")
     except OSError as error:  # containers have users without a home, or one that is not theirs

@@ -20,6 +20,11 @@ from tf_amp.hardware import Target
 CPU = Target("bfloat16", "CPU", "")
 
 
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("target", "gpus", "flags", "name"),
     [
@@ -37,48 +42,46 @@ def test_classes_of_devices(
     assert device_class(target, gpu_capabilities=gpus, cpu_flags=flags) == name
 
 
-def test_the_cache_follows_the_environment() -> None:
+def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "cpu-x-bfloat16.toml"
-    of_xdg = cached_table_path("cpu-x", "bfloat16", {"XDG_CACHE_HOME": "/c", "HOME": "/h"})
-    assert of_xdg == Path("/c/tf-amp/cost_tables") / name
-    of_home = cached_table_path("cpu-x", "bfloat16", {"HOME": "/h"})
-    assert of_home == Path("/h/.cache/tf-amp/cost_tables") / name
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
+    assert cached_table_path("cpu-x", "bfloat16") == Path("/c/tf-amp/cost_tables") / name
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cached_table_path("cpu-x", "bfloat16") == Path("/h/.cache/tf-amp/cost_tables") / name
 
 
 def test_the_users_table_wins_over_the_shipped_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-avx512_bf16")
-    environ = {"XDG_CACHE_HOME": str(tmp_path)}
     shipped = shipped_table("cpu-avx512_bf16", "bfloat16")
     assert shipped is not None
-    choice = choose_table(read_settings({}), CPU, environ)
+    choice = choose_table(read_settings({}), CPU)
     assert (choice.table, choice.reason) == (shipped, "shipped for cpu-avx512_bf16")
 
-    path = cached_table_path("cpu-avx512_bf16", "bfloat16", environ)
+    path = cached_table_path("cpu-avx512_bf16", "bfloat16")
     path.parent.mkdir(parents=True)
     path.write_text(format_table(dataclasses.replace(shipped, measured_on="my own")))
-    choice = choose_table(read_settings({}), CPU, environ)
+    choice = choose_table(read_settings({}), CPU)
     assert choice.table is not None
     assert choice.table.measured_on == "my own"
     assert str(path) in choice.reason
 
     path.write_text("[casts")
-    assert choose_table(read_settings({}), CPU, environ).table == shipped
+    assert choose_table(read_settings({}), CPU).table == shipped
     assert str(path) in caplog.text
 
 
 @pytest.mark.parametrize("member", ["exists", "read_text"])
 def test_a_cache_that_cannot_be_read_leaves_the_shipped_table(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     member: str,
 ) -> None:
     monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-avx512_bf16")
     shipped = shipped_table("cpu-avx512_bf16", "bfloat16")
-    environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    path = cached_table_path("cpu-avx512_bf16", "bfloat16", environ)
+    path = cached_table_path("cpu-avx512_bf16", "bfloat16")
     path.parent.mkdir(parents=True)
     path.write_text("")
     original = getattr(Path, member)
@@ -89,7 +92,7 @@ def test_a_cache_that_cannot_be_read_leaves_the_shipped_table(
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, member, fail)
-    assert choose_table(read_settings({}), CPU, environ).table == shipped
+    assert choose_table(read_settings({}), CPU).table == shipped
     # A cache of somebody else is none of this user's; a table in one's own is.
     assert ("Permission denied" in caplog.text) == (member == "read_text")
 
@@ -99,66 +102,63 @@ def test_what_xla_compiles_has_a_table_of_its_own(
 ) -> None:
     monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-avx512_bf16")
     monkeypatch.setattr(cost_tables, "tensorflow_release", lambda: "2.21")
-    environ = {"XDG_CACHE_HOME": str(tmp_path)}
     automatic = read_settings({})
-    plain = choose_table(automatic, CPU, environ).table
-    choice = choose_table(automatic, CPU, environ, compiled=True)
+    plain = choose_table(automatic, CPU).table
+    choice = choose_table(automatic, CPU, compiled=True)
     assert choice.reason == "shipped for cpu-avx512_bf16-xla2.21"
     assert choice.table is not None
     assert choice.table.compiled
 
     # The user's own, and a file that is named, each for functions of its kind alone.
     mine = dataclasses.replace(choice.table, measured_on="my own")
-    path = cached_table_path("cpu-avx512_bf16-xla2.21", "bfloat16", environ)
+    path = cached_table_path("cpu-avx512_bf16-xla2.21", "bfloat16")
     path.parent.mkdir(parents=True)
     path.write_text(format_table(mine))
-    assert choose_table(automatic, CPU, environ).table == plain
-    assert choose_table(automatic, CPU, environ, compiled=True).table == mine
+    assert choose_table(automatic, CPU).table == plain
+    assert choose_table(automatic, CPU, compiled=True).table == mine
     for named, compiled in ((plain, False), (choice.table, True)):
         file = tmp_path / "named.toml"
         file.write_text(format_table(dataclasses.replace(named, measured_on="named")))
         settings = read_settings({COST_TABLE: str(file)})
-        chosen = {c: choose_table(settings, CPU, environ, compiled=c).table for c in (True, False)}
+        chosen = {c: choose_table(settings, CPU, compiled=c).table for c in (True, False)}
         assert chosen[compiled].measured_on == "named"
         assert chosen[not compiled] == (plain if compiled else mine)
     # XLA comes with TensorFlow: what was measured with one release says nothing of another.
     monkeypatch.setattr(cost_tables, "tensorflow_release", lambda: "2.99")
-    other = choose_table(automatic, CPU, environ, compiled=True)
+    other = choose_table(automatic, CPU, compiled=True)
     assert other.table is None
     assert "none is shipped for cpu-avx512_bf16-xla2.99; `tf-amp tune`" in other.reason
     off = read_settings({COST_TABLE: "off"})
-    assert choose_table(off, CPU, environ, compiled=True).table is None
+    assert choose_table(off, CPU, compiled=True).table is None
 
 
-def test_what_xla_compiles_on_a_gpu_goes_by_its_capability(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_xla_compiles_on_a_gpu_goes_by_its_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_tables, "device_class", lambda _: "gpu-9.0")
-    gpu, environ = Target("float16", "GPU", ""), {"XDG_CACHE_HOME": str(tmp_path)}
-    found = choose_table(read_settings({}), gpu, environ, compiled=True)
+    gpu = Target("float16", "GPU", "")
+    found = choose_table(read_settings({}), gpu, compiled=True)
     assert (found.table, found.reason) == (None, "none is shipped for gpu-sm90-xla")
     cpu = shipped_table("cpu-avx512_bf16-xla2.21", "bfloat16")
     assert cpu is not None
     mine = dataclasses.replace(
         cpu, device_class="gpu-sm90-xla", device="GPU", target_dtype="float16"
     )
-    path = cached_table_path("gpu-sm90-xla", "float16", environ)
+    path = cached_table_path("gpu-sm90-xla", "float16")
     path.parent.mkdir(parents=True)
     path.write_text(format_table(mine))
-    assert choose_table(read_settings({}), gpu, environ, compiled=True).table == mine
-    assert choose_table(read_settings({}), gpu, environ).table is None
+    assert choose_table(read_settings({}), gpu, compiled=True).table == mine
+    assert choose_table(read_settings({}), gpu).table is None
 
 
 def test_no_table_where_none_was_measured_or_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_tables, "device_class", lambda _: "gpu-9.0")
-    gpu, environ = Target("float16", "GPU", ""), {"XDG_CACHE_HOME": "/nowhere"}
+    gpu = Target("float16", "GPU", "")
     for settings, target, said in (
         (read_settings({}), gpu, "none is shipped for gpu-9.0; `tf-amp tune`"),
         (read_settings({COST_TABLE: "OFF"}), CPU, "switched off"),
         (read_settings({IGNORE_PERFORMANCE: "1"}), CPU, f"{IGNORE_PERFORMANCE} asks not to weigh"),
         (read_settings({}), Target(None, "CPU", ""), "nothing is rewritten"),
     ):
-        choice = choose_table(settings, target, environ)
+        choice = choose_table(settings, target)
         assert choice.table is None
         assert said in choice.reason
 
@@ -179,7 +179,7 @@ def test_a_table_that_is_named_counts_though_performance_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-avx512_bf16")
-    table = choose_table(read_settings({}), CPU, {"XDG_CACHE_HOME": "/nowhere"}).table
+    table = choose_table(read_settings({}), CPU).table
     assert table is not None
     path = tmp_path / "costs.toml"
     path.write_text(format_table(table))
