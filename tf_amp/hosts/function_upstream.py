@@ -15,12 +15,13 @@ from tf_amp.patches import Patches
 
 _log = logging.getLogger("tf_amp")
 
-_OPTIONS = (
+OPTIONS = (
     "auto_mixed_precision",
     "auto_mixed_precision_cpu",
     "auto_mixed_precision_mkl",
     "auto_mixed_precision_onednn_bfloat16",
 )
+"""Grappler's options that ask for TensorFlow's own pass, in a context and in a session's config."""
 
 
 def hold_off(patches: Patches) -> None:
@@ -46,7 +47,7 @@ def hold_off(patches: Patches) -> None:
 
 
 def _held_off(options: Mapping[str, Any]) -> dict[str, Any]:
-    on = [name for name in _OPTIONS if options.get(name)]
+    on = [name for name in OPTIONS if options.get(name)]
     if on:
         _log.warning(
             "TensorFlow's own %s was asked for as well. It is turned off while tf_amp is on: one "

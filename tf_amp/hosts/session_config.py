@@ -19,18 +19,13 @@ from tensorflow.python.eager import context
 from tensorflow.python.training import server_lib
 from tensorflow.python.training.experimental import mixed_precision_global_state
 
+from tf_amp.hosts import function_upstream
 from tf_amp.hosts.remapper import runs_in_session
 from tf_amp.patches import Patches
 
 LOGGER = logging.getLogger("tf_amp.hosts.session")
 
 _OFF = rewriter_config_pb2.RewriterConfig.OFF
-_UPSTREAM_MIXED_PRECISION = (
-    "auto_mixed_precision",
-    "auto_mixed_precision_mkl",
-    "auto_mixed_precision_onednn_bfloat16",
-    "auto_mixed_precision_cpu",
-)
 
 
 def obstacles(config: config_pb2.ConfigProto) -> tuple[str, ...]:
@@ -67,7 +62,7 @@ def upstream_options(config: config_pb2.ConfigProto) -> tuple[str, ...]:
     rewrite = config.graph_options.rewrite_options
     return tuple(
         field
-        for field in _UPSTREAM_MIXED_PRECISION
+        for field in function_upstream.OPTIONS
         if getattr(rewrite, field) not in (rewriter_config_pb2.RewriterConfig.DEFAULT, _OFF)
         or field in rewrite.optimizers
     )
@@ -88,10 +83,10 @@ def adjusted(config: config_pb2.ConfigProto, device: str) -> config_pb2.ConfigPr
     result = config_pb2.ConfigProto()
     result.CopyFrom(config)
     rewrite = result.graph_options.rewrite_options
-    for field in _UPSTREAM_MIXED_PRECISION:
+    for field in function_upstream.OPTIONS:
         setattr(rewrite, field, _OFF)
-    if any(name in _UPSTREAM_MIXED_PRECISION for name in rewrite.optimizers):
-        kept = [name for name in rewrite.optimizers if name not in _UPSTREAM_MIXED_PRECISION]
+    if any(name in function_upstream.OPTIONS for name in rewrite.optimizers):
+        kept = [name for name in rewrite.optimizers if name not in function_upstream.OPTIONS]
         # An empty list would mean all optimizers; "pruning" does what every session needs.
         rewrite.optimizers[:] = kept or ["pruning"]
     if device == "GPU":
