@@ -51,6 +51,7 @@ class Installation:
         settings: what was asked for.
         config: what graphs are rewritten with; None if nothing is rewritten.
         compiled: how functions that XLA compiles are rewritten; None if nothing is rewritten.
+        tally: counts what was done, from what `record` is told and what was left out.
         numbers: rewrites graphs up to the bisect limit.
         graph_log: says what was done to single graphs.
         unscaled: says which of them train without a loss scale.
@@ -67,7 +68,7 @@ class Installation:
         self.refusals: dict[str, str] = {}
         self.traced_before = function_names.traced_function_names() if plan.config else []
         self._said_policy = False
-        self._tally = Tally()
+        self.tally = Tally()
         self._dumps = Dumps(plan.settings.log_path, lambda: describe(plan)) if plan.config else None
         self.graph_log = GraphLog(str(plan.target.target_dtype))
         self.unscaled = UnscaledNotice(active=plan.misses_loss_scale)
@@ -76,11 +77,6 @@ class Installation:
     def loss_scaling(self) -> bool:
         """Whether optimizers are wrapped without being asked to one by one."""
         return self.plan.loss_scaling
-
-    @property
-    def rewritten(self) -> int:
-        """How many graphs were changed so far."""
-        return self._tally.rewritten
 
     def start(self) -> None:
         """Hooks TensorFlow and the optimizers, completely or, on an exception, not at all."""
@@ -144,7 +140,7 @@ class Installation:
         """
         own = NodeCounts() if result.failure else NodeCounts.of(result.report)
         counts = sum(parts, own)
-        self._tally.add(
+        self.tally.add(
             name,
             result,
             counts,
@@ -155,7 +151,7 @@ class Installation:
         if result.failure is not None:
             written = "The graph is" if result.rejected is None else "Both graphs are"
             _log.log(
-                logging.ERROR if self._tally.failed <= _FAILURES_SAID else logging.DEBUG,
+                logging.ERROR if self.tally.failed <= _FAILURES_SAID else logging.DEBUG,
                 "The rewrite of %r (%s host) was dropped and the graph runs as it was: %s. %s",
                 name,
                 host,
@@ -197,26 +193,6 @@ class Installation:
         """
         return self._dumps.write(name, result, original, origin=origin) if self._dumps else None
 
-    def rename(self, counts: NodeCounts, name: str) -> None:
-        """Gives a graph another name in the status, if it is there.
-
-        Args:
-            counts: what `record` returned for it.
-            name: the new name, for people.
-        """
-        self._tally.rename(counts, name)
-
-    def record_loss(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
-        """Takes back what was counted for a graph whose float32 original was faster in a trial.
-
-        Args:
-            name: the graph's name, for people.
-            counts: what `record` returned for it.
-            changed: whether the pass changed it.
-            counted: whether no later plan for other sizes is counted in its place.
-        """
-        self._tally.take_back(name, counts, changed=changed, counted=counted)
-
     def record_fault(self, host: str, name: str, error: Exception) -> None:
         """Counts a graph that stays as it was because the host failed, and says so once.
 
@@ -227,7 +203,7 @@ class Installation:
             name: the graph's name.
             error: what was raised; call this while it is being handled.
         """
-        first = self._tally.add_fault(name, f"{type(error).__name__}: {error}")
+        first = self.tally.add_fault(name, f"{type(error).__name__}: {error}")
         _log.log(
             logging.ERROR if first else logging.DEBUG,
             "%r stays as it was: the %s host failed on it. This is a fault of tf_amp, please "
@@ -236,15 +212,6 @@ class Installation:
             host,
             exc_info=error,
         )
-
-    def leave_out(self, why: str, nodes: int = 0) -> None:
-        """Keeps in mind why something is not looked at, for the end if nothing was converted.
-
-        Args:
-            why: a clause that says so.
-            nodes: how many nodes it has, 0 if that is not known.
-        """
-        self._tally.leave_out(why, nodes)
 
     def status(self) -> Status:
         """Returns the state; `tf_amp.status` documents it."""
@@ -256,12 +223,12 @@ class Installation:
             trained_unscaled=self.unscaled.names,
             traced_before=tuple(self.traced_before),
             rules={f"{r} ({r.action})": n for r, n in self._matches().items()},
-            **self._tally.as_dict(),
+            **self.tally.as_dict(),
         )
 
     def _matches(self) -> dict[Rule, int]:
         """Rules in force -> how many nodes met their criteria."""
-        return self._tally.matches(self.settings.rules)
+        return self.tally.matches(self.settings.rules)
 
     def _write_status(self) -> None:
         """Leaves the final counters and loss scales in the trace, if there is one."""
@@ -280,9 +247,9 @@ class Installation:
 
     def say_if_nothing_happened(self) -> None:
         """Warns, at the end of the process, that AMP was on and converted no graph."""
-        if self.config is not None and not self._tally.converted:
-            if self._tally.seen or not hasattr(sys, "last_type"):  # else it died before its work
-                _log.warning("AMP was on, but %s", self._tally.why_nothing())
+        if self.config is not None and not self.tally.converted:
+            if self.tally.seen or not hasattr(sys, "last_type"):  # else it died before its work
+                _log.warning("AMP was on, but %s", self.tally.why_nothing())
         elif unmet := [str(rule) for rule, count in self._matches().items() if not count]:
             _log.warning(
                 "No node met the criteria of %d of %d rules, so they did nothing: %s. `tf-amp "

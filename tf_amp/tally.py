@@ -125,15 +125,22 @@ def _fused(updates: int) -> str:
 
 
 class Tally:
-    """Counters over all graphs of an installation. Every method may be called from any thread."""
+    """Counters over all graphs of an installation. Every method may be called from any thread.
+
+    Attributes:
+        seen: how many graphs were looked at.
+        rewritten: how many graphs were changed.
+        failed: how many graphs were left alone because something failed.
+        converted: how many nodes were converted.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen = 0
-        self._rewritten = 0
-        self._failed = 0
+        self.seen = 0
+        self.rewritten = 0
+        self.failed = 0
         self._faults = 0
-        self._nodes = self._converted = self._casts = self._updates = 0
+        self._nodes = self.converted = self._casts = self._updates = 0
         self._matched: Counter[Rule] = Counter()
         self._functions: dict[int, tuple[str, NodeCounts]] = {}  # by the id of the counts
         self._unchanged_weight = (0, -1)
@@ -164,12 +171,12 @@ class Tally:
             works_at_all = counts.converted or counts.products
             if is_top and works_at_all and len(self._functions) < _MOST_FUNCTIONS:
                 self._functions[id(counts)] = name, counts
-            self._seen += 1
+            self.seen += 1
             self._matched.update(result.matched)
             if result.failure is not None:
-                self._failed += 1
+                self.failed += 1
             elif result.changed:
-                self._rewritten += 1
+                self.rewritten += 1
             self._count(counts, 1)
             for part in covered:
                 self._count(part, -1)
@@ -208,7 +215,7 @@ class Tally:
             counted: whether its counts are still part of the sum.
         """
         with self._lock:
-            self._rewritten -= changed
+            self.rewritten -= changed
             if counted:
                 self._count(counts, -1)
             row = self._functions.pop(id(counts), None)
@@ -223,20 +230,20 @@ class Tally:
         self._updates += sign * counts.updates
         if counts.converted:  # else they were not counted either
             self._nodes += sign * counts.total
-            self._converted += sign * counts.converted
+            self.converted += sign * counts.converted
             self._casts += sign * counts.casts
 
     def add_fault(self, name: str, fault: str) -> bool:
         """Counts a graph on which a host failed; returns whether it is the first one."""
         with self._lock:
-            self._seen += 1
-            self._failed += 1
+            self.seen += 1
+            self.failed += 1
             self._faults += 1
             if self._unchanged_reason is None:
                 self._unchanged_reason = _largest(name, fault)
             return self._faults == 1
 
-    def leave_out(self, why: str, nodes: int) -> None:
+    def leave_out(self, why: str, nodes: int = 0) -> None:
         """Takes note of what is not looked at, which tells more than a graph without products.
 
         Args:
@@ -247,26 +254,6 @@ class Tally:
             if (2, nodes) > self._unchanged_weight:
                 self._unchanged_weight = (2, nodes)
                 self._unchanged_reason = why
-
-    @property
-    def seen(self) -> int:
-        """How many graphs were looked at."""
-        return self._seen
-
-    @property
-    def rewritten(self) -> int:
-        """How many graphs were changed."""
-        return self._rewritten
-
-    @property
-    def converted(self) -> int:
-        """How many nodes were converted."""
-        return self._converted
-
-    @property
-    def failed(self) -> int:
-        """How many graphs were left alone because something failed."""
-        return self._failed
 
     def why_nothing(self) -> str:
         """Says that no node was converted, and why, from what tells most."""
@@ -291,11 +278,11 @@ class Tally:
         """Returns the counters under the names that `status()` gives them."""
         with self._lock:
             return {
-                "graphs_seen": self._seen,
-                "graphs_rewritten": self._rewritten,
-                "graphs_failed": self._failed,
+                "graphs_seen": self.seen,
+                "graphs_rewritten": self.rewritten,
+                "graphs_failed": self.failed,
                 "nodes_total": self._nodes,
-                "nodes_converted": self._converted,
+                "nodes_converted": self.converted,
                 "casts": self._casts,
                 "functions": tuple(c.status(name) for name, c in self._functions.values()),
             }

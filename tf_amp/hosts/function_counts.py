@@ -185,14 +185,14 @@ class CountedFunction:
     def wait(self) -> None:
         """Leaves it to the first call to say what counts."""
         if self._title is not None:
-            self._of.installation.rename(self.counts, self._title + _NOT_CALLED)
+            self._of.installation.tally.rename(self.counts, self._title + _NOT_CALLED)
 
     def say(self) -> None:
         """Logs what counts, once."""
         if self._said or self._title is None:
             return
         self._said = True
-        self._of.installation.rename(self.counts, self._title)
+        self._of.installation.tally.rename(self.counts, self._title)
         self._of.installation.graph_log.say(self._title, self.counts, announce=self._announce)
 
     def record_again(self, planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:
@@ -229,7 +229,7 @@ class CountedFunction:
         size = size or UNKNOWN_DIMENSION
         lost, changed = self._recorded[size]
         counted = size == self._in_force
-        self._of.installation.record_loss(
+        self._of.installation.tally.take_back(
             self._traced.title, lost, changed=changed, counted=counted
         )
         if counted:

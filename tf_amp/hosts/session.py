@@ -73,7 +73,7 @@ class SessionHost:
         # Of each graph of a session what was said, but for the fetches.
         self._said: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self._sessions = SessionConfigHook(
-            self._config.device, plugin.serve, installation.leave_out
+            self._config.device, plugin.serve, installation.tally.leave_out
         )
         self._patches = Patches()
 
@@ -210,7 +210,7 @@ class SessionHost:
             "every optimization of that graph. To have it rewritten, set "
             f"`graph_options.rewrite_options.{option}` to OFF in the session's config."
         )
-        self._installation.leave_out(why, len(graph.node))
+        self._installation.tally.leave_out(why, len(graph.node))
         if option not in self._said_broken:
             self._said_broken.add(option)
             LOGGER.warning("AMP is on, but %s", why)
@@ -318,7 +318,7 @@ def install(installation: Installation) -> str | None:
         plugin = graph_plugin(tensorflow)
     except CApiError as error:
         refusal = f"{error}; graphs of tf.compat.v1.Session stay in float32"
-        _installed = _Refused(refusal, installation.leave_out)
+        _installed = _Refused(refusal, installation.tally.leave_out)
         return refusal
     if float32_sessions_exist():
         LOGGER.warning(

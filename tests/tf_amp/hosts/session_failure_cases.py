@@ -202,7 +202,7 @@ def case_other_device() -> dict[str, Any]:
         body = graph.as_graph_def()
         body.node.add(name="argument", op="_Arg").attr["T"].type = 1
         function = host.rewrite(item._replace(device_type="CPU", graph=body.SerializeToString()))
-        return {"other": other, "function": function, "recorded": installed.rewritten}
+        return {"other": other, "function": function, "recorded": installed.tally.rewritten}
 
 
 def case_remapper_leaves_nameless_op() -> dict[str, Any]:

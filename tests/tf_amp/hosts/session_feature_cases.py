@@ -331,7 +331,7 @@ def case_monitored_session_and_saver() -> dict[str, Any]:
             checkpoint_dir=directory, save_checkpoint_secs=None, save_checkpoint_steps=10
         ) as session:
             losses = [session.run([loss, train_op], feed)[0] for _ in range(20)]
-        rewritten = installed.rewritten
+        rewritten = installed.tally.rewritten
     with tf.Graph().as_default():
         loss, _, feed = build()
         saver = v1.train.Saver()
@@ -388,13 +388,13 @@ def case_both_hosts() -> dict[str, Any]:
             x, feed = fed(4, 8)
             y = tf.matmul(x, tf.constant(values(1, 8, 8))) * 2.0
             session_casts = harness.run_new_session(y, feed).casts("bfloat16")
-        by_session = installed.rewritten
+        by_session = installed.tally.rewritten
         layer = tf.function(lambda t: tf.matmul(t, t) * 2.0)
         layer(tf.ones([8, 8]))
         return {
             "session_casts": session_casts,
             "by_session": by_session,
-            "by_function": installed.rewritten - by_session,
+            "by_function": installed.tally.rewritten - by_session,
         }
 
 

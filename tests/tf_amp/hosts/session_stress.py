@@ -129,7 +129,7 @@ def main(
             thread.start()
         for thread in workers:
             thread.join(60 * minutes + 240)
-        rewritten = installed.rewritten
+        rewritten = installed.tally.rewritten
     facts = {
         "alive": sum(thread.is_alive() for thread in workers),
         "finished": len(errors),
