@@ -42,6 +42,9 @@ def hook_keras(keras: ModuleType | None, patches: Patches, *, wraps: bool) -> No
     if keras.backend.backend() != "tensorflow":
         return
     require(KERAS)
+    # It registers the class that files of older versions name.
+    import tf_amp.loss_scale.keras_optimizer  # noqa: F401
+
     patches.replace(keras.Model, "fit", _make_fit)
     if not wraps:
         return
@@ -70,6 +73,8 @@ def hook_tf_keras(tf_keras: ModuleType | None, patches: Patches, *, wraps: bool)
     if tf_keras is None:
         return
     require(TF_KERAS)
+    import tf_amp.loss_scale.tf_keras_optimizer  # noqa: F401
+
     patches.replace(tf_keras.Model, "fit", _make_fit)
     if not wraps:
         return

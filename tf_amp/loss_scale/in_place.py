@@ -189,7 +189,7 @@ class InPlace(_Optimizer):
 
     Attributes:
         own_class: The class that the optimizer was made with.
-        shown: What `__class__` says, by which libraries file an object; `own_class` if None.
+        shown: What `isinstance` finds besides, a class of the library; None for no other.
         behind: A subclass of the library's base class, which the made class has right before it:
             what the classes in between make of its results, such as clipping, comes after.
     """
@@ -239,17 +239,6 @@ class ByHand(CustomLoopMethods, InPlace):
     def __dir__(self) -> Iterable[str]:
         # Keras saves what it finds here, and this would be the optimizer once more.
         return [name for name in super().__dir__() if name != "inner_optimizer"]
-
-    def get_config(self) -> dict[str, Any]:
-        """The config from which `from_config` makes an equal optimizer with a scale of its own."""
-        return {
-            "inner_optimizer": self._serialize(self._plain()),
-            "manager": self.manager.get_config(),
-            "horovod": self._tf_amp_loss_scaling.horovod,
-        }
-
-    def _serialize(self, optimizer: Any) -> Any:
-        raise NotImplementedError
 
 
 def scaling_of(optimizer: Any) -> Scaling | LoopScaling | None:

@@ -139,7 +139,7 @@ def calls_of(optimizer: Any) -> Any:
 
 @keras.saving.register_keras_serializable(package="tf_amp")
 class KerasLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """What an optimizer that a custom loop gave a loss scale is for Keras, and in its files.
+    """What an optimizer that a custom loop gave a loss scale is for Keras.
 
     Everything in Keras that looks for a `LossScaleOptimizer`, such as `compile`, takes it for one
     and does not scale again. There are no instances of its own.
@@ -149,7 +149,7 @@ class KerasLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Any:
-        """Makes the optimizer that `get_config` described.
+        """Makes what a file describes that was written when such optimizers had this name in files.
 
         Raises:
             ValueError: If a subclass calls it that Horovod made around a wrapped optimizer.
@@ -158,6 +158,8 @@ class KerasLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         if cls.__module__.startswith("horovod"):
             raise ValueError(_HOROVOD_ORDER)
+        if "inner_optimizer" not in config:
+            return cls.own_class.from_config(config, custom_objects)
         optimizer = keras.saving.deserialize_keras_object(
             config["inner_optimizer"], custom_objects=custom_objects
         )
@@ -171,6 +173,13 @@ class KerasByHand(ByHand, KerasInPlace):
     shown = KerasLossScaleOptimizer
     # Not the one of `CustomLoopMethods`: the optimizer's own class may have a factor of its own.
     scale_loss = KerasInPlace.scale_loss
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        made, arguments, *state = super().__reduce_ex__(protocol)
+        if state:
+            return made, arguments, *state
+        # Keras copies an optimizer by a file, in which it has no scale.
+        return _copied, (made, arguments, self.manager, self._tf_amp_loss_scaling.horovod)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the variables of the optimizer and of the scale."""
@@ -190,8 +199,13 @@ class KerasByHand(ByHand, KerasInPlace):
             # The variable of a strategy has no int(), but a value.
             self.manager.check(step=int(calls_of(self).value.numpy()))
 
-    def _serialize(self, optimizer: Any) -> Any:
-        return keras.saving.serialize_keras_object(optimizer)
+
+def _copied(
+    made: Callable[..., Any], arguments: Any, manager: LossScaleManager, horovod: bool
+) -> Any:
+    from tf_amp.loss_scale.wrapping import scale_by_hand
+
+    return scale_by_hand(made(*arguments), manager, horovod=horovod)
 
 
 _HOROVOD_ORDER = (

@@ -17,11 +17,11 @@ def scaled_class(own_class: Any, mixin: Any) -> type:
         own_class: The class that the optimizer was made with.
         mixin: The methods for its library, a subclass of `in_place.InPlace`.
     """
-    shown = mixin.shown or own_class
+    shown = own_class if mixin.shown is None else _shown_class(own_class, mixin.shown)
     # What is made by the class is made as it would be without a loss scale.
     of_class = {
-        name: staticmethod(getattr(shown, name))
-        for one in reversed(shown.__mro__)
+        name: staticmethod(getattr(own_class, name))
+        for one in reversed(own_class.__mro__)
         for name, member in one.__dict__.items()
         if isinstance(member, classmethod)
     }
@@ -31,6 +31,31 @@ def scaled_class(own_class: Any, mixin: Any) -> type:
     make: Any = _Maker if its is type else type(its.__name__, (_Maker, its), {})
     bases = (mixin, own_class, *(() if mixin.behind is None else (mixin.behind,)))
     return make(own_class.__name__, bases, {**of_class, **as_it_was, **members})
+
+
+def _shown_class(own_class: Any, theirs: Any) -> type:
+    """A class of the library for `isinstance`, and the own class wherever a library names it."""
+    members = {name: getattr(own_class, name) for name in _NAMES}
+    # By this tf_keras knows its own classes; a subclass of one has none.
+    members |= {k: v for k, v in own_class.__dict__.items() if k == "_keras_api_names"}
+    its = type(theirs)
+    make: Any = _Shown if its is type else type(its.__name__, (_Shown, its), {})
+    return make(own_class.__name__, (theirs,), {**members, "own_class": own_class})
+
+
+class _Shown(type):
+    """The class of the classes that `__class__` says: in a dict, each is the own class.
+
+    In such dicts the libraries find by which name a file knows a class.
+    """
+
+    own_class: type
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.own_class
+
+    def __hash__(cls) -> int:
+        return hash(cls.own_class)
 
 
 class _Maker(type):

@@ -208,13 +208,17 @@ class LegacyInPlace(_TfKeras):
 
 
 class _FromConfig:
-    """Makes optimizers from the files of those that a custom loop gave a loss scale."""
+    """Makes what files describe that were written when such optimizers had these names in files."""
+
+    own_class: Any
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Any = None) -> Any:
-        """Makes the optimizer that `get_config` described."""
+        """Makes the optimizer of such a file."""
         from tf_amp.loss_scale.wrapping import scale_by_hand
 
+        if "inner_optimizer" not in config:
+            return cls.own_class.from_config(config, custom_objects)
         optimizer = tf_keras.optimizers.deserialize(
             config["inner_optimizer"],
             custom_objects=custom_objects,
@@ -226,7 +230,7 @@ class _FromConfig:
 
 @tf_keras.saving.register_keras_serializable(package="tf_amp")
 class TfKerasLossScaleOptimizer(_FromConfig, tf_keras_loss_scale.LossScaleOptimizerV3):
-    """What an optimizer that a custom loop gave a loss scale is for tf_keras, and in its files.
+    """What an optimizer that a custom loop gave a loss scale is for tf_keras.
 
     So `compile` does not scale again. There are no instances of its own.
     """
@@ -254,9 +258,6 @@ class _TfKerasByHand(ByHand):
     def dynamic_growth_steps(self) -> int | None:
         """Finite steps after which the scale grows, or None if it does not."""
         return getattr(self.manager.rule, "growth_interval", None)
-
-    def _serialize(self, optimizer: Any) -> Any:
-        return tf_keras.optimizers.serialize(optimizer)
 
 
 class TfKerasByHand(_TfKerasByHand, TfKerasInPlace):

@@ -506,6 +506,32 @@ def test_hooks_come_off_and_go_on_again(run_forked) -> None:
     assert done.stdout == "fine\n"
 
 
+def test_files_of_older_versions_are_read(run_forked) -> None:
+    """They name classes of ours, which are known as soon as AMP is on."""
+    done = run_forked(
+        """
+        import tensorflow as tf, keras, tf_keras
+        import tf_amp
+        tf_amp.enable_mixed_precision_graph_rewrite()
+        names = [(keras, "keras_optimizer", "KerasLossScaleOptimizer"),
+                 (tf_keras, "tf_keras_optimizer", "TfKerasLossScaleOptimizer"),
+                 (tf_keras, "tf_keras_optimizer", "LegacyLossScaleOptimizer")]
+        for library, module, name in names:
+            made = library.optimizers
+            made = made.legacy if name.startswith("Legacy") else made
+            config = {"inner_optimizer": library.optimizers.serialize(made.Adam(0.5)),
+                      "manager": {"loss_scale": {"class_name": "NoLossScale"}, "window": 1,
+                                  "name": "loss_scale", "strict": False},
+                      "horovod": False}
+            file = {"module": "tf_amp.loss_scale." + module, "class_name": name,
+                    "config": config, "registered_name": "tf_amp>" + name}
+            again = library.saving.deserialize_keras_object(file)
+            print(isinstance(again, made.Adam), float(again.learning_rate.numpy()))
+        """
+    )
+    assert done.stdout.split() == ["True", "0.5"] * 3
+
+
 def test_a_library_that_is_not_as_expected_is_named(run_forked) -> None:
     done = run_forked(
         """

@@ -213,12 +213,15 @@ def test_the_inner_optimizer_is_the_same_without_a_scale(toolbox) -> None:
     assert not hasattr(optimizer.inner_optimizer, "inner_optimizer")
 
 
-def test_what_its_class_makes_scales_too_and_has_a_scale_of_its_own(toolbox) -> None:
-    _, optimizer = in_place(toolbox)
-    again = optimizer.from_config(optimizer.get_config())
-    assert type(again) is type(optimizer)
-    assert again.manager.rule == optimizer.manager.rule
-    assert again.manager is not optimizer.manager
+def test_its_config_is_that_of_its_own_class(toolbox) -> None:
+    own_class = type(toolbox.sgd())
+    _, optimizer = in_place(toolbox, momentum=0.5, name="plain")
+    as_it_was = toolbox.sgd(1.0, momentum=0.5, name="plain").get_config()
+    assert optimizer.get_config() == as_it_was
+    for maker in (optimizer, optimizer.__class__, own_class):
+        again = maker.from_config(optimizer.get_config())
+        assert type(again) is own_class
+        assert again.get_config() == as_it_was
 
 
 @pytest.mark.parametrize("copy", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
