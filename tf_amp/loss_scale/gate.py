@@ -69,22 +69,17 @@ def apply_if_finite(
     )
     present = [i for i, gradient in enumerate(gradients) if gradient is not None]
 
-    def apply_present(*values: Any) -> Any:
-        complete: list[Any] = [None] * len(gradients)
-        for i, value in zip(present, values, strict=True):
-            complete[i] = value
-        return apply(complete)
+    def complete(function: Apply) -> Callable[..., Any]:
+        def of_all(*values: Any) -> Any:
+            found = dict(zip(present, values, strict=True))
+            return function([found.get(i) for i in range(len(gradients))])
 
-    def culprit(*values: Any) -> tf.Tensor:
-        complete: list[Any] = [None] * len(gradients)
-        for i, value in zip(present, values, strict=True):
-            complete[i] = value
-        return gradient_math.culprit_code(complete)
+        return of_all
 
     def decide(call: Callable[..., Any], flag: tf.Tensor, *values: Any) -> tf.Tensor:
         return _Gate(manager, flag, step, first_name, drop_window).pass_through(
-            lambda: call(apply_present, *values),
-            lambda: largest(call(culprit, *values)),
+            lambda: call(complete(apply), *values),
+            lambda: largest(call(complete(gradient_math.culprit_code), *values)),
         )
 
     with _branches_for(variables):
@@ -170,17 +165,22 @@ class _Gate:
         step = tf.constant(-1, tf.int64) if self._step is None else tf.cast(self._step, tf.int64)
         inputs = [step, code, plan.before.scale, *(getattr(after, field) for field in FIELDS)]
         if tf.executing_eagerly():
-            return self._tell(*(value.numpy() for value in inputs))
-        return call_where_built(self._tell, inputs, lambda: _log_skip(plan.before.scale, after))
-
-    def _tell(self, step: Any, code: Any, before: Any, scale: Any, *counts: Any) -> Any:
-        names = [field for field in FIELDS if field != "scale"]
-        state = LossScaleState(
-            scale=float(scale),
-            **{name: int(count) for name, count in zip(names, counts, strict=True)},
+            return _tell(self._manager, *(value.numpy() for value in inputs))
+        return call_where_built(
+            _tell, self._manager, inputs, lambda: _log_skip(plan.before.scale, after)
         )
-        self._manager.report_skip(None if step < 0 else int(step), float(before), state, int(code))
-        return True
+
+
+def _tell(
+    manager: LossScaleManager, step: Any, code: Any, before: Any, scale: Any, *counts: Any
+) -> bool:
+    names = [field for field in FIELDS if field != "scale"]
+    state = LossScaleState(
+        scale=float(scale),
+        **{name: int(count) for name, count in zip(names, counts, strict=True)},
+    )
+    manager.report_skip(None if step < 0 else int(step), float(before), state, int(code))
+    return True
 
 
 def _log_skip(before: tf.Tensor, after: LossScaleState) -> tf.Tensor:

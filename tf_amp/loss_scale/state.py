@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -49,6 +50,7 @@ class StateVariables(tf.__internal__.tracking.Trackable):
         self._initial = initial
         self._windowed = windowed
         self._name = name
+        self._lock = threading.Lock()
         self._eager: dict[str, tf.Variable] = {}
         self._by_graph: weakref.WeakKeyDictionary[tf.Graph, dict[str, tf.Variable]] = (
             weakref.WeakKeyDictionary()
@@ -57,7 +59,7 @@ class StateVariables(tf.__internal__.tracking.Trackable):
     def get(self) -> Mapping[str, tf.Variable]:
         """The variables of the current graph by field name; created on the first call."""
         # A variable must outlive the function being traced, hence the lift out of it.
-        with tf.init_scope():
+        with tf.init_scope(), self._lock:
             variables = self._of_current_graph()
             if not variables:
                 # All at once: another thread that reads the state finds all of it or nothing.

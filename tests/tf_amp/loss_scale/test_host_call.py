@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
+from tf_amp.loss_scale import wrap_optimizer
 from tf_amp.loss_scale.host_call import call_where_built
 
 WRITE_META = """
@@ -117,34 +122,72 @@ class Host:
 def elsewhere():
     return tf.constant(False)
 
-host = Host()
+host, other = Host(), Host()
 graph = tf.Graph()
 with graph.as_default():
     number = tf.compat.v1.placeholder(tf.int64, [], name="number")
-    tf.identity(call_where_built(host.told, [number], elsewhere), name="answer")
+    tf.identity(call_where_built(Host.told, host, [number], elsewhere), name="answer")
+    tf.identity(call_where_built(Host.told, other, [number], elsewhere), name="of_other")
 copy = tf.Graph()
 with copy.as_default():
     tf.import_graph_def(graph.as_graph_def(), name="")
-alive = weakref.ref(host)
-del host
+alive = weakref.ref(other)
 with tf.compat.v1.Session(graph=copy) as session:
-    print(session.run("answer:0", {"number:0": 7}))
+    print(*session.run(["answer:0", "of_other:0"], {"number:0": 7}))
+    del other
+    print(alive(), session.run("of_other:0", {"number:0": 8}))
     del graph, number
     gc.collect()
-    print(alive(), session.run("answer:0", {"number:0": 8}))
+    print(session.run("answer:0", {"number:0": 9}))
 """
 
 
-def test_a_copy_that_outlives_the_graph_does_not_call(run_forked) -> None:
-    assert run_forked(IN_THIS_PROCESS).stdout.splitlines() == ["told 7", "True", "None False"]
+def test_a_copy_that_outlives_the_graph_or_whom_it_tells_does_not_call(run_forked) -> None:
+    lines = run_forked(IN_THIS_PROCESS).stdout.splitlines()
+    assert lines == ["told 7", "told 7", "True True", "None False", "False"]
+
+
+class Host:
+    def told(self, number: Any) -> bool:
+        return True
+
+
+def files() -> set[str]:
+    return set(tf.io.gfile.glob("ram://tf_amp/*"))
+
+
+def test_a_traced_step_goes_with_its_program() -> None:
+    before = files()
+
+    def train() -> list[Any]:
+        optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
+        wrap_optimizer(optimizer)
+        variable = keras.Variable([1.0])
+
+        @tf.function
+        def step(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = optimizer.scale_loss(tf.reduce_sum(variable * x))
+            optimizer.apply(tape.gradient(loss, [variable.value]), [variable])
+
+        step(tf.constant(1.0))
+        assert files() > before
+        return [weakref.ref(one) for one in (optimizer, variable, optimizer.manager)]
+
+    kept = train()
+    gc.collect()
+    assert [one() for one in kept] == [None] * 3
+    assert files() <= before
 
 
 def test_the_search_is_made_where_the_function_is_called() -> None:
     """In a cluster that is the process that asks for the step, not the one that runs it."""
 
+    host = Host()
+
     @tf.function
     def step(number: tf.Tensor) -> tf.Tensor:
-        return call_where_built(lambda _: True, [number], lambda: tf.constant(False))
+        return call_where_built(Host.told, host, [number], lambda: tf.constant(False))
 
     made = step.get_concrete_function(tf.TensorSpec([], tf.int64)).graph.as_graph_def()
     nodes = [

@@ -100,6 +100,23 @@ def test_counting_while_others_make_managers() -> None:
         sys.setswitchinterval(interval)
 
 
+def test_threads_that_first_use_a_manager_find_the_same_variables() -> None:
+    for _ in range(20):
+        manager = LossScaleManager("dynamic")
+        together, found = threading.Barrier(6), []
+
+        def use(manager=manager, together=together, found=found) -> None:
+            together.wait()
+            found.append(manager.variables[0])
+
+        threads = [threading.Thread(target=use) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({id(one) for one in found}) == 1
+
+
 def test_counting_needs_no_tensorflow(run_python) -> None:
     done = run_python(
         """
