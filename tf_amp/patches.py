@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,8 @@ class Patches:
 
     def __init__(self) -> None:
         self.active = True
-        self._replaced: dict[tuple[Any, str], tuple[Any, Any]] = {}
+        # Weak, and the original is kept by the replacement: a class made in a function may go.
+        self._replaced: dict[tuple[weakref.ref[Any], str], weakref.ref[Any]] = {}
 
     def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
         """Replaces a member of a module, or of the class in the inheritance that defines it.
@@ -41,7 +43,8 @@ class Patches:
         getter: Any = original.fget if isinstance(original, property) else original
         if found is None or not (inspect.isfunction(getter) or inspect.isbuiltin(getter)):
             raise AttributeError(f"{owner.__name__} has no function {name!r}")
-        if (found, name) in self._replaced:
+        key = weakref.ref(found), name
+        if key in self._replaced:
             return
         made = make(getter)
 
@@ -50,13 +53,16 @@ class Patches:
             return (made if self.active else getter)(*args, **kwargs)
 
         new = property(replacement) if isinstance(original, property) else replacement
+        replacement.original = original  # type: ignore[attr-defined]
         setattr(found, name, new)
-        self._replaced[found, name] = original, new
+        self._replaced[key] = weakref.ref(replacement)
 
     def undo(self) -> None:
         """Takes off all replacements, the last one first, but for those that others replaced."""
         self.active = False
         while self._replaced:
-            (owner, name), (original, replacement) = self._replaced.popitem()
-            if owner.__dict__.get(name) is replacement:
-                setattr(owner, name, original)
+            (of_owner, name), of_replacement = self._replaced.popitem()
+            owner, ours = of_owner(), of_replacement()
+            member = getattr(owner, "__dict__", {}).get(name)
+            if ours is not None and ours is getattr(member, "fget", member):
+                setattr(owner, name, ours.original)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -66,6 +68,29 @@ def test_a_member_is_replaced_once() -> None:
     patches.undo()
     patches.undo()
     assert Base.__dict__["method"] is before
+
+
+def test_a_class_that_goes_is_not_kept() -> None:
+    patches = Patches()
+
+    def make() -> weakref.ref[type]:
+        class Mine(Base):
+            def method(self, number: int) -> int:
+                return super().method(number)
+
+            @property
+            def value(self) -> int:
+                return super().value
+
+        patches.replace(Mine, "method", plus_ten)
+        patches.replace(Mine, "value", plus_ten)
+        assert (Mine().method(1), Mine().value) == (11, 11)
+        return weakref.ref(Mine)
+
+    mine = make()
+    gc.collect()
+    assert mine() is None
+    patches.undo()
 
 
 class Odd:

@@ -104,7 +104,10 @@ def _make_compile(
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         try:
-            for optimizer in tf.nest.flatten(getattr(self, "optimizer", None)):
+            found = getattr(self, "optimizer", None)
+            # TensorFlow keeps for good the class of what it finds to be no structure.
+            is_one = not isinstance(found, (list, tuple, dict))
+            for optimizer in [found] if is_one else tf.nest.flatten(found):
                 if (
                     optimizer is not None
                     and _scale(self, optimizer, notice, say)

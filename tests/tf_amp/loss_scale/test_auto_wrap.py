@@ -506,6 +506,35 @@ def test_hooks_come_off_and_go_on_again(run_forked) -> None:
     assert done.stdout == "fine\n"
 
 
+def test_classes_made_in_a_function_go(run_forked) -> None:
+    done = run(
+        run_forked,
+        """
+import gc, weakref
+import numpy as np
+import tensorflow as tf, keras
+def train():
+    class Mine(keras.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+    class Slower(keras.optimizers.SGD):
+        pass
+    model = Mine([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    model.compile(Slower(0.1), "mse", jit_compile=False)
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    print("RESULT", sys.modules["tf_amp"].status().loss_scale["managers"])
+    return weakref.ref(Mine), weakref.ref(Slower)
+kept = train()
+keras.utils.clear_session()
+gc.collect()
+gc.collect()
+print("RESULT", kept[0](), kept[1]())
+""",
+        {**REWRITE, DTYPE: "float16"},
+    )
+    assert rows(done.stdout) == ["RESULT 1", "RESULT None None"]
+
+
 def test_files_of_older_versions_are_read(run_forked) -> None:
     """They name classes of ours, which are known as soon as AMP is on."""
     done = run_forked(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -43,6 +45,19 @@ def test_it_looks_like_the_class_itself(own: Any) -> None:
     assert (made.__name__, made.__doc__) == (own.__name__, own.__doc__)
     assert made.__mro__[1:3] == (Mixin, own)
     assert type(made(1.0)) is own
+
+
+def test_a_class_that_goes_is_not_kept() -> None:
+    def make() -> weakref.ref[type]:
+        class Mine(Plain):
+            pass
+
+        assert scaled_class(Mine, Mixin).own_class is Mine
+        return weakref.ref(Mine)
+
+    mine = make()
+    gc.collect()
+    assert mine() is None
 
 
 def test_subclasses_are_of_the_class_itself(own: Any) -> None:
