@@ -64,5 +64,5 @@ class Patches:
             (of_owner, name), of_replacement = self._replaced.popitem()
             owner, ours = of_owner(), of_replacement()
             member = getattr(owner, "__dict__", {}).get(name)
-            if ours is not None and ours is getattr(member, "fget", member):
+            if ours is getattr(member, "fget", member) and ours is not None:
                 setattr(owner, name, ours.original)

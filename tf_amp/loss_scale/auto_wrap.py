@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from tf_amp.after_import import AfterImport
+from tf_amp.loss_scale.custom_loop_notice import CustomLoopNotice
 from tf_amp.patches import Patches
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 
 
-class LossScalingChoice(Protocol):
-    """What of the installed state matters here."""
-
-    @property
-    def loss_scaling(self) -> bool:
-        """Whether optimizers get a loss scale without being asked to one by one."""
-
-
 class _Hooks:
-    """The hooks of this module: none, or one set."""
+    """The hooks of this module: none, or one set.
+
+    Attributes:
+        model_classes: Those of which `compile` hooked the step, which the next set hooks as well.
+        notices: Of each library. The optimizers of `compile` have it, and ask it for the hooks.
+    """
 
     def __init__(self) -> None:
         self.patches: Patches | None = None
         self.waiting: AfterImport | None = None
+        self.model_classes: weakref.WeakSet[type] = weakref.WeakSet()
+        self.notices = {name: CustomLoopNotice() for name in ("keras", "tf_keras")}
 
 
 _hooks = _Hooks()
 
 
-def install(installation: LossScalingChoice) -> str | None:
+def install(*, wraps: bool) -> str | None:
     """Hooks the libraries that are imported, and the others as soon as they are.
 
     Installing again changes nothing.
 
     Args:
-        installation: The installed state. Where its `loss_scaling` is false, no optimizer gets a
-            loss scale; `fit` still reports the skipped steps of those that were wrapped by hand.
+        wraps: Whether optimizers get a loss scale without being asked to one by one; `fit` reports
+            the skipped steps of those that were wrapped by hand in any case.
 
     Returns:
         None, or why a library that is imported already could not be hooked.
@@ -67,12 +68,14 @@ def install(installation: LossScalingChoice) -> str | None:
     def hook_keras(module: ModuleType | None) -> None:
         from tf_amp.loss_scale import auto_wrap_keras
 
-        auto_wrap_keras.hook_keras(module, patches, wraps=installation.loss_scaling)
+        notice = _hooks.notices["keras"] if wraps else None
+        auto_wrap_keras.hook_keras(module, patches, notice, _hooks.model_classes)
 
     def hook_tf_keras(module: ModuleType | None) -> None:
         from tf_amp.loss_scale import auto_wrap_keras
 
-        auto_wrap_keras.hook_tf_keras(module, patches, wraps=installation.loss_scaling)
+        notice = _hooks.notices["tf_keras"] if wraps else None
+        auto_wrap_keras.hook_tf_keras(module, patches, notice)
 
     def hook_v1(module: ModuleType | None) -> None:
         del module
@@ -85,7 +88,7 @@ def install(installation: LossScalingChoice) -> str | None:
         {"keras": hook("Keras", hook_keras), "tf_keras": hook("tf_keras", hook_tf_keras)}
     )
     _hooks.waiting.start()
-    if installation.loss_scaling:
+    if wraps:
         hook("tf.compat.v1.train.Optimizer", hook_v1)(None)
     return "; ".join(failures) or None
 

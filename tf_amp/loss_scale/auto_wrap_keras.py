@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, MutableSet
 from types import ModuleType
 from typing import Any
 
@@ -29,13 +29,19 @@ _LOGGER = logging.getLogger("tf_amp.loss_scale")
 _Method = Callable[..., Any]
 
 
-def hook_keras(keras: ModuleType | None, patches: Patches, *, wraps: bool) -> None:
+def hook_keras(
+    keras: ModuleType | None,
+    patches: Patches,
+    notice: CustomLoopNotice | None,
+    model_classes: MutableSet[type],
+) -> None:
     """Hooks Keras 3; Keras 2, and a backend other than TensorFlow, are left alone.
 
     Args:
         keras: The imported module.
         patches: Collects what is replaced.
-        wraps: Whether `compile` gives optimizers a loss scale.
+        notice: Is for loops of optimizers that have no loss scale; None if `compile` gives none.
+        model_classes: Those of which the steps are hooked; `compile` adds others.
     """
     if keras is None or not hasattr(keras, "backend") or not hasattr(keras, "ops"):
         return
@@ -46,17 +52,20 @@ def hook_keras(keras: ModuleType | None, patches: Patches, *, wraps: bool) -> No
     import tf_amp.loss_scale.keras_optimizer  # noqa: F401
 
     patches.replace(keras.Model, "fit", _make_fit)
-    if not wraps:
+    if notice is None:
         return
-    notice = CustomLoopNotice(patches)
+    notice.patches = patches
     make_seen = functools.partial(_make_seen, notice=notice)
 
-    def prepare(model: Any) -> None:
-        for owner in type(model).__mro__:
+    def prepare(model_class: type) -> None:
+        model_classes.add(model_class)
+        for owner in model_class.__mro__:
             # One that is a tf.function is traced once, and its first trace may see no scale.
             if inspect.isfunction(owner.__dict__.get("train_step")):
                 patches.replace(owner, "train_step", _make_train_step)
 
+    for one in list(model_classes):
+        prepare(one)
     patches.replace(
         keras.Model,
         "compile",
@@ -68,7 +77,9 @@ def hook_keras(keras: ModuleType | None, patches: Patches, *, wraps: bool) -> No
     patches.replace(keras.optimizers.Optimizer, "scale_loss", _make_scaling)
 
 
-def hook_tf_keras(tf_keras: ModuleType | None, patches: Patches, *, wraps: bool) -> None:
+def hook_tf_keras(
+    tf_keras: ModuleType | None, patches: Patches, notice: CustomLoopNotice | None
+) -> None:
     """Hooks tf_keras; arguments as for `hook_keras`."""
     if tf_keras is None:
         return
@@ -76,9 +87,9 @@ def hook_tf_keras(tf_keras: ModuleType | None, patches: Patches, *, wraps: bool)
     import tf_amp.loss_scale.tf_keras_optimizer  # noqa: F401
 
     patches.replace(tf_keras.Model, "fit", _make_fit)
-    if not wraps:
+    if notice is None:
         return
-    notice = CustomLoopNotice(patches)
+    notice.patches = patches
     from tf_keras.src.engine import training_v1
     from tf_keras.src.mixed_precision import loss_scale_optimizer as theirs
 
@@ -92,7 +103,7 @@ def hook_tf_keras(tf_keras: ModuleType | None, patches: Patches, *, wraps: bool)
 
 
 def _make_compile(
-    original: _Method, notice: CustomLoopNotice, prepare: Callable[[Any], None] | None = None
+    original: _Method, notice: CustomLoopNotice, prepare: Callable[[type], None] | None = None
 ) -> _Method:
     said: set[str] = set()
 
@@ -113,7 +124,7 @@ def _make_compile(
                     and _scale(self, optimizer, notice, say)
                     and prepare is not None
                 ):
-                    prepare(self)
+                    prepare(type(self))
         except Exception:
             _LOGGER.warning(
                 "The optimizer of compile() could not be given a loss scale; the model trains "
@@ -141,8 +152,7 @@ def _scale(
         scale_in_place(optimizer, scaling)
         with model.distribute_strategy.scope():
             scaling.manager.create_variables()
-    # It may have come here when loss scaling was switched on before.
-    scaling.notice = notice
+    scaling.notice = notice  # a copy has none
     line = f"Loss scaling: the optimizer {name} of compile() scales its loss by"
     scaling.announce = functools.partial(say, f"{line} {scaling.manager.rule}.")
     return True

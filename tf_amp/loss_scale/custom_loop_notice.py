@@ -53,17 +53,20 @@ class CustomLoopNotice:
     """Gives each notice once.
 
     Args:
-        patches: The hooks that see such loops.
+        patches: The hooks that see such loops; None where there are none yet.
+
+    Attributes:
+        patches: The same, to be set again for each set of hooks.
     """
 
-    def __init__(self, patches: Patches) -> None:
-        self._patches = patches
+    def __init__(self, patches: Patches | None = None) -> None:
+        self.patches = patches
         self._given: set[str] = set()
 
     @property
     def active(self) -> bool:
         """Whether the hooks are on."""
-        return self._patches.active
+        return self.patches is not None and self.patches.active
 
     def give(self, optimizer: Any, text: str = NOT_WRAPPED) -> None:
         """Logs a notice, the first time.

@@ -340,14 +340,14 @@ def test_v1_saver_restores_a_float32_checkpoint(run_forked, tmp_path) -> None:
     """One script, run in turn without and with loss scaling, each time going on from its file."""
     done = run_forked(
         """
-        import sys, types
+        import sys
         import tensorflow.compat.v1 as tf
         tf.disable_eager_execution()
         from tf_amp.loss_scale import auto_wrap
         path = sys.argv[1] + "/ckpt"
         for scaled in (False, True, False, True):
             if scaled:
-                auto_wrap.install(types.SimpleNamespace(loss_scaling=True))
+                auto_wrap.install(wraps=True)
             with tf.Graph().as_default():
                 v = tf.get_variable("v", initializer=1.0)
                 op = tf.train.AdamOptimizer(0.25).minimize(v)
@@ -457,7 +457,6 @@ print("RESULT", round(float(v), 4), round(float(k.numpy()), 1))
 def test_hooks_come_off_and_go_on_again(run_forked) -> None:
     done = run_forked(
         """
-        import types
         import tensorflow as tf, keras, tf_keras
         from tf_keras.src.mixed_precision import loss_scale_optimizer as theirs
         from tf_amp.loss_scale import auto_wrap
@@ -479,10 +478,9 @@ def test_hooks_come_off_and_go_on_again(run_forked) -> None:
         now = lambda: [getattr(cls, name) for cls, name in owners]
         originals = now()
         for wanted in (True, False, True):
-            state = types.SimpleNamespace(loss_scaling=wanted)
-            assert auto_wrap.install(state) is None
+            assert auto_wrap.install(wraps=wanted) is None
             hooked = now()
-            auto_wrap.install(state)
+            auto_wrap.install(wraps=wanted)
             assert now() == hooked
             changed = [name for (cls, name), a, b in zip(owners, originals, hooked) if a is not b]
             assert len(changed) == (len(owners) if wanted else 2), changed
@@ -490,7 +488,7 @@ def test_hooks_come_off_and_go_on_again(run_forked) -> None:
             auto_wrap.uninstall()
             assert now() == originals
         # What a compile() replaced comes off too, and a patch that others made since stays on.
-        auto_wrap.install(types.SimpleNamespace(loss_scaling=True))
+        auto_wrap.install(wraps=True)
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
         model.compile("adam", "mse")
         theirs = lambda *args, **kwargs: None
@@ -561,15 +559,57 @@ def test_files_of_older_versions_are_read(run_forked) -> None:
     assert done.stdout.split() == ["True", "0.5"] * 3
 
 
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_what_compiled_before_the_hooks_went_off_and_on_scales(run_forked, library: str) -> None:
+    """`compile` of a class with a step of its own too; while they are off nothing is scaled."""
+    done = run(
+        run_forked,
+        KERAS_SCRIPT.format(library=library)
+        + """
+import tf_amp
+from tf_amp.loss_scale import manager_of
+class Mine(keras.Sequential):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+            scaled = self.optimizer.scale_loss(loss) if keras.__name__ == "keras" else loss
+        if keras.__name__ == "keras":
+            gradients = tape.gradient(scaled, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        else:
+            self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": loss}
+def compiled(cls):
+    model = cls([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    return model
+def good_steps(models):
+    for model in models:
+        model.fit(0.1 * x, 0.1 * y, batch_size=16, verbose=0)  # no step overflows
+    return [manager_of(model.optimizer).state().good_steps for model in models]
+models = [[compiled(keras.Sequential), compiled(Mine)] for _ in range(3)]
+rule = tf_amp.Rule(action="keep_float32", op="Softmax", why="test")
+tf_amp.enable_mixed_precision_graph_rewrite(rules=[rule])
+print("RESULT", good_steps(models[0]))
+tf_amp.disable_mixed_precision_graph_rewrite()
+print("RESULT", good_steps(models[1]))
+tf_amp.enable_mixed_precision_graph_rewrite()
+print("RESULT", good_steps(models[2]))
+""",
+        {**REWRITE, DTYPE: "float16"},
+    )
+    assert rows(done.stdout) == ["RESULT [4, 4]", "RESULT [0, 0]", "RESULT [4, 4]"]
+    assert "not scaled" not in done.stderr
+
+
 def test_a_library_that_is_not_as_expected_is_named(run_forked) -> None:
     done = run_forked(
         """
-        import types
         import tensorflow as tf, keras
         class Model: pass
         keras.Model = Model
         from tf_amp.loss_scale import auto_wrap
-        print(auto_wrap.install(types.SimpleNamespace(loss_scaling=True)))
+        print(auto_wrap.install(wraps=True))
         """
     )
     assert "cannot hook Keras" in done.stdout

@@ -255,7 +255,7 @@ def test_weights_file_between_float32_and_amp(tmp_path: Path, direction: str) ->
 def test_keras_file_between_float32_and_amp_by_environment(tmp_path: Path, run_python) -> None:
     """What `compile` scales by itself is saved as a plain model, and loads where tf_amp is not."""
     common = """
-        import sys, types
+        import sys
         import numpy as np
         import tensorflow as tf, keras
         x = np.linspace(-1, 1, 128, dtype=np.float32).reshape(32, 4)
@@ -281,7 +281,7 @@ def test_keras_file_between_float32_and_amp_by_environment(tmp_path: Path, run_p
         from tf_amp.loss_scale import auto_wrap
         go_on(None, "plain")
         go_on("plain")
-        auto_wrap.install(types.SimpleNamespace(loss_scaling=True))
+        auto_wrap.install(wraps=True)
         go_on(None, "amp")
         go_on("plain")
         go_on("amp")

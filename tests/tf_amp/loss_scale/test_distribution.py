@@ -115,13 +115,13 @@ def test_mirrored_strategy(run_forked) -> None:
 
 
 FIT_SCRIPT = """
-import sys, types
+import sys
 import numpy as np
 import tensorflow as tf
 how = sys.argv[1]
 if how == "in_place":
     from tf_amp.loss_scale import auto_wrap
-    auto_wrap.install(types.SimpleNamespace(loss_scaling=True))
+    auto_wrap.install(wraps=True)
 if how != "plain":
     from tf_amp.loss_scale import manager_of, wrap_optimizer
 tf.config.set_logical_device_configuration(

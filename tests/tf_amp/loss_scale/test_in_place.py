@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HEAD = """
-import copy, pickle, sys, types
+import copy, pickle, sys
 import numpy as np
 import tensorflow as tf
 library, opts, directory, scaled = sys.argv[1:]
@@ -19,7 +19,7 @@ keras = __import__(library)
 optimizers = keras.optimizers.legacy if opts == "legacy" else keras.optimizers
 if scaled == "scaled":
     from tf_amp.loss_scale import auto_wrap, manager_of
-    assert auto_wrap.install(types.SimpleNamespace(loss_scaling=True)) is None
+    assert auto_wrap.install(wraps=True) is None
 else:
     manager_of = lambda optimizer: None
 x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
@@ -122,7 +122,7 @@ if scaled == "scaled":
     auto_wrap.uninstall()
 go_on(directory, False)
 if scaled == "scaled":
-    assert auto_wrap.install(types.SimpleNamespace(loss_scaling=True)) is None
+    assert auto_wrap.install(wraps=True) is None
 """
 
 CALLBACKS = """
