@@ -126,11 +126,11 @@ def ops_at_work(config: PrecisionConfig) -> frozenset[str]:
 
 
 def _keep_norms(rule: str, search: UnitSearch) -> None:
-    search.in_float32 += [
-        Float32Unit(rule, norm.forward.output, norm.inside)
-        for norm in search.norms
-        if norm.rule == rule
-    ]
+    norms = [norm for norm in search.norms if norm.rule == rule]
+    search.in_float32 += [Float32Unit(rule, n.forward.output, n.inside) for n in norms]
+    # The statistics of a batch are sums over leading axes, as gradients of biases are.
+    of_batch = [norm for norm in norms if norm.forward.statistics.is_of_batch]
+    search.exact.update(number for norm in of_batch for number in norm.inside)
 
 
 UNIT_PASSES = (
@@ -141,7 +141,12 @@ UNIT_PASSES = (
     UnitPass(
         CENTRED, functools.partial(_keep_norms, CENTRED), ops=("Rsqrt",), requires=("fused norms",)
     ),
-    UnitPass(UNCENTRED, functools.partial(_keep_norms, UNCENTRED), ops=("Rsqrt",)),
+    UnitPass(
+        UNCENTRED,
+        functools.partial(_keep_norms, UNCENTRED),
+        ops=("Rsqrt",),
+        ensures=("exact sums",),
+    ),
     UnitPass(
         broadcast_sums.RULE,
         broadcast_sums.leave_out_idle_sums,

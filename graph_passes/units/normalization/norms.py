@@ -34,9 +34,9 @@ class FoundNorm:
     @property
     def rule(self) -> str:
         """The rule that it falls under."""
-        if self.forward.statistics.is_of_batch:
-            return OF_BATCH
-        return CENTRED if self.forward.is_centred else UNCENTRED
+        if not self.forward.is_centred:
+            return UNCENTRED
+        return OF_BATCH if self.forward.statistics.is_of_batch else CENTRED
 
 
 def find_norms(edits: GraphEdits) -> list[FoundNorm]:

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from norm_networks import NORMS, RULES, token_network
 from tensorflow.core.framework import types_pb2
+from traced_graphs import trace as trace_function
 from training_steps import Step, trace
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
@@ -131,3 +132,40 @@ def test_a_near_miss_is_reported_and_left_alone() -> None:
     once = rewrite_graph_def(graph_def, GPU, preserve=step.preserve, shapes=step.shapes)
     twice = rewrite_graph_def(once.graph_def, GPU, preserve=step.preserve)
     assert twice.graph_def == once.graph_def
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("keepdims", [True, False])
+@pytest.mark.parametrize("axes", [[0], [0, 1]])
+def test_what_is_scaled_over_the_batch_keeps_its_mean(
+    axes: list[int], keepdims: bool, known: bool, config: PrecisionConfig
+) -> None:
+    """It is no batch normalization, nor are the sums in its gradient those of a bias."""
+    eye = np.eye(16, dtype=np.float32)
+    sizes = (6,) * (len(axes) - 1) + (16,)
+
+    def step(x: tf.Tensor, dy: tf.Tensor, gamma: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch((x, gamma))
+            made = tf.matmul(x, eye)
+            square = tf.reduce_mean(tf.square(made), axes, keepdims=keepdims)
+            y = tf.tanh(tf.matmul(made * tf.math.rsqrt(square + 1e-5) * gamma, eye))
+        return [y, *tape.gradient(y, [x, gamma], output_gradients=dy)]
+
+    x = tf.TensorSpec((64 if known else None, *sizes))
+    graph = trace_function(step, x, x, tf.TensorSpec((16,)))
+    rng = np.random.default_rng(0)
+    given = [
+        rng.normal(1.0, 0.5, (64, *sizes)).astype(np.float32),
+        rng.integers(-3, 4, (64, *sizes)).astype(np.float32),
+        np.full(16, 0.5, np.float32),
+    ]
+    fusion = graph.find(config)
+    wanted, found = (graph.run(g, *given) for g in (graph.graph_def, fusion.proto))
+    for new, old in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(new, old, rtol=0, atol=1e-5 * np.abs(old).max())
+    assert [unit for unit in fusion.units if "norm" in unit] == ["rms-norm: mul_1"]
+    sums = {n.name for n in graph.graph_def.node if n.op == "Sum" and "/mul/" in n.name}
+    kept = {name for name, place in fusion.node_lists.items() if place == FLOAT32}
+    assert sums <= kept
