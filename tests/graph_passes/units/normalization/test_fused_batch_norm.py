@@ -25,6 +25,7 @@ from layer_graphs import (
     wide_casts,
 )
 from tensorflow.core.framework import types_pb2
+from traced_graphs import trace
 
 from graph_passes import PrecisionConfig
 from graph_passes.ir.view import view_graph
@@ -291,3 +292,32 @@ def test_scales_and_offsets_of_other_ranks_are_taken(
     old: str, new: str, shapes: dict[str, tuple[int, ...]]
 ) -> None:
     assert find(BATCH_NORM.replace(old, new), **shapes) == (["batch-norm: y"], [])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("name", ["gamma", "beta"])
+def test_one_scale_or_offset_for_all_channels_is_none_of_the_op(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    units, (miss,) = find(BATCH_NORM, **{name: shape})
+    assert units == ["float32: y"]
+    assert miss == f"{name!r} of shape {shape} has not one element for each channel"
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("shapes", [((1,), (16,)), ((16,), (1,)), ((), (1, 1))])
+def test_a_program_with_one_scale_or_offset_for_all_channels_runs(
+    shapes: tuple[tuple[int, ...], ...], config: PrecisionConfig
+) -> None:
+    eye = np.eye(16, dtype=np.float32)
+
+    def step(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> list[tf.Tensor]:
+        made = tf.matmul(x, eye)
+        mean, variance = tf.nn.moments(made, [0])
+        y = tf.nn.batch_normalization(made, mean, variance, beta, gamma, 1e-3)
+        return [tf.matmul(y, eye)]
+
+    graph = trace(step, *map(tf.TensorSpec, ((None, 16), *shapes)))
+    given = [whole_numbers((32, 16))[0], *(np.full(shape, 0.5, np.float32) for shape in shapes)]
+    wanted = graph.run(graph.graph_def, *given)
+    assert_near(graph.run(graph.find(config).proto, *given), wanted, 1e-5)
