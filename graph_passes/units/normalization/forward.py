@@ -21,7 +21,8 @@ from graph_passes.units.normalization.statistics import Statistics, find_statist
 from graph_passes.units.normalization.unit_algebra import UnitAlgebra
 from graph_passes.units.normalization.unit_axes import is_single
 
-_OWN = frozenset("xmr")
+_STATISTICS = frozenset("mr")
+_OWN = _STATISTICS | {"x"}
 _ELEMENTWISE = frozenset((*SUMS, "Sub", "Mul", "SquaredDifference"))
 _REMEMBERED = 1024
 
@@ -188,6 +189,21 @@ def misaligned(m: Matcher, norm: Norm) -> str | None:
         for tensor in others:
             is_weight = tensor == norm.statistics.weights
             if not is_weight and not _is_clear(m.shape_of(tensor), norm.axes, rank):
+                return tensor
+    return None
+
+
+def misplaced(m: Matcher, norm: Norm) -> str | None:
+    """A statistic that varies along an axis that it is taken over, None without.
+
+    As `misaligned`, where scale and offset may vary along any.
+    """
+    algebra = norm.algebra
+    for number in sorted(norm.nodes):
+        for port, tensor in enumerate(m.inputs(number) if m.ops[number] in _ELEMENTWISE else ()):
+            value = algebra.of(number, port)
+            is_statistic = value is not None and value.names and value.names <= _STATISTICS
+            if is_statistic and not algebra.axes.is_single(tensor, norm.axes):
                 return tensor
     return None
 

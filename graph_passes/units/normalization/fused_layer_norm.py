@@ -18,7 +18,7 @@ from graph_passes.rewriter.algebra import symbol
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.normalization.forward import Norm
+from graph_passes.units.normalization.forward import Norm, misplaced
 from graph_passes.units.normalization.fused_batch_norm import (
     FORWARD,
     MIN_EPSILON,
@@ -57,6 +57,8 @@ def _write(new: Replacement, found: FoundNorm) -> None:
     if gradient is not None and not gradient.is_proved:
         raise NoMatchError("the shapes inside the gradient are not known")
     rows, size = _rows_and_size(norm)
+    if (stray := misplaced(new.matcher, norm)) is not None:
+        raise NoMatchError(f"{stray!r} varies along an axis of the statistics")
     images = Images((rows, size), axis=0)
     common = {
         "epsilon": epsilon,

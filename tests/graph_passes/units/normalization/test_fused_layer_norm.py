@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 from norm_networks import NORMS, token_network
 from tensorflow.core.framework import types_pb2
+from traced_graphs import trace as trace_function
 from training_steps import Step, trace
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
@@ -188,3 +192,41 @@ def test_other_networks_agree_with_float32(build, count: int, batch: int | None)
     largest = max(np.max(np.abs(new)) for new in step.updates(wanted))
     for new, old in zip(step.updates(weights), step.updates(wanted), strict=True):
         np.testing.assert_allclose(new / largest, old / largest, atol=5e-3)
+
+
+Layout = Callable[[tf.Tensor], tf.Tensor]
+LAYOUTS: dict[str, tuple[tuple[int, ...], Layout, bool]] = {
+    "as a row": ((8, 8), lambda statistic: statistic, False),
+    "as a column": ((8, 8), lambda statistic: tf.expand_dims(statistic, 1), True),
+    "along the tokens": ((3, 8, 8), lambda statistic: tf.expand_dims(statistic, 1), False),
+    "along the features": ((8, 8, 8), lambda statistic: tf.expand_dims(statistic, 0), False),
+    "by example and token": ((8, 8, 8), lambda statistic: tf.expand_dims(statistic, -1), True),
+}
+"""Sizes that happen to agree, and how statistics over the last axis meet x."""
+
+
+@pytest.mark.parametrize("scaled", ["x", "deviation"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_statistics_that_are_laid_along_another_axis_are_no_layer_norm(
+    name: str, scaled: str
+) -> None:
+    shape, layout, fits = LAYOUTS[name]
+    eye = np.eye(8, dtype=np.float32)
+
+    def step(x: tf.Tensor, gamma: tf.Tensor) -> list[tf.Tensor]:
+        made = tf.matmul(x, eye)
+        mean, variance = tf.nn.moments(made, [-1])
+        if scaled == "x":
+            y = (made - layout(mean)) * layout(tf.math.rsqrt(variance + 1e-3)) * gamma
+        else:
+            y = (made - layout(mean)) * (layout(tf.math.rsqrt(variance + 1e-3)) * gamma)
+        return [tf.matmul(y, eye)]
+
+    graph = trace_function(step, tf.TensorSpec(shape), tf.TensorSpec((8,)))
+    fusion = graph.find(GPU)
+    assert fused(fusion) == fits
+    assert any("varies along an axis" in miss.why for miss in fusion.misses) != fits
+    x = np.random.default_rng(0).normal(size=shape) * np.arange(1, 9)[:, None]
+    given = x.astype(np.float32), np.full(8, 0.5, np.float32)
+    (wanted,), (found,) = (graph.run(g, *given) for g in (graph.graph_def, fusion.proto))
+    np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
