@@ -10,19 +10,25 @@ reduction after them, which is denied, would then add up rounded terms in float3
 So all that lies between the last matrix product and a reduction to a scalar stays float32, and the
 predictions are cast once. The way back from the scalar ends at ops of the allow list and at what
 they read, at sums with a bias, and at gradients. A scalar that more than scalars are made of is no
-loss: the norm of a gradient scales the gradient.
+loss: the norm of a gradient scales the gradient. Where a way is long, or has many ends, what is
+near the scalar counts: a residual stream may go back to the first layer, and a norm of all
+gradients to each.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 
 from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ops.reasons import Reason
 
-MOST_OPS = 64
-"""Ops between the last matrix product and a loss; behind a longer way is more than a loss."""
+MOST_OPS = 512
+"""Ops between the last matrix products and a loss, and between a loss and what is reported."""
+MOST_ENDS = 16
+"""Tensors of the model that a loss is made of: detectors have three for each of five sizes."""
 
 _REDUCTIONS = ("Sum", "Mean", "L2Loss")
 _STORED = ("Const", "ReadVariableOp")
@@ -33,19 +39,22 @@ def keep_losses(coloring: Coloring) -> None:
     """Keeps losses and metrics in float32; nothing is painted yet."""
     inside: set[int] = set()
     around: set[int] = set()
+    is_scalar, belongs = (
+        functools.cache(functools.partial(test, coloring)) for test in (_is_scalar, _belongs)
+    )
     for number in coloring.view.of_op(*_REDUCTIONS):
         root = coloring.view.base[number]
-        if coloring.list_codes[root] == DENY and _is_loss(coloring, root):
-            _follow_back(coloring, root, inside, around)
+        if coloring.list_codes[root] == DENY and _is_loss(coloring, root, is_scalar):
+            _follow_back(coloring, root, belongs, inside, around)
     inside |= _made_again(coloring, inside, around)
     coloring.block(sorted(inside), Reason.INSIDE_UNIT)
 
 
-def _is_loss(coloring: Coloring, root: int) -> bool:
+def _is_loss(coloring: Coloring, root: int, is_scalar: Callable[[int], bool]) -> bool:
     """Whether a reduction makes a scalar of which only scalars are made."""
     for count, vertex in enumerate(walk([root], coloring.edges.readers)):
         is_allowed = coloring.list_codes[vertex] == ALLOW
-        if count == MOST_OPS or is_allowed or not _is_scalar(coloring, vertex):
+        if count == MOST_OPS or is_allowed or not is_scalar(vertex):
             return False
     return True
 
@@ -61,20 +70,29 @@ def _is_scalar(coloring: Coloring, vertex: int) -> bool:
     return all(view.shape(f"{name}:{port}" if port else name) == () for port in range(outputs))
 
 
-def _follow_back(coloring: Coloring, root: int, inside: set[int], around: set[int]) -> None:
+def _follow_back(
+    coloring: Coloring,
+    root: int,
+    belongs: Callable[[int], bool],
+    inside: set[int],
+    around: set[int],
+) -> None:
     """Finds the infer and clear vertices between a loss and the model, and what they read.
 
-    `inside` receives these, none where the way is too long; `around` those of predictions, labels
-    and weights.
+    `inside` receives these, `around` those of predictions, labels and weights, if that is all.
     """
     codes, producers = coloring.list_codes, coloring.edges.producers
-
-    def back(vertex: int) -> list[int]:
-        return [maker for maker in producers(vertex) if _belongs(coloring, maker)]
-
-    way = set(itertools.islice(walk([root], back), MOST_OPS + 1))
-    if len(way) <= MOST_OPS:
-        inside.update(vertex for vertex in way if codes[vertex] in (INFER, CLEAR))
+    way, ends, level = set[int](), set[int](), {root}
+    while level:
+        makers = {maker for vertex in level for maker in producers(vertex)} - way
+        further = {maker for maker in makers if belongs(maker)}
+        ends.update(maker for maker in makers - further if codes[maker])
+        if len(way) + len(level) > MOST_OPS or len(ends) > MOST_ENDS:
+            break
+        way |= level
+        level = further - way
+    inside.update(vertex for vertex in way if codes[vertex] in (INFER, CLEAR))
+    if not level:
         around.update(maker for vertex in way for maker in producers(vertex) if maker not in way)
 
 
