@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from graph_text import graph
 from parity import converted
+from traced_graphs import trace
 
 from graph_passes import ListEdit, PrecisionConfig, list_notes, load_op_lists, rewrite_graph_def
 
@@ -35,6 +38,28 @@ def test_op_on_no_list_has_a_reason() -> None:
     lists = load_op_lists(PrecisionConfig())
     assert lists.list_of("While") is None
     assert lists.unlisted["While"]
+
+
+def test_the_gradient_of_pixels_that_are_copied_often_is_added_up_in_float32() -> None:
+    def gradient(x, weights, mixed):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            pooled = tf.nn.conv2d(x, weights, 1, "SAME")  # of a whole image, as DeepLab has it
+            spread = tf.image.resize(pooled, (64, 64), "nearest")
+            made = tf.nn.conv2d(spread, mixed, 1, "SAME")
+        return tape.gradient(made, weights)
+
+    shapes = (2, 1, 1, 8), (1, 1, 8, 8), (3, 3, 8, 8)
+    traced = trace(gradient, *map(tf.TensorSpec, shapes))
+    config = PrecisionConfig(
+        target_dtype="bfloat16", device="CPU", disabled_rules=frozenset(("cast-cut",))
+    )
+    draw = np.random.default_rng(0)
+    values = [draw.uniform(0.5, 1, shape).astype(np.float32) for shape in shapes]
+    result = traced.rewrite(config)
+    assert "Conv2DBackpropInput" in {d.op for d in result.report.decisions if d.converted}
+    (expected,), (found,) = (traced.run(g, *values) for g in (traced.graph_def, result.graph_def))
+    np.testing.assert_allclose(found, expected, rtol=0.02)
 
 
 @pytest.mark.parametrize(
