@@ -30,6 +30,7 @@ SMALL_FACTOR = 1 / 32
 _ADDITIONS = frozenset(("Add", "AddN", "AddV2", "Sub"))
 _SCALINGS = frozenset(("Mul", "RealDiv"))
 _DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
+_SPREAD = frozenset(("BroadcastTo", "Tile"))
 
 
 def keep_small_steps(coloring: Coloring) -> None:
@@ -73,15 +74,15 @@ def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
 
 
 def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
-    """The additions of what was multiplied by a small constant."""
+    """The additions of what was multiplied by a small constant, or divided by a large one."""
     view, edges = coloring.view, coloring.edges
     adds = view.is_vertex_of(_adds)
-    small = (number for number, tensor in view.float_constants(view.is_float) if _is_small(tensor))
     products: list[int] = [
         reader
-        for number in small
+        for number, tensor in view.float_constants(view.is_float)
+        if (factor := _factor(tensor))
         for reader in edges.readers(view.base[number])
-        if view.op_of(reader) == "Mul"
+        if _shrinks(view, reader, view.base[number], factor)
     ]
 
     def handed_on(vertex: int) -> list[int]:
@@ -117,11 +118,23 @@ def _loops_to_a_fixed_point(coloring: Coloring) -> Iterator[int]:
                     yield from circle if len(circle) > 1 else ()  # else what the loop starts with
 
 
-def _is_small(tensor: tensor_pb2.TensorProto) -> bool:
-    if tensor.tensor_shape.dim:
+def _shrinks(view: GraphView, vertex: int, constant: int, factor: float) -> bool:
+    """Whether a vertex multiplies by a small constant, or divides by a large one.
+
+    The gradient of a mean, which is divided behind the op that spreads it, is no step.
+    """
+    if factor < SMALL_FACTOR:
+        return view.op_of(vertex) == "Mul"
+    if factor <= 1 / SMALL_FACTOR or view.op_of(vertex) != "RealDiv":
         return False
-    stored = stored_floats(tensor)
-    return len(stored) == 1 and 0 < abs(stored[0]) < SMALL_FACTOR
+    divided, by = view.producers(view.vertex_nodes[vertex])
+    return by == constant and view.op_of(divided) not in _SPREAD
+
+
+def _factor(tensor: tensor_pb2.TensorProto) -> float:
+    """The size of the one number that a constant stores, 0 where it stores more."""
+    stored = () if tensor.tensor_shape.dim else stored_floats(tensor)
+    return abs(stored[0]) if len(stored) == 1 else 0.0
 
 
 def _is_by_a_tensor(view: GraphView, vertex: int) -> bool:

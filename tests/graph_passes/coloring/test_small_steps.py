@@ -46,6 +46,13 @@ def unrolled(x: Any, w: Any) -> Any:
     return h - x
 
 
+def divided(x: Any, w: Any) -> Any:
+    h = x
+    for _ in range(20):
+        h = h + tf.tanh(h @ w) / 1000.0
+    return h - x
+
+
 def decay(x: Any, w: Any) -> Any:
     return rounds(x, lambda h: h - STEP * h + 1e-5 * tf.tanh(h @ w)) - x
 
@@ -116,6 +123,7 @@ LITTLE_BY_LITTLE = [
     euler_to_the_left,
     scan,
     unrolled,
+    divided,
     decay,
     moving_average,
     accumulated,
@@ -215,6 +223,19 @@ def residual(x: Any, w: Any) -> Any:
     return x @ w
 
 
+def divided_little(x: Any, w: Any) -> Any:
+    return (x @ w / 8.0 + 1000.0 / (2.0 + tf.tanh(x @ w))) @ w
+
+
+def pooled(x: Any, w: Any) -> Any:
+    """The gradient of a mean over many is added to that of a second branch."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        h = tf.nn.relu(x @ w)
+        loss = tf.reduce_mean(h) + tf.reduce_sum(h @ w)
+    return tape.gradient(loss, x)
+
+
 def gated(x: Any, w: Any) -> Any:
     """An LSTM's cell state, of which rows may be left as they were."""
     taken = tf.range(ROWS)[:, None] % 2 == 0
@@ -257,7 +278,11 @@ def until_sure(x: Any, w: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "body", [residual, gated, beside_what_stays, gated_by_differences, until_sure]
+    "body",
+    [
+        *(residual, divided_little, pooled, gated, beside_what_stays),
+        *(gated_by_differences, until_sure),
+    ],
 )
 def test_networks_are_planned_as_ever(body: Body) -> None:
     program = traced(body)
