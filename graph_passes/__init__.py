@@ -16,7 +16,7 @@ from graph_passes.policy.config import RULES, ListEdit, PrecisionConfig
 from graph_passes.policy.op_lists import OpLists, list_notes, load_op_lists
 from graph_passes.policy.rules import Rule, RulesError, format_rules, load_rules
 from graph_passes.remarks import FunctionRemarks, Remark
-from graph_passes.report import Decision, Report
+from graph_passes.report import Report
 from graph_passes.result import RewriteResult
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "rewrite_function_def",
     "RewriteResult",
     "Report",
-    "Decision",
     "Reason",
     "FunctionRemarks",
     "Remark",

@@ -6,7 +6,6 @@ import functools
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
@@ -15,7 +14,6 @@ from graph_passes.coloring.plan import Plan
 from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER
 from graph_passes.emit.apply import Applied
 from graph_passes.functions.inlining import MARK
-from graph_passes.ir.graph_view import FLOAT
 from graph_passes.ops.reasons import Reason
 from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks_of_plan
 from graph_passes.policy.rules import Rule
@@ -32,26 +30,6 @@ _NOT_FLOAT32 = {
     types_pb2.DT_BFLOAT16: "the program itself has it in bfloat16",
 }
 _SOURCES_OF_WEIGHTS = frozenset(("Const", "ReadVariableOp", "Variable", "VariableV2"))
-
-
-class Decision(NamedTuple):
-    """What became of one type attribute of one node.
-
-    Attributes:
-        node: the node's name.
-        op: its op type.
-        attr: the type attribute, `T` or `Tin[2]`.
-        converted: whether it is in the target dtype now.
-        reason: the one reason for it.
-        path: for what a denied op reaches, the nodes from that op to this one.
-    """
-
-    node: str
-    op: str
-    attr: str
-    converted: bool
-    reason: Reason
-    path: tuple[str, ...]
 
 
 class Report:
@@ -155,20 +133,14 @@ class Report:
         return self.planned_with & functions
 
     @functools.cached_property
-    def decisions(self) -> tuple[Decision, ...]:
-        """One entry for each float32 type attribute of the graph, in node order."""
-        if self._plan is None:
-            return ()
-        plan, view = self._plan, self._plan.coloring.view
-        found = []
-        for vertex, dtype in enumerate(view.dtypes):
-            if dtype != FLOAT or view.vertex_nodes[vertex] < 0:
-                continue
-            node, reason = view.node_of(vertex), plan.reason(vertex)
-            path = plan.path(vertex) if reason is Reason.BEHIND_DENY else ()
-            slot = str(view.slot_of(vertex))
-            found.append(Decision(node.name, node.op, slot, reason.converts, reason, path))
-        return tuple(found)
+    def attributes(self) -> Counter[tuple[str, Reason]]:
+        """How many float32 type attributes there are, by op type and reason, in node order."""
+        plan = self._plan
+        if plan is None:
+            return Counter()
+        view = plan.coloring.view
+        vertices = np.flatnonzero(view.is_float & (np.asarray(view.vertex_nodes) >= 0)).tolist()
+        return Counter((view.op_of(vertex), plan.reason(vertex)) for vertex in vertices)
 
     @functools.cached_property
     def products(self) -> Counter[tuple[str, Reason]]:
@@ -187,17 +159,6 @@ class Report:
                     found[view.op_of(vertex), plan.reason(vertex)] += 1
         return found
 
-    @functools.cached_property
-    def reasons(self) -> Mapping[str, str]:
-        """Node name -> why it was converted or not; the first of its type attributes counts."""
-        reasons: dict[str, str] = {}
-        for decision in self.decisions:
-            text = decision.reason.text
-            if decision.path:
-                text = f"{text}: {' -> '.join(decision.path)}"
-            reasons.setdefault(decision.node, text)
-        return reasons
-
     def first_reason(self) -> str:
         """Why nothing was converted, in one phrase."""
         # What the costs kept back was about to be converted, so it is the nearest reason. Ops
@@ -208,7 +169,7 @@ class Report:
                 return (
                     f"the cost table says that {self.target_dtype} is slower {where} for {slower}"
                 )
-        kept = Counter((d.op, d.reason) for d in self.decisions if self._is_allowed(d.op))
+        kept = Counter({key: n for key, n in self.attributes.items() if self._is_allowed(key[0])})
         missing = self._most_common(Reason.NO_KERNEL)
         for (op, reason), count in kept.most_common(1):
             if reason is not Reason.NO_KERNEL:
@@ -220,13 +181,15 @@ class Report:
             return other
         if not self.eligible_nodes:
             return "no node has a float32 type attribute that may change"
-        ops = Counter(d.op for d in self.decisions)
+        ops: Counter[str] = Counter()
+        for (op, _), count in self.attributes.items():
+            ops[op] += count
         seen = ", ".join(f"{op} x{count}" for op, count in ops.most_common(3))
         return f"no op of the allow list is present; float32 ops seen: {seen}"
 
     def _most_common(self, reason: Reason) -> str:
         """The op that a reason holds for most often, of the allow list if any, and how often."""
-        counts = Counter(d.op for d in self.decisions if d.reason is reason)
+        counts = Counter({op: n for (op, why), n in self.attributes.items() if why is reason})
         products = Counter({op: n for op, n in counts.items() if self._is_allowed(op)})
         return "".join(f"{op} x{count}" for op, count in (products or counts).most_common(1))
 

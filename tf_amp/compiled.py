@@ -113,10 +113,9 @@ class CompiledFunctions:
 
 def _slower_products(results: Sequence[RewriteResult], table: CostTable) -> list[str]:
     """The op types with a row in the table that stay float32 for it, the most frequent first."""
-    counts = Counter(
-        decision.op
-        for result in results
-        for decision in result.report.decisions
-        if decision.reason is Reason.SLOWER_UNDER_XLA and table.cost_of(decision.op)
-    )
+    counts: Counter[str] = Counter()
+    for result in results:
+        for (op, reason), count in result.report.attributes.items():
+            if reason is Reason.SLOWER_UNDER_XLA and table.cost_of(op):
+                counts[op] += count
     return [op for op, _ in counts.most_common()]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import tensorflow as tf
+from decisions import decisions_of
 from graph_diff import all_nodes
 from programs import Program
 from random_graphs import shuffled
@@ -146,7 +147,7 @@ def rewrite_called_function(program: Program, config: PrecisionConfig) -> Rewrit
 
 
 def _kept(result: RewriteResult) -> frozenset[str]:
-    return frozenset(d.node for d in result.report.decisions if not d.converted)
+    return frozenset(d.node for d in decisions_of(result.report) if not d.converted)
 
 
 def _require_success(result: RewriteResult) -> None:

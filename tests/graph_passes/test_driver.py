@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from call_graphs import nested_calls
+from decisions import decisions_of, reasons_of
 from graph_checks import check
 from graph_diff import added
 from graph_text import graph
@@ -74,7 +75,7 @@ def test_graph_with_nothing_to_convert_is_not_read_until_someone_asks(
     assert "converted 0/4 nodes" in report.summary()
     assert not read
     assert report.eligible_nodes == 4
-    assert report.reasons["y"] == Reason.NO_ALLOW_NEAR.text
+    assert reasons_of(report)["y"] == Reason.NO_ALLOW_NEAR.text
     assert "Tanh x1" in report.first_reason()
     assert len(read) == 1
 
@@ -84,7 +85,7 @@ def test_bad_graph_with_nothing_to_convert_is_given_back() -> None:
     before.node[1].input[0] = "nobody"
     result = rewrite_graph_def(before, CONFIG)
     assert (result.changed, result.failure) == (False, None)
-    assert result.report.decisions == ()
+    assert decisions_of(result.report) == ()
     assert result.report.eligible_nodes == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from decisions import decisions_of
 from graph_checks import check
 from graph_diff import added, all_nodes, retyped
 from graph_text import graph
@@ -72,7 +73,7 @@ def test_report_counts_what_was_done(example: RandomGraph, config: PrecisionConf
     report = result.report
     assert report.casts_to_low + report.casts_to_float32 == len(casts)
     assert report.converted_nodes == len({slot.node for slot in slots})
-    assert {(d.node, d.attr) for d in report.decisions if d.converted} == {
+    assert {(d.node, d.attr) for d in decisions_of(report) if d.converted} == {
         (slot.node, slot.attr) for slot in slots
     }
     assert result.changed == bool(slots)

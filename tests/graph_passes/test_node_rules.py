@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 import traced_steps
 import training_steps
+from decisions import decisions_of
 from graph_checks import check
 from graph_diff import all_nodes, retyped
 from graph_text import graph
@@ -84,7 +85,7 @@ def test_reason_names_the_rule() -> None:
     remark = next(r for r in result.remarks().remarks if r.node == "b")
     assert (remark.kind, remark.rule) == ("kept", "kept_by_rule")
     assert remark.reason == "kept by a rule (r.toml [1]: 'so')"
-    (decision,) = (d for d in result.report.decisions if d.node == "b")
+    (decision,) = (d for d in decisions_of(result.report) if d.node == "b")
     assert decision.reason is Reason.KEPT_BY_RULE
     assert sum(result.matched.values()) == 1
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from decisions import decisions_of, reasons_of
 from graph_text import graph
 
 from graph_passes import ListEdit, PrecisionConfig, Reason, rewrite_graph_def
@@ -62,19 +63,21 @@ def test_products_are_counted_by_op_and_reason() -> None:
     ],
 )
 def test_each_slot_has_one_reason(node: str, reason: Reason) -> None:
-    (decision,) = [d for d in report().decisions if d.node == node]
+    (decision,) = [d for d in decisions_of(report()) if d.node == node]
     assert decision.reason is reason
     assert decision.converted == reason.converts
 
 
 def test_path_leads_from_the_deny_op() -> None:
-    (decision,) = [d for d in report().decisions if d.node == "infer1"]
+    (decision,) = [d for d in decisions_of(report()) if d.node == "infer1"]
     assert decision.path == ("deny1", "clear1", "infer1")
-    assert report().reasons["infer1"] == "behind an op of the deny list: deny1 -> clear1 -> infer1"
+    assert (
+        reasons_of(report())["infer1"] == "behind an op of the deny list: deny1 -> clear1 -> infer1"
+    )
 
 
 def test_only_what_a_denied_op_reaches_has_a_path() -> None:
-    with_path = {d.node for d in report().decisions if d.path}
+    with_path = {d.node for d in decisions_of(report()) if d.path}
     assert with_path == {"clear1", "infer1"}
 
 
@@ -109,7 +112,7 @@ def test_of_an_invalid_graph(op: str) -> None:
     graph_def = graph(f"x = Const(0.5, [4])\ny = {op}({'x, x' if op == 'MatMul' else 'x'})")
     graph_def.node[1].input[0] = "nothing"
     found = rewrite_graph_def(graph_def, PrecisionConfig()).report
-    assert (found.eligible_nodes, found.decisions) == (0, ())
+    assert (found.eligible_nodes, decisions_of(found)) == (0, ())
 
 
 def test_summary_is_one_line_with_the_counts() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from decisions import decisions_of
 from graph_diff import added
 from graph_text import graph
 from tensorflow.core.framework import graph_pb2, node_def_pb2
@@ -54,7 +55,7 @@ def test_constants_are_stored_in_the_target_dtype_as_a_cast_would_round_them(dty
         exact = tensor_util.MakeNdarray(old.attr["value"].tensor)
         np.testing.assert_array_equal(stored, tf.cast(exact, dtype).numpy())
     np.testing.assert_array_equal(run(result.proto), run(casts.proto))
-    reasons = {d.node: d.reason for d in result.report.decisions if d.converted}
+    reasons = {d.node: d.reason for d in decisions_of(result.report) if d.converted}
     assert reasons["w"] is Reason.FOLDED_CONSTANT
     again = rewrite_graph_def(result.proto, config(dtype), preserve=("x", "out"))
     assert again.proto == result.proto

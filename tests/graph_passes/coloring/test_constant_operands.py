@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from decisions import decisions_of
 from traced_graphs import Traced, trace
 
 from graph_passes import PrecisionConfig, Reason
@@ -40,7 +41,7 @@ def smooth(*shape: int) -> np.ndarray:
 
 def decisions(function: Function, config: PrecisionConfig, *shapes: tuple[int, ...]) -> list[Any]:
     report = trace(function, *map(tf.TensorSpec, shapes)).rewrite(config).report
-    return [d for d in report.decisions if any(name in d.op for name in PRODUCTS)]
+    return [d for d in decisions_of(report) if any(name in d.op for name in PRODUCTS)]
 
 
 def error(found: Traced, config: PrecisionConfig, *values: np.ndarray) -> float:
@@ -148,7 +149,7 @@ def test_it_gives_what_float32_does_behind_a_network() -> None:
     found = trace(step, tf.TensorSpec((2, SIDE, SIDE, 3)), tf.TensorSpec((3, 3, 3, 3)))
     values = smooth(2, SIDE, SIDE, 3), np.full((3, 3, 3, 3), 0.01, np.float32)
     assert error(found, CPU, *values) < 0.05 < error(found, OFF, *values)
-    kinds = [d.op for d in found.rewrite(CPU).report.decisions if d.converted]
+    kinds = [d.op for d in decisions_of(found.rewrite(CPU).report) if d.converted]
     assert "Conv2D" in kinds and "DepthwiseConv2dNative" not in kinds
 
 

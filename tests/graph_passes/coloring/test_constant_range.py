@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from decisions import reasons_of
 from graph_text import graph
 from parity import converted
 from tensorflow.core.framework import tensor_pb2, types_pb2
@@ -97,7 +98,7 @@ def test_reader_of_the_constant_stays_float32_in_float16_alone(constant: str) ->
     low = converted(before, result.proto)
     assert {"allow1", "allow2"} <= low
     assert "infer1" not in low
-    assert "constant that the target dtype cannot hold" in result.report.reasons["infer1"]
+    assert "constant that the target dtype cannot hold" in reasons_of(result.report)["infer1"]
     for config in (
         PrecisionConfig(disabled_rules=frozenset(["constant-range"])),
         PrecisionConfig(target_dtype="bfloat16"),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow as tf
+from decisions import decisions_of
 from traced_graphs import Traced, of_op, trace
 
 from graph_passes import PrecisionConfig, Reason, rewrite_function_def
@@ -125,7 +126,7 @@ def test_products_on_both_sides_of_each(op, config):
     low = low_products(traced, config)
     assert low <= {"far", "behind"} and "far" in low
     report = traced.rewrite(config).report
-    kept = {d.node: d.reason for d in report.decisions if not d.converted}
+    kept = {d.node: d.reason for d in decisions_of(report) if not d.converted}
     assert kept["near"] is Reason.DECOMPOSITION
 
 
@@ -164,7 +165,7 @@ def test_a_loop_without_a_solver_goes_low(config):
 
     traced = trace(made, tf.TensorSpec((WIDTH, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
     report = traced.rewrite(config).report
-    low = {d.node.rpartition("/")[2] for d in report.decisions if d.converted}
+    low = {d.node.rpartition("/")[2] for d in decisions_of(report) if d.converted}
     assert "inside" in low and not low & {"near", "forward"}
 
 
@@ -196,5 +197,5 @@ def test_a_function_of_the_gradient_alone_keeps_what_it_is_given():
     specs = [tf.TensorSpec(shape) for shape in ((POINTS, WIDTH), (POINTS,) * 2, (POINTS,) * 2)]
     body = tf.function(gradient, autograph=False).get_concrete_function(*specs)
     result = rewrite_function_def(body.function_def, CONFIGS["CPU"])
-    kept = {d.node: d.reason for d in result.report.decisions if not d.converted}
+    kept = {d.node: d.reason for d in decisions_of(result.report) if not d.converted}
     assert kept["first"] is Reason.DECOMPOSITION

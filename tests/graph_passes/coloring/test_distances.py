@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow as tf
+from decisions import decisions_of
 from traced_graphs import Traced, of_op, trace
 
 from graph_passes import PrecisionConfig, Reason
@@ -38,7 +39,7 @@ def traced(function: Callable[..., tf.Tensor], columns: int = WIDTH) -> Traced:
 def products(found: Traced, config: PrecisionConfig = CPU) -> tuple[int, int]:
     """How many products are low, and how many are kept as a part of a distance."""
     report = found.rewrite(config).report
-    decisions = [d for d in report.decisions if d.op in PRODUCTS]
+    decisions = [d for d in decisions_of(report) if d.op in PRODUCTS]
     kept = sum(d.reason is Reason.DISTANCE for d in decisions)
     return sum(d.converted for d in decisions), kept
 

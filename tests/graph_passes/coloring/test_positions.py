@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from decisions import decisions_of
 from traced_graphs import trace
 
 from graph_passes import PrecisionConfig, Reason
@@ -58,7 +59,7 @@ def far_off(function: Function, config: PrecisionConfig) -> float:
     """The share of elements that are not what float32 gives."""
     found = trace(function, tf.TensorSpec((4, SIDE)), tf.TensorSpec((SIDE, SIDE)))
     result = found.rewrite(config)
-    assert any(d.converted for d in result.report.decisions if d.op == "MatMul")
+    assert any(d.converted for d in decisions_of(result.report) if d.op == "MatMul")
     (true,) = found.run(found.graph_def, *values())
     (made,) = found.run(result.graph_def, *values())
     return float((np.abs(made - true) > 0.1).mean())
@@ -104,7 +105,7 @@ def test_what_only_rounds_is_planned_as_ever(function: Function) -> None:
 
 def test_the_reason_is_told_but_in_parity() -> None:
     found = trace(warped, tf.TensorSpec((4, SIDE)), tf.TensorSpec((SIDE, SIDE)))
-    reasons = {d.op: d.reason for d in found.rewrite(CPU).report.decisions}
+    reasons = {d.op: d.reason for d in decisions_of(found.rewrite(CPU).report)}
     assert reasons["Floor"] is Reason.POSITION
-    parity = found.rewrite(dataclasses.replace(CPU, parity=True)).report.decisions
+    parity = decisions_of(found.rewrite(dataclasses.replace(CPU, parity=True)).report)
     assert Reason.POSITION not in {d.reason for d in parity}

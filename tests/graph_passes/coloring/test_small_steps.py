@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from decisions import decisions_of
 from tensorflow.core.framework import graph_pb2
 from traced_graphs import Traced, trace
 
@@ -293,10 +294,12 @@ def test_networks_are_planned_as_ever(body: Body) -> None:
 
 
 def test_the_reason_is_told() -> None:
-    reasons = {d.reason for d in traced(unrolled).rewrite(CPU).report.decisions if d.op == "AddV2"}
+    reasons = {
+        d.reason for d in decisions_of(traced(unrolled).rewrite(CPU).report) if d.op == "AddV2"
+    }
     assert reasons == {Reason.SMALL_STEP}
 
 
 def test_parity_has_none_of_it() -> None:
-    decisions = traced(unrolled).rewrite(dataclasses.replace(CPU, parity=True)).report.decisions
+    decisions = decisions_of(traced(unrolled).rewrite(dataclasses.replace(CPU, parity=True)).report)
     assert Reason.SMALL_STEP not in {decision.reason for decision in decisions}

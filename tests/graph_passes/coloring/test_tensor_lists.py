@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from decisions import reasons_of
 from graph_text import graph
 from parity import converted
 
@@ -97,7 +98,8 @@ def test_deny_op_behind_a_list_reaches_through_it() -> None:
     result = rewrite_graph_def(before, PrecisionConfig(), preserve=("out",))
     assert converted(before, result.proto) == {"allow1"}
     assert (
-        "behind an op of the deny list: deny1 -> written -> read" in result.report.reasons["read"]
+        "behind an op of the deny list: deny1 -> written -> read"
+        in reasons_of(result.report)["read"]
     )
 
 
@@ -194,5 +196,5 @@ def test_what_is_read_is_what_was_written(writer: str, reader: str) -> None:
     )
     result = rewrite_graph_def(before, PrecisionConfig(), preserve=("out",))
     assert converted(before, result.proto) == {"allow1"}
-    found = result.report.reasons["infer1"]
+    found = reasons_of(result.report)["infer1"]
     assert found.endswith("deny1 -> written -> read -> infer1")

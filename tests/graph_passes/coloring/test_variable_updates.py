@@ -5,6 +5,7 @@ from collections.abc import Callable
 import keras
 import pytest
 import tensorflow as tf
+from decisions import reasons_of
 from graph_diff import retyped
 from graph_text import graph
 from parity import converted
@@ -64,7 +65,7 @@ def test_moving_average_is_computed_in_float32() -> None:
 
 
 def test_reasons_name_the_rule() -> None:
-    reasons = rewrite_graph_def(graph(MOVING_AVERAGE), CONFIG).report.reasons
+    reasons = reasons_of(rewrite_graph_def(graph(MOVING_AVERAGE), CONFIG).report)
     assert reasons["new"] == "computes what is assigned to a variable"
 
 

@@ -6,6 +6,7 @@ import random
 
 import graph_checks
 import pytest
+from decisions import reasons_of
 from graph_diff import retyped
 from graph_text import graph, inferred_shapes
 from tensorflow.core.framework import graph_pb2
@@ -245,7 +246,7 @@ def test_what_only_costs_casts_stays_float32():
     assert casts(text, OFF) == {"x", "y", "a", "b"}
     assert casts(text) == {"x", "a"}
     report = rewrite_graph_def(graph(text), ON, preserve=("out",)).report
-    assert report.reasons["b"] == Reason.MOVES_MORE.text
+    assert reasons_of(report)["b"] == Reason.MOVES_MORE.text
 
 
 BEHIND_DENIED = """

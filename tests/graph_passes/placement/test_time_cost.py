@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import v1_graphs
+from decisions import decisions_of, reasons_of
 from graph_diff import retyped
 from graph_text import graph, inferred_shapes
 from tensorflow.core.framework import graph_pb2
@@ -102,7 +103,7 @@ def test_without_a_product_nothing_is_converted() -> None:
     low, report = converted(CHAIN, config(table(**times)))
     assert low == set()
     assert report.casts_to_low + report.casts_to_float32 == 0
-    assert report.reasons["c"] == Reason.SLOWER_HERE.text
+    assert reasons_of(report)["c"] == Reason.SLOWER_HERE.text
     times["MatMul"] = (100.0, 99.0)
     low, _ = converted(CHAIN, config(table(**times)))
     assert low >= {"a", "b", "c", "d"}
@@ -126,10 +127,10 @@ def test_without_a_product_nothing_is_converted() -> None:
 def test_kernels_and_casts_decide(times: Mapping[str, tuple[float, float]], low: set[str]) -> None:
     names, report = converted(CHAIN, config(table(**times)), preserve=("out",))
     assert names - {"out"} == low
-    slower = {d.node for d in report.decisions if d.reason is Reason.SLOWER_HERE}
+    slower = {d.node for d in decisions_of(report) if d.reason is Reason.SLOWER_HERE}
     assert slower == {"a", "b", "c", "d"} - low
     for name in slower:
-        assert report.reasons[name].startswith("slower in the target dtype on this device")
+        assert reasons_of(report)[name].startswith("slower in the target dtype on this device")
 
 
 def _product(op: str, small: bool) -> graph_pb2.GraphDef:
@@ -178,7 +179,7 @@ def test_the_shipped_table_prices_products_of_every_kind(op: str) -> None:
     settings = config(shipped_table("cpu-avx512_bf16", "bfloat16"))
     low, report = converted(_product(op, small=True), settings)
     assert low == set()
-    assert report.reasons["product"] == Reason.SLOWER_HERE.text
+    assert reasons_of(report)["product"] == Reason.SLOWER_HERE.text
     assert converted(_product(op, small=False), settings)[0] == {"product"}
 
 
@@ -231,7 +232,7 @@ def test_under_xla_a_product_must_gain_clearly(
     settings = config(compiled, fused=True)
     names, report = converted(CHAIN, settings, known_shapes=known_shapes, preserve=("out",))
     assert names - {"out"} == ({"a", "b", "c", "d"} if stays_low else set())
-    reasons = {d.reason for d in report.decisions if d.node in "abcd"}
+    reasons = {d.reason for d in decisions_of(report) if d.node in "abcd"}
     assert (Reason.SLOWER_UNDER_XLA in reasons) is not stays_low
     assert Reason.SLOWER_HERE not in reasons
 
@@ -326,7 +327,7 @@ def test_channels_first_have_a_price_of_their_own(
     costs = table(cast=1.0, Conv2D=(90.0, 50.0), **rows)
     names, report = converted(_convolution(data_format), config(costs), preserve=("out",))
     assert ("y" in names) is low
-    assert low or report.reasons["y"] == Reason.SLOWER_HERE.text
+    assert low or reasons_of(report)["y"] == Reason.SLOWER_HERE.text
 
 
 @pytest.mark.parametrize("changes", [{"device": "GPU"}, {"compiled": True}])
@@ -498,7 +499,7 @@ def test_loops_and_tensor_lists_keep_one_dtype_and_their_values(functional: bool
     # Functions of a library may get other signatures, so not every check of `check` applies.
     graph_checks.assert_importable(done.graph_def)
     graph_checks.assert_calls_agree(done.graph_def)
-    assert any(d.reason is Reason.SLOWER_HERE for d in done.report.decisions)
+    assert any(d.reason is Reason.SLOWER_HERE for d in decisions_of(done.report))
     with tf.Graph().as_default():
         tf.graph_util.import_graph_def(done.graph_def, name="")
         with tf.compat.v1.Session() as session:
@@ -539,7 +540,7 @@ def test_costs_are_named_before_a_kernel_that_is_missing_elsewhere() -> None:
     settings = config(table(MatMul=(100.0, 200.0)), list_edits=(edit,))
     low, report = converted(graph(text), settings)
     assert not low
-    assert Reason.NO_KERNEL in {decision.reason for decision in report.decisions}
+    assert Reason.NO_KERNEL in {decision.reason for decision in decisions_of(report)}
     assert report.first_reason().endswith("is slower here for MatMul x2")
     compiled = dataclasses.replace(table(MatMul=(100.0, 200.0)), compiled=True)
     _, report = converted(graph(text), config(compiled, list_edits=(edit,), fused=True))
@@ -551,7 +552,7 @@ def test_costs_name_the_product_and_not_the_ops_beside_it() -> None:
     settings = config(table(MatMul=(100.0, 200.0)))
     low, report = converted(graph(f"{text}p = MatMul(x3, x3)"), settings)
     assert not low
-    counts = Counter(d.op for d in report.decisions if d.reason is Reason.SLOWER_HERE)
+    counts = Counter(d.op for d in decisions_of(report) if d.reason is Reason.SLOWER_HERE)
     assert counts["Reshape"] > counts["MatMul"]
     assert report.first_reason().endswith("is slower here for MatMul x1")
 
