@@ -4,8 +4,10 @@ They take small differences of large numbers. A kernel matrix whose entries are 
 bfloat16 is no longer positive definite, and its Cholesky factor is NaN; in a solution, an error of
 the right side is larger by the condition of the matrix. So all that lies between the last matrix
 products and such an op stays float32, these products and their gradients too, and so does a product
-that reads what the op gives, as the op's own gradient does. In a loop that hands on what is made
-of it, as a Kalman filter's does, products of one round are what the op is given in the next.
+that reads what the op gives, as the op's own gradient does. Where products, sums and scalings alone
+lead from one decomposition to the next, as from step to step of a Kalman filter, in a loop or not,
+so do they, and all that leads to or from one in this manner. Activations end it: layers of a
+network that whitens go low.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
+import numpy as np
+
+from graph_passes.coloring.small_steps import is_by_a_tensor
 from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import ARGUMENT
@@ -37,6 +42,11 @@ DECOMPOSITIONS = (
     "TridiagonalSolve",
 )
 
+_LINEAR = (
+    *("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"),
+    *("Add", "AddV2", "AddN", "Sub", "Mul", "Neg", "RealDiv"),
+)
+
 
 def keep_decompositions(coloring: Coloring) -> None:
     """Keeps what decompositions are made of, and products with what they give, in float32."""
@@ -46,6 +56,8 @@ def keep_decompositions(coloring: Coloring) -> None:
         for number in view.of_op(*DECOMPOSITIONS)
         for vertex in coloring.float_vertices(number)
     }
+    if not roots:
+        return
 
     def made_of(vertex: int) -> Iterable[int]:
         return () if codes[vertex] == ALLOW else edges.producers(vertex)
@@ -76,21 +88,28 @@ def keep_decompositions(coloring: Coloring) -> None:
         for vertex in walk(roots | behind, onward)
         if codes[vertex] == ALLOW and not fed.isdisjoint(origins(edges.producers(vertex)))
     }
-    found = before | behind | gradients | _rounds(coloring, roots)
+    found = before | behind | gradients
+    found |= _steps_between(coloring, roots, found)
     coloring.block(sorted(found - roots), Reason.DECOMPOSITION)
 
 
-def _rounds(coloring: Coloring, roots: set[int]) -> set[int]:
-    """All that leads round a loop from a decomposition back to it."""
-    carriers, found = coloring.carriers(), set[int]()
-    if not carriers:
-        return found
+def _steps_between(coloring: Coloring, roots: set[int], kept: set[int]) -> set[int]:
+    """What is linear around decompositions and `kept`, if further products lie between two."""
+    view = coloring.view
+    linear = view.is_vertex_of(lambda node_type: node_type.op in _LINEAR)
+    enter = (linear | (coloring.list_codes == CLEAR)) & view.is_float
+    for number in view.of_op("Mul", "RealDiv"):
+        if is_by_a_tensor(view, view.base[number]):
+            enter[view.base[number]] = False
+    ahead, before = _both_ways(coloring, roots, enter)
+    if kept.issuperset(coloring.where(ahead & before & (coloring.list_codes == ALLOW))):
+        return set()
+    ahead, before = _both_ways(coloring, roots | kept, enter)
+    return set(coloring.where(ahead | before))
 
-    def circle(through: list[int]) -> set[int]:
-        reach = functools.partial(coloring.edges.reach, through, coloring.view.is_float)
-        return set(coloring.where(reach(forward=True) & reach(backward=True)))
 
-    for root in sorted(roots & circle(carriers)):
-        if root not in found and len(way := circle([root])) > 1:
-            found |= way
-    return found
+def _both_ways(
+    coloring: Coloring, starts: set[int], enter: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    reach = functools.partial(coloring.edges.reach, sorted(starts), enter)
+    return reach(forward=True), reach(backward=True)

@@ -56,7 +56,7 @@ def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
     ahead = coloring.edges.reach(carriers, enter, forward=True)
     behind = coloring.edges.reach(carriers, enter, backward=True)
     around = coloring.where(enter & ahead & behind)
-    left = {vertex for vertex in around if not _is_by_a_tensor(view, vertex)}
+    left = {vertex for vertex in around if not is_by_a_tensor(view, vertex)}
 
     def onward(vertex: int) -> list[int]:
         return [reader for reader in coloring.edges.readers(vertex) if reader in left]
@@ -137,7 +137,7 @@ def _factor(tensor: tensor_pb2.TensorProto) -> float:
     return abs(stored[0]) if len(stored) == 1 else 0.0
 
 
-def _is_by_a_tensor(view: GraphView, vertex: int) -> bool:
+def is_by_a_tensor(view: GraphView, vertex: int) -> bool:
     """Whether a vertex multiplies or divides by more than a single number."""
     node = view.node_of(vertex)
     scales = view.node_type(view.vertex_nodes[vertex]).op in _SCALINGS

@@ -130,21 +130,31 @@ def test_products_on_both_sides_of_each(op, config):
     assert kept["near"] is Reason.DECOMPOSITION
 
 
-def covariance(x: tf.Tensor, w: tf.Tensor, rounds: int = 30) -> tf.Tensor:
-    """What a Kalman filter hands on from round to round."""
+def updated(p: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """The covariance of a Kalman filter after a step."""
     one = tf.eye(WIDTH)
-
-    def body(i, p):
-        p = tf.matmul(tf.matmul(w, p, name="forward"), w, transpose_b=True) + 0.01 * one
-        gain = tf.matmul(p, tf.linalg.inv(p + 0.1 * one))
-        return i + 1, tf.matmul(one - gain, p)
-
-    return tf.while_loop(lambda i, _: i < rounds, body, (0, 100.0 * one + 0.0 * x))[1]
+    p = tf.matmul(tf.matmul(w, p, name="forward"), w, transpose_b=True) + 0.01 * one
+    gain = tf.matmul(p, tf.linalg.inv(p + 0.1 * one))
+    return tf.matmul(one - gain, p)
 
 
+def covariance(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """What a Kalman filter hands on from round to round."""
+    loop = (0, 100.0 * tf.eye(WIDTH) + 0.0 * x)
+    return tf.while_loop(lambda i, _: i < 30, lambda i, p: (i + 1, updated(p, w)), loop)[1]
+
+
+def unrolled(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    p = 100.0 * tf.eye(WIDTH) + 0.0 * x
+    for _ in range(30):
+        p = updated(p, w)
+    return p
+
+
+@pytest.mark.parametrize("steps", [covariance, unrolled])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_what_a_loop_hands_on_to_a_solver_is_that_of_float32(config):
-    traced = trace(covariance, tf.TensorSpec((WIDTH, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
+def test_what_one_step_hands_on_to_a_solver_is_that_of_float32(config, steps):
+    traced = trace(steps, tf.TensorSpec((WIDTH, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
     given = [np.zeros((WIDTH, WIDTH), np.float32), inputs()[1]]
     (expected,) = traced.run(traced.graph_def, *given)
     (found,) = traced.run(traced.rewrite(config).graph_def, *given)
@@ -167,6 +177,29 @@ def test_a_loop_without_a_solver_goes_low(config):
     report = traced.rewrite(config).report
     low = {d.node.rpartition("/")[2] for d in decisions_of(report) if d.converted}
     assert "inside" in low and not low & {"near", "forward"}
+
+
+def test_layers_of_a_network_that_whitens_go_low():
+    def whitened(x):
+        centred = x - tf.reduce_mean(x, 0)
+        spread = tf.matmul(centred, centred, transpose_a=True) / POINTS + 0.1 * tf.eye(WIDTH)
+        factor = tf.linalg.cholesky(spread)
+        return tf.transpose(tf.linalg.triangular_solve(factor, tf.transpose(centred)))
+
+    def step(x, *weights):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            for i in range(0, 9, 3):
+                x = tf.nn.swish(tf.matmul(whitened(x), weights[i]))
+                x = tf.nn.relu(tf.matmul(x, weights[i + 1], name="far") + x)
+                x = tf.tanh(tf.matmul(x, weights[i + 2]))
+            value = tf.reduce_sum(x)
+        return tape.gradient(value, weights)
+
+    specs = [tf.TensorSpec((POINTS, WIDTH)), *[tf.TensorSpec((WIDTH, WIDTH))] * 9]
+    low = low_products(trace(step, *specs), CONFIGS["CPU"])
+    assert {"far", "far_1", "far_2"} <= low
+    assert len(low) == 8  # what is before and behind the last whitening, with gradients
 
 
 def test_across_calls_the_gradient_is_that_of_float32():
