@@ -18,6 +18,7 @@ from tensorflow.core.framework import graph_debug_info_pb2
 from tensorflow.python.autograph.impl import api
 from tensorflow.python.util import tf_stack
 
+from graph_passes.ops.node_types import GRADIENT_SCOPE
 from graph_passes.plan_remarks import Lines
 from tf_amp.compatibility import SOURCE_MAPS, obstacle
 
@@ -28,7 +29,6 @@ _NOT_THE_USERS = ("<", str(Path(__file__).parents[1]) + os.sep, sysconfig.get_pa
 # What AutoGraph made of a function. TensorFlow maps its frames back in the thread that traces, and
 # not in those of a strategy's replicas.
 _GENERATED = "__autograph_generated_file"
-_GRADIENT = re.compile(r"^gradient(s|_tape)/")
 
 _TAG = re.compile(r"\{\{function_node (\S+?)\}\}")
 
@@ -87,10 +87,8 @@ def source_lines(graph: Any) -> Lines:
     @functools.cache
     def lines(function: str, node: str) -> tuple[str, ...]:
         known, name = stacks(function), node
-        # The gradient of "a/MatMul" is "gradient_tape/a/MatMul/MatMul", that of a graph of v1
-        # "gradients/a/MatMul_grad/MatMul".
-        forward = _GRADIENT.sub("", name)
-        if forward != name:
+        if (scope := GRADIENT_SCOPE.search(name)) is not None:
+            forward = name[scope.end() :]
             while forward and forward.removesuffix("_grad") not in known:
                 forward = forward.rpartition("/")[0]
             name = forward.removesuffix("_grad") or name

@@ -23,13 +23,14 @@ from tensorflow.python.framework import tensor_util
 
 from graph_passes.coloring.variable_updates import is_assignment
 from graph_passes.ir.adjacency import walk
+from graph_passes.ops.node_types import GRADIENT_SCOPE
 from tf_amp.loss_scale.data_flow import DataFlow, Place, Program
 
 Factor: TypeAlias = Place | float
 """A variable, an argument of the graph, or the value of a constant."""
 
-# A GradientTape names them "gradient_tape/MatMul/MatMul", tf.gradients "gradients/MatMul_grad/mul".
-_OF_GRADIENT = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?|[^/]+_grad(_\d+)?)/")
+# `tf.gradients` takes a name for the scope.
+_OF_GRADIENT = re.compile(rf"{GRADIENT_SCOPE.pattern}|(?:^|/)[^/]+_grad(?:_\d+)?/")
 DIVISIONS = frozenset(("Div", "DivNoNan", "RealDiv"))
 _RECIPROCALS = frozenset(("Inv", "Reciprocal"))
 _HAND_ON = frozenset(("Cast", "Enter", "Identity", "ReadVariableOp", "Snapshot", "Switch"))

@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 import json
 import os
-import re
 import sys
 import time
 from collections import Counter, defaultdict
@@ -25,6 +24,7 @@ import tensorflow as tf
 from tensorflow.python.client import session
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
+from graph_passes.ops.node_types import GRADIENT_SCOPE
 from tf_amp.compatibility import STEP_WATCH, require
 from tf_amp.patches import Patches
 from tf_amp.profiling.kernels import STEP
@@ -35,7 +35,6 @@ REQUEST, RESULT, CALLS, PROFILE = "request.json", "result.json", "calls.json", "
 the program ended before; and the folder of the profiler."""
 
 _READS = frozenset(("IteratorGetNext", "QueueDequeueV2", "QueueDequeueManyV2"))
-_GRADIENT = re.compile(r"(^|/)gradient(s|_tape)[_/\d]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +140,7 @@ class _StepWatch:
                 (id(self_.graph), *names),
                 f"Session.run({', '.join(names)})",
                 run,
-                trains=lambda: any(_GRADIENT.search(op.name) for op in ops()),
+                trains=lambda: any(GRADIENT_SCOPE.search(op.name) for op in ops()),
                 # What is fed is there already; what the graph reads for itself cannot be replaced.
                 cached=lambda: None if any(op.type in _READS for op in ops()) else run,
             )
@@ -270,7 +269,7 @@ def _function_trains(function: Any) -> bool:
         if graph is None or id(graph) in seen:
             continue
         seen.add(id(graph))
-        if any(_GRADIENT.search(op.name) for op in graph.get_operations()):
+        if any(GRADIENT_SCOPE.search(op.name) for op in graph.get_operations()):
             return True
         # A function of v1 has no graph to ask.
         waiting += [getattr(f, "_cached_graph", None) for f in graph._functions.values()]
