@@ -4,7 +4,7 @@ They take small differences of large numbers. A kernel matrix whose entries are 
 bfloat16 is no longer positive definite, and its Cholesky factor is NaN; in a solution, an error of
 the right side is larger by the condition of the matrix. So all that lies between the last matrix
 products and such an op stays float32, these products and their gradients too, and so does a product
-that reads what the op gives, as the op's own gradient does. Where products, sums and scalings alone
+that reads what the op gives, as the op's own gradient does, and a product of that. Where products, sums and scalings alone
 lead from one decomposition to the next, as from step to step of a Kalman filter, in a loop or not,
 so do they, and all that leads to or from one in this manner. Activations end it: layers of a
 network that whitens go low.
@@ -42,10 +42,13 @@ DECOMPOSITIONS = (
     "TridiagonalSolve",
 )
 
-_LINEAR = (
-    *("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"),
-    *("Add", "AddV2", "AddN", "Sub", "Mul", "Neg", "RealDiv"),
+_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+_LINEAR = (*_PRODUCTS, "Add", "AddV2", "AddN", "Sub", "Mul", "Neg", "RealDiv")
+_BENDS = (
+    *("Abs", "Max", "MaxPool", "Maximum", "Min", "Minimum", "Sign"),
+    *("Relu", "Relu6", "ReluGrad", "Relu6Grad"),
 )
+"""What only hands values on, in any dtype, and is not linear."""
 
 
 def keep_decompositions(coloring: Coloring) -> None:
@@ -62,8 +65,11 @@ def keep_decompositions(coloring: Coloring) -> None:
     def made_of(vertex: int) -> Iterable[int]:
         return () if codes[vertex] == ALLOW else edges.producers(vertex)
 
+    moves = (codes == CLEAR) & ~view.is_vertex_of(lambda node_type: node_type.op in _BENDS)
+    onto = moves | view.is_vertex_of(lambda node_type: node_type.op in _PRODUCTS)
+
     def handed_on(vertex: int) -> Iterable[int]:
-        return edges.readers(vertex) if codes[vertex] == CLEAR or vertex in roots else ()
+        return edges.readers(vertex) if onto[vertex] or vertex in roots else ()
 
     before = set(walk(roots, made_of))
     operands = {maker for v in before if codes[v] == ALLOW for maker in edges.producers(v)}
@@ -75,7 +81,7 @@ def keep_decompositions(coloring: Coloring) -> None:
 
     def back(vertex: int) -> Iterable[int]:
         call = view.node_type(view.vertex_nodes[vertex]).is_inlined_call
-        return edges.producers(vertex) if call or codes[vertex] == CLEAR else ()
+        return edges.producers(vertex) if call or moves[vertex] else ()
 
     def origins(vertices: Iterable[int]) -> set[int]:
         return set(walk(vertices, back))
@@ -89,15 +95,17 @@ def keep_decompositions(coloring: Coloring) -> None:
         if codes[vertex] == ALLOW and not fed.isdisjoint(origins(edges.producers(vertex)))
     }
     found = before | behind | gradients
-    found |= _steps_between(coloring, roots, found)
+    found |= _steps_between(coloring, roots, found, moves)
     coloring.block(sorted(found - roots), Reason.DECOMPOSITION)
 
 
-def _steps_between(coloring: Coloring, roots: set[int], kept: set[int]) -> set[int]:
+def _steps_between(
+    coloring: Coloring, roots: set[int], kept: set[int], moves: np.ndarray
+) -> set[int]:
     """What is linear around decompositions and `kept`, if further products lie between two."""
     view = coloring.view
     linear = view.is_vertex_of(lambda node_type: node_type.op in _LINEAR)
-    enter = (linear | (coloring.list_codes == CLEAR)) & view.is_float
+    enter = (linear | moves) & view.is_float
     for number in view.of_op("Mul", "RealDiv"):
         if is_by_a_tensor(view, view.base[number]):
             enter[view.base[number]] = False
