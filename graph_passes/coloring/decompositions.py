@@ -4,10 +4,10 @@ They take small differences of large numbers. A kernel matrix whose entries are 
 bfloat16 is no longer positive definite, and its Cholesky factor is NaN; in a solution, an error of
 the right side is larger by the condition of the matrix. So all that lies between the last matrix
 products and such an op stays float32, these products and their gradients too, and so does a product
-that reads what the op gives, as the op's own gradient does, and a product of that. Where products, sums and scalings alone
-lead from one decomposition to the next, as from step to step of a Kalman filter, in a loop or not,
-so do they, and all that leads to or from one in this manner. Activations end it: layers of a
-network that whitens go low.
+that reads what the op gives, as the op's own gradient does, and a product of that. Where products,
+sums and scalings alone lead from one decomposition to the next, as from step to step of a Kalman
+filter, in a loop or not, so do they, and all that leads to or from one in this manner. Activations
+end it: layers of a network that whitens go low.
 """
 
 from __future__ import annotations
