@@ -13,20 +13,6 @@ from tf_amp.loss_scale.state import STATE_COLLECTION
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 
 
-def restore(saver: tf.compat.v1.train.Saver, session: tf.compat.v1.Session, path: str) -> None:
-    """`saver.restore(session, path)`, for checkpoints with or without the state of a loss scale.
-
-    Args:
-        saver: A saver over variables that may include the state of a loss scale.
-        session: The session to restore into.
-        path: The checkpoint's prefix, as for `Saver.restore`.
-
-    Raises:
-        tf.errors.NotFoundError: If anything else than the state of a loss scale is missing.
-    """
-    make_tolerant_restore(tf.compat.v1.train.Saver.restore)(saver, session, path)
-
-
 def make_tolerant_restore(original: Callable[..., Any]) -> Callable[..., Any]:
     """A `Saver.restore` that lets the state of a loss scale be missing from a checkpoint.
 
