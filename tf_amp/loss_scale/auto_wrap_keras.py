@@ -54,7 +54,7 @@ def hook_keras(
     patches.replace(keras.Model, "fit", _make_fit)
     if notice is None:
         return
-    notice.patches = patches
+    notice.begin(patches)
     make_seen = functools.partial(_make_seen, notice=notice)
 
     def prepare(model_class: type) -> None:
@@ -89,7 +89,7 @@ def hook_tf_keras(
     patches.replace(tf_keras.Model, "fit", _make_fit)
     if notice is None:
         return
-    notice.patches = patches
+    notice.begin(patches)
     from tf_keras.src.engine import training_v1
     from tf_keras.src.mixed_precision import loss_scale_optimizer as theirs
 

@@ -50,23 +50,21 @@ OWN_GRADIENTS = (
 
 
 class CustomLoopNotice:
-    """Gives each notice once.
+    """Gives each notice once for each set of hooks."""
 
-    Args:
-        patches: The hooks that see such loops; None where there are none yet.
-
-    Attributes:
-        patches: The same, to be set again for each set of hooks.
-    """
-
-    def __init__(self, patches: Patches | None = None) -> None:
-        self.patches = patches
+    def __init__(self) -> None:
+        self._patches: Patches | None = None
         self._given: set[str] = set()
+
+    def begin(self, patches: Patches) -> None:
+        """Takes a new set of hooks for the one that sees such loops."""
+        self._patches = patches
+        self._given.clear()
 
     @property
     def active(self) -> bool:
         """Whether the hooks are on."""
-        return self.patches is not None and self.patches.active
+        return self._patches is not None and self._patches.active
 
     def give(self, optimizer: Any, text: str = NOT_WRAPPED) -> None:
         """Logs a notice, the first time.

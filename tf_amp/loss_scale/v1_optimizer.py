@@ -185,7 +185,8 @@ def hook(patches: Patches) -> None:
     """
     require(V1_OPTIMIZERS)
     base = tf.compat.v1.train.Optimizer
-    notice = CustomLoopNotice(patches)
+    notice = CustomLoopNotice()
+    notice.begin(patches)
     scales = OwnScales(patches)
     patches.replace(base, "__init__", lambda original: _make_init(original, scales))
     patches.replace(
