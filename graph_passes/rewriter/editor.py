@@ -107,16 +107,32 @@ class GraphEdits(Edits):
         except NoMatchError as miss:
             self.miss(number, str(miss))
         except Exception as error:
-            _LOGGER.log(
-                logging.DEBUG if self._has_failed else logging.WARNING,
-                "A search for a unit at the node %r failed, and what is there stays as it is. This "
-                "is a fault of tf_amp, please report it.",
-                self.view.names[number],
-                exc_info=True,
-            )
-            self._has_failed = True
-            self.miss(number, f"the search failed: {type(error).__name__}: {error}")
+            self._fail(error, f"at the node {self.view.names[number]!r}", self.view.names[number])
         return None
+
+    def survives(self, rule: str, search: Callable[[], object]) -> bool:
+        """Runs a search of a whole graph, and tells whether it came to its end.
+
+        What it has found before a fault of its own stays, as what others find does.
+        """
+        try:
+            search()
+        except Exception as error:
+            self._fail(error, f"by the rule {rule!r}", "")
+            return False
+        return True
+
+    def _fail(self, error: Exception, where: str, node: str) -> None:
+        _LOGGER.log(
+            logging.DEBUG if self._has_failed else logging.WARNING,
+            "A search for a unit %s failed, and what is there stays as it is. This is a fault of "
+            "tf_amp, please report it.",
+            where,
+            exc_info=True,
+        )
+        self._has_failed = True
+        why = f"the search failed: {type(error).__name__}: {error}"
+        self.misses.append(NearMiss(node, why if node else f"{where}, {why}"))
 
     def miss(self, number: int, why: str) -> None:
         """Notes what came close to a pattern."""

@@ -85,9 +85,11 @@ def find_units(
         return Fusion(proto, view)
     edits = GraphEdits(view, preserve, effects, permitted(proto, config))
     search = UnitSearch(edits, config, lists, kernel_support(config.device, config.target))
-    alone = False
+    alone, lost = False, set[str]()
     for each in passes:
-        each.run(search)
+        run = functools.partial(each.run, search)
+        if not lost.isdisjoint(each.requires) or not search.edits.survives(each.rule, run):
+            lost.update(each.ensures)
         alone = alone or (each.alone and bool(search.edits.units))
         if observe is not None:
             observe(each.rule, copy_graph(proto, search.edits.preview()))

@@ -126,12 +126,14 @@ def _scale_and_offset(m: Matcher, norm: Norm) -> tuple[str, str] | None:
 def _scaled_constants(
     m: Matcher, old: _Convolution, scale: str, offset: str
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The scaled weight and the new bias; None unless both are known now."""
+    """The scaled weight and the new bias; None unless both are known now, one for each channel."""
     tensors = (scale, offset, old.weight, *([] if old.bias is None else [old.bias]))
     values = [value for value in map(ConstantEvaluator(m).value, tensors) if value is not None]
     if len(values) < len(tensors):
         return None
     factor, shift, weight, *more = values
+    if {factor.size, shift.size} != {math.prod(old.scale_shape)}:
+        return None
     bias = more[0].ravel() if more else np.zeros(1)
     return weight * factor.reshape(old.scale_shape), bias * factor.ravel() + shift.ravel()
 

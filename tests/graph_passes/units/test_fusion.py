@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -12,6 +13,7 @@ from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.ir.view import view_graph
 from graph_passes.policy.config import RULES
 from graph_passes.units.fusion import UNIT_PASSES, Fusion, find_units, passes_in_force
+from graph_passes.units.unit_pass import UnitPass
 
 CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
 GPU = PrecisionConfig(target_dtype="float16", device="GPU")
@@ -151,3 +153,34 @@ def test_each_pass_is_a_rule_that_says_what_it_does():
     rules = [each.rule for each in UNIT_PASSES]
     assert len(set(rules)) == len(rules)
     assert set(rules) <= RULES.keys()
+
+
+@pytest.mark.parametrize("rule", [each.rule for each in UNIT_PASSES])
+def test_a_fault_of_one_pass_costs_no_other(
+    rule: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But for those that rely on it."""
+
+    def fail(_: object) -> None:
+        raise IndexError("no such port")
+
+    def passes(config: PrecisionConfig) -> list[UnitPass]:
+        in_force = passes_in_force(config)
+        return [
+            dataclasses.replace(each, run=fail, ops=()) if each.rule == rule else each
+            for each in in_force
+        ]
+
+    step = trace(residual_cnn, 8)
+    wanted = node_types(units_of(step, GPU))
+    failing = next(each for each in UNIT_PASSES if each.rule == rule)
+    relying = {each.rule for each in UNIT_PASSES if {*each.requires} & {*failing.ensures}}
+    monkeypatch.setattr("graph_passes.units.fusion.passes_in_force", passes)
+    fusion = units_of(step, GPU)
+    found = node_types(fusion)
+    for kind in wanted.keys() - {rule, *relying}:
+        assert found[kind] == wanted[kind]
+    assert not found.keys() & relying
+    assert any(miss.why.startswith(f"by the rule {rule!r}") for miss in fusion.misses)
+    (record,) = caplog.records
+    assert f"by the rule {rule!r} failed" in record.getMessage()

@@ -14,6 +14,7 @@ from layer_graphs import assert_near, low_statistics, trace_layer, whole_numbers
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+from traced_graphs import trace
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def
 from tf_amp.hosts.function_shapes import static_shapes
@@ -319,3 +320,23 @@ def test_folding_is_for_the_cpu_where_it_was_measured() -> None:
     config = PrecisionConfig(target_dtype="bfloat16", device="GPU")
     result = rewritten(traced(network(), None), config)
     assert dtypes_of(result, "FusedBatchNormV3") == ["bfloat16"]
+
+
+def test_statistics_of_more_channels_than_the_convolution_gives_are_not_folded() -> None:
+    """What is written out to three channels by them; its constants fit no weight."""
+    rng = np.random.default_rng(0)
+    weight, *stored = (
+        rng.uniform(0.5, 1.0, shape).astype(np.float32) for shape in ((3, 3, 3, 1), *[(3,)] * 4)
+    )
+
+    def spread(x: tf.Tensor) -> list[tf.Tensor]:
+        made = tf.nn.conv2d(x, weight, 1, "SAME")
+        return [tf.nn.batch_normalization(made, *map(tf.constant, stored), 1e-3)]
+
+    graph = trace(spread, tf.TensorSpec((8, 6, 6, 3)))
+    fusion = graph.find(CONFIGS["bfloat16"])
+    assert not any("failed" in miss.why for miss in fusion.misses)
+    assert any("may not fit the shape (1,)" in miss.why for miss in fusion.misses)
+    x = rng.normal(size=(8, 6, 6, 3)).astype(np.float32)
+    (wanted,), (found,) = (graph.run(g, x) for g in (graph.graph_def, fusion.proto))
+    np.testing.assert_array_equal(found, wanted)
