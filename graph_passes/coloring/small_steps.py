@@ -4,7 +4,8 @@ Explicit steps of a differential equation, `tf.scan`, weights that a loop trains
 add little to much, and bfloat16 loses what is less than a 256th of it: 100 steps of size 0.001
 moved a state by a quarter of its way, and `x -= 0.001 * x` nowhere at all. TensorFlow's own pass
 loses it as well. A loop shows what it adds up; elsewhere the constant factor of a step does, of
-which a residual network has none. What comes to a sum stays as it is, products above all.
+which a residual network has none, or how many are added at once. What comes to a sum stays as it
+is, products above all.
 
 A loop that compares the values of two rounds, to end where they are alike, may never end: in
 bfloat16 neighbouring values are a 256th apart. All that leads round such a loop stays float32.
@@ -37,6 +38,7 @@ def keep_small_steps(coloring: Coloring) -> None:
     """Keeps sums that loops carry, small steps, and loops to a fixed point in float32."""
     coloring.block(_sums_of_loops(coloring), Reason.SMALL_STEP)
     coloring.block(_sums_of_small_parts(coloring), Reason.SMALL_STEP)
+    coloring.block(_sums_of_many(coloring), Reason.SMALL_STEP)
     coloring.block(_loops_to_a_fixed_point(coloring), Reason.SMALL_STEP)
 
 
@@ -90,6 +92,17 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
 
     for vertex in walk(products, handed_on):
         yield from (reader for reader in edges.readers(vertex) if adds[reader])
+
+
+def _sums_of_many(coloring: Coloring) -> Iterator[int]:
+    """The additions of so many that one is little, as of the gradients of a weight used often.
+
+    TensorFlow adds up large gradients in several parts, of which the last reads the others.
+    """
+    view, edges = coloring.view, coloring.edges
+    sums = (n for n in view.of_op("AddN") if view.is_float[view.base[n]])
+    many = [view.base[n] for n in sums if len(view.makers(n)) > 1 / SMALL_FACTOR]
+    return walk(many, lambda v: (r for r in edges.readers(v) if view.op_of(r) == "AddN"))
 
 
 def _loops_to_a_fixed_point(coloring: Coloring) -> Iterator[int]:

@@ -300,6 +300,25 @@ def test_the_reason_is_told() -> None:
     assert reasons == {Reason.SMALL_STEP}
 
 
+@pytest.mark.parametrize(("uses", "off"), [(32, None), (33, None), (400, 0.004)])
+def test_the_gradients_of_a_weight_that_is_used_often_are_added_in_float32(
+    uses: int, off: float | None
+) -> None:
+    def gradient(x: Any, w: Any) -> Any:
+        products = [tf.matmul(x + i / 400, x, transpose_a=True) for i in range(uses)]
+        return tf.add_n([tf.add_n(products), products[0]]) @ w  # TensorFlow adds in parts, too
+
+    program = traced(gradient)
+    config = dataclasses.replace(CPU, disabled_rules=frozenset(("cast-cut",)))
+    result = program.rewrite(config)
+    (reason,) = {d.reason for d in result.report.decisions if d.op == "AddN"}
+    assert (reason == Reason.SMALL_STEP) == (uses > 32)
+    if off is not None:
+        x, w = map(np.abs, values())
+        (true,), (found,) = (program.run(g, x, w) for g in (program.graph_def, result.graph_def))
+        assert np.linalg.norm(found - true) < off * np.linalg.norm(true)
+
+
 def test_parity_has_none_of_it() -> None:
     decisions = decisions_of(traced(unrolled).rewrite(dataclasses.replace(CPU, parity=True)).report)
     assert Reason.SMALL_STEP not in {decision.reason for decision in decisions}
