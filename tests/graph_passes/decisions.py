@@ -22,7 +22,14 @@ class Decision(NamedTuple):
 def decisions_of(report: Report) -> tuple[Decision, ...]:
     """One entry for each float32 type attribute of the graph, in node order."""
     return tuple(
-        Decision(r.node, r.op, r.attr, r.kind == "converted", Reason[r.rule.upper()], r.path)
+        Decision(
+            "/".join(filter(None, (r.function, r.node))),
+            r.op,
+            r.attr,
+            r.kind == "converted",
+            Reason[r.rule.upper()],
+            r.path,
+        )
         for r in report.remarks().remarks
         if r.kind in ("converted", "kept")
     )
