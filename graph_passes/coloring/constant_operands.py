@@ -31,6 +31,7 @@ from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ir.stored_floats import stored_floats
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
+from graph_passes.rewriter.matcher import SIZES
 from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
 
 MOST_OPS = 256
@@ -44,7 +45,6 @@ _LARGE = 1 << 18
 """Elements of what nobody has written by hand."""
 _ENDS = 256
 _ROUNDS = 8
-_SHAPES = ("Rank", "Shape", "ShapeN", "Size")
 _VARIABLES = ("ReadVariableOp", "ResourceGather", "VarHandleOp", "Variable", "VariableV2")
 _MAKE_VALUES = ("Cumsum", "LinSpace", "MatrixBandPart", "OneHot", "Range")
 _DIAGONALS = ("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "MatrixSetDiagV3")
@@ -211,7 +211,7 @@ class _Constants:
 
     def _made_of(self, vertex: int) -> Sequence[int]:
         number = self._view.vertex_nodes[vertex]
-        if number < 0 or self._view.op_of(vertex) in _SHAPES:
+        if number < 0 or self._view.op_of(vertex) in SIZES:
             return ()
         if self._view.node_type(number).is_inlined_call:  # what enters it there, and each round
             return self._producers(vertex)

@@ -23,6 +23,7 @@ from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.cut_problem import keep_cheap_ones
 from graph_passes.placement.work_sizes import WorkSizes
+from graph_passes.rewriter.matcher import SHAPERS, SIZES
 
 CAST_START = {"GPU": 1 << 22, "CPU": 1 << 19}
 """What a Cast costs before it moves a byte, in bytes: what the device moves in the few microseconds
@@ -32,26 +33,8 @@ _SAVED = 2  # bytes an element, where four become two
 CAST_BYTES = 6
 """What a Cast moves for each element: four bytes on one side, two on the other."""
 
-MOVES_NOTHING = frozenset(
-    (
-        "Enter",
-        "Exit",
-        "ExpandDims",
-        "Identity",
-        "IdentityN",
-        "Merge",
-        "NextIteration",
-        "PreventGradient",
-        "Rank",
-        "Reshape",
-        "Shape",
-        "ShapeN",
-        "Size",
-        "Squeeze",
-        "StopGradient",
-        "Switch",
-    )
-)
+_CONTROL_FLOW = ("Enter", "Exit", "Merge", "NextIteration", "Switch")
+MOVES_NOTHING = frozenset((*SHAPERS, *SIZES, *_CONTROL_FLOW, "IdentityN", "PreventGradient"))
 """Ops that hand on what they read without a copy, or read no more than its shape."""
 _READS_WHAT_IT_WRITES = frozenset(
     ("Gather", "GatherNd", "GatherV2", "ResourceGather", "Slice", "StridedSlice")
