@@ -8,6 +8,10 @@ tensor was rounded, or the result:
     positions x frequencies       angles: beyond 256 their sines are any number
     one_hot(a)^T one_hot(b)       counts: beyond 256 bfloat16 has not all of them
 
+Whole numbers are casts and constants, and what comparisons select, roundings give, and sums and
+products of such leave whole: but for weights and values of a network, of which layers of few bits
+make theirs.
+
 So a product with a constant stays float32, and so do its gradients, which read the constant too,
 and what lies between the last products and its operands. Weights are constants in a graph without
 variables: there a constant must have few values, or be made in the graph. Where what it gives goes
@@ -53,6 +57,10 @@ _WHOLE = (
     *(types_pb2.DT_BOOL, types_pb2.DT_UINT8, types_pb2.DT_INT8),
     *(types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64),
 )
+_ROUNDINGS = ("Ceil", "Floor", "Rint", "Round", "Sign")
+_SELECTIONS = ("Select", "SelectV2")
+_MAKE_WHOLE = (*_ROUNDINGS, "OneHot", "OnesLike", "ZerosLike")
+_STAY_WHOLE = ("Add", "AddV2", "AddN", "Mul", "Square", "Sub")
 _PARTS_OF_LAYERS = ("BiasAdd", "FusedBatchNormV3", "FusedBatchNormGradV3")
 
 
@@ -152,11 +160,38 @@ class _Search:
         return any(self._codes[v] == ALLOW and v not in with_constants for v in behind)
 
     def _is_whole(self, vertex: int) -> bool:
-        """Whether a tensor is made of integers or booleans, moved."""
-        origin = self._origin(vertex)
-        op = self._view.op_of(origin)
-        return op == "OneHot" or (
-            op == "Cast" and self._view.node_of(origin).attr["SrcT"].type in _WHOLE
+        """Whether a tensor is made of whole numbers, by what leaves them whole."""
+        found = list(islice(walk([vertex], self._whole_from), MOST_NEAR))
+        return len(found) < MOST_NEAR and all(map(self._may_be_whole, found))
+
+    def _whole_from(self, vertex: int) -> Sequence[int]:
+        """What is whole where a tensor is."""
+        op, clear = self._view.op_of(vertex), self._codes[vertex] == CLEAR
+        goes_on = (clear and op not in _MAKE_WHOLE) or op in _STAY_WHOLE
+        return self._edges.producers(vertex) if goes_on else ()
+
+    def _may_be_whole(self, vertex: int) -> bool:
+        op, node = self._view.op_of(vertex), self._view.node_of(vertex)
+        if op in _ROUNDINGS or op in _SELECTIONS:
+            return not self._is_quantized(vertex)
+        if op == "Const":
+            stored = np.asarray(stored_floats(node.attr["value"].tensor))
+            return bool((stored == np.rint(stored)).all())
+        is_cast = op == "Cast" and node.attr["SrcT"].type in _WHOLE
+        return is_cast or op in _MAKE_WHOLE or len(self._whole_from(vertex)) > 0
+
+    def _is_quantized(self, vertex: int) -> bool:
+        """Whether a layer of few bits makes this of its weights, or of what a product gave."""
+
+        def back(vertex: int) -> Sequence[int]:
+            number = self._view.vertex_nodes[vertex]
+            ends = number < 0 or self._codes[vertex] == ALLOW
+            return () if ends else self._view.producers(number)
+
+        found = list(islice(walk([vertex], back), MOST_OPS))
+        rounds = self._view.op_of(vertex) in _ROUNDINGS
+        return len(found) == MOST_OPS or any(
+            self._view.op_of(v) in _VARIABLES or (rounds and self._codes[v] == ALLOW) for v in found
         )
 
     def _adds_up(self, product: int) -> bool:

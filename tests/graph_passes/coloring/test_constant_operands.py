@@ -130,6 +130,49 @@ WRITTEN = [
 ]
 
 
+WHOLE: dict[str, Function] = {
+    "selected": lambda x: tf.where(x > 0.5, 1.0, 0.0),
+    "the others": lambda x: 1.0 - tf.cast(x > 0.5, tf.float32),
+    "both": lambda x: tf.cast(x > 0.2, tf.float32) * tf.cast(x < 0.9, tf.float32),
+    "side by side": lambda x: tf.concat([tf.cast(x > 0.5, tf.float32), tf.ones_like(x)], 1),
+    "rounded": lambda x: tf.maximum(tf.round(30.0 * x), 0.0),
+    "signs": lambda x: tf.nn.relu(tf.sign(x - 0.5)),
+}
+
+
+@pytest.mark.parametrize("form", WHOLE)
+def test_whole_numbers_add_up_to_all_they_are(form: str) -> None:
+    def count(x: Any) -> Any:
+        return tf.matmul(WHOLE[form](x), WHOLE[form](x), transpose_a=True)
+
+    found = trace(count, tf.TensorSpec((1000, WIDTH)))
+    values = DRAW.uniform(size=(1000, WIDTH)).astype(np.float32)
+    assert error(found, CPU, values) == 0.0 < error(found, OFF, values)
+
+
+FEW_BITS: dict[str, Function] = {
+    "binary": tf.sign,
+    "binary by selection": lambda w: tf.where(w > 0.0, 1.0, -1.0),
+    "straight through": lambda w: w + tf.stop_gradient(tf.sign(w) - w),
+    "of steps": lambda w: tf.round(30.0 * w),
+    "of a scale": lambda w: tf.round(30.0 * w) / 30.0,
+}
+
+
+@pytest.mark.parametrize("form", FEW_BITS)
+def test_layers_of_few_bits_go_low(form: str) -> None:
+    weights = tf.Variable(WEIGHTS)
+
+    def network(x: Any) -> Any:
+        first = tf.matmul(FEW_BITS[form](x), FEW_BITS[form](weights))
+        second = tf.matmul(FEW_BITS[form](first), FEW_BITS[form](tf.transpose(weights)))
+        query = FEW_BITS[form](tf.nn.relu(second))
+        return tf.nn.softmax(tf.matmul(query, tf.sign(first), transpose_b=True))
+
+    low = [d.converted for d in decisions(network, CPU, (WIDTH, WIDTH))]
+    assert all(low) and len(low) == 3
+
+
 @pytest.mark.parametrize("function", WRITTEN)
 def test_it_gives_what_float32_does(function: Function) -> None:
     found = trace(function, *[tf.TensorSpec((2, SIDE, SIDE, 3))] * 2)
