@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from decisions import decisions_of
 from graph_text import graph, inferred_shapes
 from traced_graphs import Traced, of_op, trace
 
@@ -184,7 +185,7 @@ def test_a_loss_of_many_terms_is_that_of_float32():
     inputs = exact_inputs("values")
     config = dataclasses.replace(CPU, disabled_rules=frozenset(("cast-cut",)))
     result = traced.rewrite(config)
-    assert "MatMul" in {d.op for d in result.report.decisions if d.converted}
+    assert "MatMul" in {d.op for d in decisions_of(result.report) if d.converted}
     found, expected = (traced.run(g, *inputs)[0] for g in (result.graph_def, traced.graph_def))
     np.testing.assert_allclose(found, expected, rtol=2e-6)
 

@@ -311,7 +311,7 @@ def test_the_gradients_of_a_weight_that_is_used_often_are_added_in_float32(
     program = traced(gradient)
     config = dataclasses.replace(CPU, disabled_rules=frozenset(("cast-cut",)))
     result = program.rewrite(config)
-    (reason,) = {d.reason for d in result.report.decisions if d.op == "AddN"}
+    (reason,) = {d.reason for d in decisions_of(result.report) if d.op == "AddN"}
     assert (reason == Reason.SMALL_STEP) == (uses > 32)
     if off is not None:
         x, w = map(np.abs, values())

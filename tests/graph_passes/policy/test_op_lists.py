@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from decisions import decisions_of
 from graph_text import graph
 from parity import converted
 from traced_graphs import trace
@@ -57,7 +58,7 @@ def test_the_gradient_of_pixels_that_are_copied_often_is_added_up_in_float32() -
     draw = np.random.default_rng(0)
     values = [draw.uniform(0.5, 1, shape).astype(np.float32) for shape in shapes]
     result = traced.rewrite(config)
-    assert "Conv2DBackpropInput" in {d.op for d in result.report.decisions if d.converted}
+    assert "Conv2DBackpropInput" in {d.op for d in decisions_of(result.report) if d.converted}
     (expected,), (found,) = (traced.run(g, *values) for g in (traced.graph_def, result.graph_def))
     np.testing.assert_allclose(found, expected, rtol=0.02)
 
