@@ -120,3 +120,31 @@ def test_one_that_is_fetched_stays() -> None:
 def test_where_it_is_not_for(config: PrecisionConfig) -> None:
     fusion = traced(FORMS["added"]).find(config)
     assert not [unit for unit in fusion.units if unit.startswith(RULE)]
+
+
+LARGEST = float(tf.float32.max)
+MARKS: dict[str, Callable[[tf.Tensor, tf.Tensor], object]] = {
+    "compared": lambda x, _: tf.where(tf.equal(x, LARGEST), 0.0, x),
+    "spread and compared": lambda x, _: tf.cast(x < tf.fill(tf.shape(x), LARGEST), tf.float32),
+    "a limit that is compared": lambda x, y: tf.cast(tf.minimum(x, LARGEST) < LARGEST, y.dtype),
+    "picked and compared": lambda x, y: tf.cast(
+        tf.equal(tf.where(y > 0, LARGEST, y), LARGEST), y.dtype
+    ),
+    "a branch": lambda x, y: tf.equal(
+        tf.cond(y[0, 0] > 0, lambda: tf.fill([4, 4], LARGEST), lambda: x), LARGEST
+    ),
+}
+
+
+@pytest.mark.parametrize("form", MARKS)
+def test_what_marks_a_missing_value_stays(form: str) -> None:
+    """As files of measurements mark it: what comes from outside is no bounded constant."""
+
+    def marked(x: tf.Tensor) -> list[tf.Tensor]:
+        y = tf.matmul(tf.clip_by_value(x, -4.0, 4.0), tf.eye(4))
+        return [y, MARKS[form](x, y)]
+
+    graph = trace(marked, tf.TensorSpec((4, 4)))
+    x = np.float32([[1.0, LARGEST, -1.0, LARGEST]] * 4)
+    wanted, found = (graph.run(g, x)[1] for g in (graph.graph_def, graph.rewrite(CPU).graph_def))
+    np.testing.assert_array_equal(found, wanted)
