@@ -17,8 +17,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from graph_passes.coloring.small_steps import is_by_a_tensor
-from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
+from graph_passes.coloring.small_steps import MATRIX_PRODUCTS, is_by_a_tensor, moves
+from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import ARGUMENT
 from graph_passes.ops.reasons import Reason
@@ -42,13 +42,10 @@ DECOMPOSITIONS = (
     "TridiagonalSolve",
 )
 
-_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
-_LINEAR = (*_PRODUCTS, "Add", "AddV2", "AddN", "Sub", "Mul", "Neg", "RealDiv")
-_BENDS = (
-    *("Abs", "Max", "MaxPool", "Maximum", "Min", "Minimum", "Sign"),
-    *("Relu", "Relu6", "ReluGrad", "Relu6Grad"),
+_LINEAR = (
+    *MATRIX_PRODUCTS,
+    *("Add", "AddV2", "AddN", "Sub", "Mul", "Neg", "RealDiv"),
 )
-"""What only hands values on, in any dtype, and is not linear."""
 
 
 def keep_decompositions(coloring: Coloring) -> None:
@@ -65,8 +62,8 @@ def keep_decompositions(coloring: Coloring) -> None:
     def made_of(vertex: int) -> Iterable[int]:
         return () if codes[vertex] == ALLOW else edges.producers(vertex)
 
-    moves = (codes == CLEAR) & ~view.is_vertex_of(lambda node_type: node_type.op in _BENDS)
-    onto = moves | view.is_vertex_of(lambda node_type: node_type.op in _PRODUCTS)
+    move = moves(coloring)
+    onto = move | view.is_vertex_of(lambda node_type: node_type.op in MATRIX_PRODUCTS)
 
     def handed_on(vertex: int) -> Iterable[int]:
         return edges.readers(vertex) if onto[vertex] or vertex in roots else ()
@@ -81,7 +78,7 @@ def keep_decompositions(coloring: Coloring) -> None:
 
     def back(vertex: int) -> Iterable[int]:
         call = view.node_type(view.vertex_nodes[vertex]).is_inlined_call
-        return edges.producers(vertex) if call or moves[vertex] else ()
+        return edges.producers(vertex) if call or move[vertex] else ()
 
     def origins(vertices: Iterable[int]) -> set[int]:
         return set(walk(vertices, back))
@@ -95,17 +92,15 @@ def keep_decompositions(coloring: Coloring) -> None:
         if codes[vertex] == ALLOW and not fed.isdisjoint(origins(edges.producers(vertex)))
     }
     found = before | behind | gradients
-    found |= _steps_between(coloring, roots, found, moves)
+    found |= _steps_between(coloring, roots, found)
     coloring.block(sorted(found - roots), Reason.DECOMPOSITION)
 
 
-def _steps_between(
-    coloring: Coloring, roots: set[int], kept: set[int], moves: np.ndarray
-) -> set[int]:
+def _steps_between(coloring: Coloring, roots: set[int], kept: set[int]) -> set[int]:
     """What is linear around decompositions and `kept`, if further products lie between two."""
     view = coloring.view
     linear = view.is_vertex_of(lambda node_type: node_type.op in _LINEAR)
-    enter = (linear | moves) & view.is_float
+    enter = (linear | moves(coloring)) & view.is_float
     for number in view.of_op("Mul", "RealDiv"):
         if is_by_a_tensor(view, view.base[number]):
             enter[view.base[number]] = False

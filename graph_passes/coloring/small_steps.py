@@ -5,7 +5,8 @@ add little to much, and bfloat16 loses what is less than a 256th of it: 100 step
 moved a state by a quarter of its way, and `x -= 0.001 * x` nowhere at all. TensorFlow's own pass
 loses it as well. A loop shows what it adds up; elsewhere the constant factor of a step does, of
 which a residual network has none, or how many are added at once. What comes to a sum stays as it
-is, products above all.
+is, products above all. But one that a loop hands on with nothing but sums around it, `h @ W + x`,
+is a sum of many rounds itself.
 
 A loop that compares the values of two rounds, to end where they are alike, may never end: in
 bfloat16 neighbouring values are a 256th apart. All that leads round such a loop stays float32.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
 from graph_passes.coloring.state import CLEAR, Coloring
@@ -25,9 +27,12 @@ from graph_passes.ir.stored_floats import stored_floats
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
+MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+
 SMALL_FACTOR = 1 / 32
 """A step by so small a factor loses three of the eight bits of bfloat16, in each round."""
 
+_ACTIVATIONS = ("Abs", "Clip", "Max", "Min", "Relu")
 _ADDITIONS = frozenset(("Add", "AddN", "AddV2", "Sub"))
 _SCALINGS = frozenset(("Mul", "RealDiv"))
 _DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
@@ -37,6 +42,7 @@ _SPREAD = frozenset(("BroadcastTo", "Tile"))
 def keep_small_steps(coloring: Coloring) -> None:
     """Keeps sums that loops carry, small steps, and loops to a fixed point in float32."""
     coloring.block(_sums_of_loops(coloring), Reason.SMALL_STEP)
+    coloring.block(_linear_recurrences(coloring), Reason.SMALL_STEP)
     coloring.block(_sums_of_small_parts(coloring), Reason.SMALL_STEP)
     coloring.block(_sums_of_many(coloring), Reason.SMALL_STEP)
     coloring.block(_loops_to_a_fixed_point(coloring), Reason.SMALL_STEP)
@@ -73,6 +79,33 @@ def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
             left -= circle
             if any(adds[vertex] for vertex in circle):
                 yield from circle
+
+
+def _linear_recurrences(coloring: Coloring) -> Iterator[int]:
+    """What leads round a loop by one product, sums and moves alone."""
+    view, edges = coloring.view, coloring.edges
+    carriers = coloring.carriers()
+    if not carriers:
+        return
+    multiplies = view.is_vertex_of(lambda node_type: node_type.op in MATRIX_PRODUCTS)
+    enter = (multiplies | view.is_vertex_of(_adds) | moves(coloring)) & view.is_float
+    around = edges.reach(carriers, enter, forward=True) & edges.reach(
+        carriers, enter, backward=True
+    )
+    products = frozenset(coloring.where(around & multiplies))
+    inside = frozenset(coloring.where(around & enter)) if products else frozenset()
+
+    def onward(vertex: int) -> list[int]:
+        return [r for r in edges.readers(vertex) if r in inside and vertex not in products]
+
+    def back(vertex: int) -> list[int]:
+        return [m for m in edges.producers(vertex) if m in inside and vertex not in products]
+
+    for carrier in inside.intersection(carriers):
+        later, earlier = set(walk([carrier], onward)), set(walk([carrier], back))
+        once = later & earlier & products
+        behind = walk({r for product in once for r in edges.readers(product)}, onward)
+        yield from once | earlier.intersection(behind) if once else ()
 
 
 def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
@@ -148,6 +181,12 @@ def _factor(tensor: tensor_pb2.TensorProto) -> float:
     """The size of the one number that a constant stores, 0 where it stores more."""
     stored = () if tensor.tensor_shape.dim else stored_floats(tensor)
     return abs(stored[0]) if len(stored) == 1 else 0.0
+
+
+def moves(coloring: Coloring) -> np.ndarray:
+    """The vertices that hand values on and are no activations; bool [vertices]."""
+    activates = coloring.view.is_vertex_of(lambda node_type: node_type.op.startswith(_ACTIVATIONS))
+    return (coloring.list_codes == CLEAR) & ~activates
 
 
 def is_by_a_tensor(view: GraphView, vertex: int) -> bool:

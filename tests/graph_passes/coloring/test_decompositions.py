@@ -192,7 +192,7 @@ def test_what_an_inverse_is_multiplied_with_is_not_rounded_either():
     assert low_products(traced, CONFIGS["CPU"]) == {"far"}
 
 
-@pytest.mark.parametrize("activation", [tf.nn.relu, tf.tanh])
+@pytest.mark.parametrize("activation", [tf.nn.relu, tf.nn.swish, tf.tanh])
 def test_layers_of_a_network_that_whitens_go_low(activation):
     def whitened(x):
         centred = x - tf.reduce_mean(x, 0)
@@ -204,9 +204,9 @@ def test_layers_of_a_network_that_whitens_go_low(activation):
         with tf.GradientTape() as tape:
             tape.watch(weights)
             for i in range(0, 9, 3):
-                x = activation(tf.matmul(whitened(x), weights[i]))
+                x = activation(tf.matmul(whitened(x), weights[i]) + 1.0)
                 x = activation(tf.matmul(x, weights[i + 1], name="far") + x)
-                x = activation(tf.matmul(x, weights[i + 2]))
+                x = activation(tf.matmul(x, weights[i + 2]) + 1.0)
             value = tf.reduce_sum(x)
         return tape.gradient(value, weights)
 

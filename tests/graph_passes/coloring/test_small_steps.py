@@ -119,6 +119,17 @@ def leapfrog(x: Any, w: Any) -> Any:
     return tf.while_loop(lambda i, *_: i < ROUNDS, body, (0, x, x))[1] - x
 
 
+def counted(x: Any, w: Any) -> Any:
+    """A state that a matrix of the caller hands on."""
+    one = tf.reshape(w[:, 0] * 0.0 + 1.0, [1, WIDTH])
+    stays = tf.linalg.diag(w[0] * 0.0 + 1.0)
+    by_scan = tf.scan(
+        lambda h, z: tf.matmul(h, stays) + z * one, tf.ones([300, ROWS, 1]), tf.zeros_like(x)
+    )
+    by_loop = rounds(tf.zeros_like(x), lambda h: tf.einsum("ij,jk->ik", h, stays) + one, 300)
+    return by_scan[-1] + by_loop + tf.nn.relu(x @ w) @ w
+
+
 LITTLE_BY_LITTLE = [
     euler,
     euler_to_the_left,
@@ -133,6 +144,7 @@ LITTLE_BY_LITTLE = [
     in_a_branch,
     in_two_loops,
     leapfrog,
+    counted,
 ]
 
 
@@ -258,6 +270,15 @@ def beside_what_stays(x: Any, w: Any) -> Any:
     return tf.while_loop(lambda i, *_: i < 4, body, (0, x @ w, bias))[1] @ w
 
 
+def recurrent(x: Any, w: Any) -> Any:
+    """Plain recurrent layers, and two linear ones in a round."""
+
+    def body(i: Any, g: Any, h: Any, k: Any) -> Any:
+        return i + 1, tf.nn.relu(g @ w + x), tf.tanh(h @ w + x), tf.maximum(k @ w @ w, 0.0)
+
+    return sum(tf.while_loop(lambda i, *_: i < 4, body, (0, x, x, x))[1:]) @ w
+
+
 def gated_by_differences(x: Any, w: Any) -> Any:
     """A state that goes part of the way to another, in the rows that are not done."""
 
@@ -282,7 +303,7 @@ def until_sure(x: Any, w: Any) -> Any:
     "body",
     [
         *(residual, divided_little, pooled, gated, beside_what_stays),
-        *(gated_by_differences, until_sure),
+        *(recurrent, gated_by_differences, until_sure),
     ],
 )
 def test_networks_are_planned_as_ever(body: Body) -> None:
