@@ -17,7 +17,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from graph_passes.coloring.small_steps import MATRIX_PRODUCTS, is_by_a_tensor, moves
+from graph_passes.coloring.small_steps import (
+    ADDITIONS,
+    MATRIX_PRODUCTS,
+    SCALINGS,
+    is_by_a_tensor,
+    moves,
+)
 from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import ARGUMENT
@@ -42,10 +48,7 @@ DECOMPOSITIONS = (
     "TridiagonalSolve",
 )
 
-_LINEAR = (
-    *MATRIX_PRODUCTS,
-    *("Add", "AddV2", "AddN", "Sub", "Mul", "Neg", "RealDiv"),
-)
+_LINEAR = ADDITIONS | SCALINGS | {*MATRIX_PRODUCTS}
 
 
 def keep_decompositions(coloring: Coloring) -> None:

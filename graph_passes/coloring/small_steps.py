@@ -33,8 +33,8 @@ SMALL_FACTOR = 1 / 32
 """A step by so small a factor loses three of the eight bits of bfloat16, in each round."""
 
 _ACTIVATIONS = ("Abs", "Clip", "Max", "Min", "Relu")
-_ADDITIONS = frozenset(("Add", "AddN", "AddV2", "Sub"))
-_SCALINGS = frozenset(("Mul", "RealDiv"))
+ADDITIONS = frozenset(("Add", "AddN", "AddV2", "Sub"))
+SCALINGS = frozenset(("Mul", "RealDiv"))
 _DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
 _SPREAD = frozenset(("BroadcastTo", "Tile"))
 
@@ -59,7 +59,7 @@ def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
     if not carriers:
         return
     adds = view.is_vertex_of(_adds)
-    scales = view.is_vertex_of(lambda node_type: node_type.op in _SCALINGS)
+    scales = view.is_vertex_of(lambda node_type: node_type.op in SCALINGS)
     enter = (adds | scales | (coloring.list_codes == CLEAR)) & view.is_float
     ahead = coloring.edges.reach(carriers, enter, forward=True)
     behind = coloring.edges.reach(carriers, enter, backward=True)
@@ -192,9 +192,9 @@ def moves(coloring: Coloring) -> np.ndarray:
 def is_by_a_tensor(view: GraphView, vertex: int) -> bool:
     """Whether a vertex multiplies or divides by more than a single number."""
     node = view.node_of(vertex)
-    scales = view.node_type(view.vertex_nodes[vertex]).op in _SCALINGS
+    scales = view.node_type(view.vertex_nodes[vertex]).op in SCALINGS
     return scales and () not in [view.shape(name) for name in node.input if name[0] != "^"]
 
 
 def _adds(node_type: NodeType) -> bool:
-    return node_type.op in _ADDITIONS
+    return node_type.op in ADDITIONS

@@ -3,12 +3,17 @@
 TensorFlow's bfloat16 pass retypes the arithmetic that updates variables. A moving average then
 takes steps of bfloat16 and stalls: after 1,500 steps a BatchNormalization's moving variance was
 wrong by 119 %. Here the arithmetic that leads to an assignment stays float32, back to where a
-value of the network enters it: an op of the allow list, or one that reduces or scatters.
+value of the network enters it: an op of the allow list, or one that reduces or scatters. A product
+of a tensor with itself is no such value: what gathers covariances is made to be decomposed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from graph_passes.coloring.small_steps import ADDITIONS, MATRIX_PRODUCTS, SCALINGS, moves
 from graph_passes.coloring.state import CLEAR, INFER, Coloring
+from graph_passes.ir.adjacency import walk
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
@@ -54,3 +59,22 @@ def protect_variable_updates(coloring: Coloring) -> None:
     if roots:
         reached = coloring.edges.reach(roots, enter, backward=True)
         coloring.block(coloring.where(reached), Reason.VARIABLE_UPDATE)
+    linear = view.is_vertex_of(lambda node_type: node_type.op in ADDITIONS | SCALINGS)
+    linear = (linear | moves(coloring)) & enter & view.is_float
+    steps = coloring.edges.reach([v for v in roots if linear[v]], linear, backward=True)
+    entering = {v for u in coloring.where(steps) for v in coloring.edges.producers(u)}
+    grams = (v for v in sorted(entering.union(assigned.tolist())) if _is_by_itself(coloring, v))
+    coloring.block(grams, Reason.VARIABLE_UPDATE)
+
+
+def _is_by_itself(coloring: Coloring, vertex: int) -> bool:
+    """Whether a vertex is a product of a tensor with itself, moved."""
+
+    def maker(vertex: int) -> Sequence[int]:
+        makers = coloring.edges.producers(vertex) if coloring.list_codes[vertex] == CLEAR else ()
+        return makers if len(makers) == 1 else ()
+
+    if coloring.view.op_of(vertex) not in MATRIX_PRODUCTS:
+        return False
+    operands = coloring.edges.producers(vertex)
+    return len(operands) == 2 and len({[*walk([v], maker)][-1] for v in operands}) == 1

@@ -64,6 +64,30 @@ def test_moving_average_is_computed_in_float32() -> None:
     assert average & low, "without the rule, nothing protects the average"
 
 
+def test_covariances_that_a_variable_gathers_are_those_of_float32() -> None:
+    before = graph(
+        """
+x = Const(0.5, [8, 8])
+v = VarHandleOp(dtype=float32, shape=[8, 8])
+network = MatMul(x, x)
+value = Tanh(network)
+moved = Transpose(value, [1, 0])
+alone = MatMul(value, moved)
+write = AssignAddVariableOp(v, alone)
+scaled = Einsum(value, value, equation="ij,ik->jk")
+part = Mul(scaled, 0.01)
+old = ReadVariableOp(v, dtype=float32)
+new = AddV2(old, part)
+again = AssignVariableOp(v, new)
+gradient = MatMul(value, network)
+step = AssignSubVariableOp(v, gradient)
+"""
+    )
+    low = converted(before, rewrite_graph_def(before, CONFIG).proto)
+    assert {"network", "gradient"} <= low
+    assert not {"alone", "scaled"} & low
+
+
 def test_reasons_name_the_rule() -> None:
     reasons = reasons_of(rewrite_graph_def(graph(MOVING_AVERAGE), CONFIG).report)
     assert reasons["new"] == "computes what is assigned to a variable"
