@@ -12,9 +12,11 @@ from graph_passes.collector import collector_paused
 from graph_passes.functions.call_tree import Library, no_library
 from graph_passes.ir.function_references import FunctionReferences
 from graph_passes.ir.graph_view import (
+    FunctionConstants,
     FunctionDevices,
     FunctionShapes,
     Shapes,
+    no_constants,
     no_devices,
     no_shapes,
 )
@@ -33,6 +35,7 @@ def rewrite_graph_def(
     preserve: Collection[str] = (),
     shapes: Shapes | None = None,
     function_shapes: FunctionShapes = no_shapes,
+    function_constants: FunctionConstants = no_constants,
     lines: Lines = no_lines,
     roots: Collection[str] = (),
     observe: Observer | None = None,
@@ -49,6 +52,7 @@ def rewrite_graph_def(
             they are.
         shapes: static shapes of the main graph's tensors; some patterns need them as proof.
         function_shapes: gives those of a function's body by the function's name.
+        function_constants: gives those arguments of a function that are the same at every call.
         lines: gives the Python lines that made a node, for rules that ask for them.
         roots: names of functions of the library that others than the graph call, too. They keep
             name and signature.
@@ -60,7 +64,9 @@ def rewrite_graph_def(
     """
     references = FunctionReferences(graph_def)
     library = references.library.get if references.library else no_library
-    rewrite = TreeRewriter(config, library, function_shapes, lines, observe)
+    rewrite = TreeRewriter(
+        config, library, function_shapes, lines, observe, constants=function_constants
+    )
     left_alone = references.of_pipelines()
     tree_of = rewrite.trees(graph_def, references.reachable(("", *roots)))
     main = rewrite.rewrite(tree_of(graph_def), preserve, shapes)
@@ -104,6 +110,7 @@ def rewrite_function_def(
     library: Library = no_library,
     shapes: Shapes | None = None,
     function_shapes: FunctionShapes = no_shapes,
+    function_constants: FunctionConstants = no_constants,
     devices: FunctionDevices = no_devices,
     name: str = "",
     lines: Lines = no_lines,
@@ -117,6 +124,8 @@ def rewrite_function_def(
             ops that are calls by the function's name.
         shapes: static shapes of the body's tensors; some patterns need them as proof.
         function_shapes: gives those of the functions it calls by their names.
+        function_constants: gives those of its arguments that are the same at every call, by its
+            name.
         devices: of the variables among its arguments and those of the functions it calls.
         name: what the function is called besides, for rules on functions: "one_step (fit)".
         lines: gives the Python lines that made a node, for rules that ask for them.
@@ -125,5 +134,7 @@ def rewrite_function_def(
         The result, as `rewrite_graph_def`.
     """
     main = function_def.signature.name
-    rewrite = TreeRewriter(config, library, function_shapes, lines, None, main, name, devices)
+    rewrite = TreeRewriter(
+        config, library, function_shapes, lines, None, main, name, devices, function_constants
+    )
     return rewrite.rewrite(rewrite.trees(function_def)(function_def), (), shapes)

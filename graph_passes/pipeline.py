@@ -28,7 +28,15 @@ from graph_passes.emit.apply import Applied, apply_plan
 from graph_passes.functions.inlining import split_prefix
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible
-from graph_passes.ir.graph_view import ARGUMENT, FLOAT, INLINED_ARGUMENT, RESULT, GraphView
+from graph_passes.ir.graph_view import (
+    ARGUMENT,
+    FLOAT,
+    INLINED_ARGUMENT,
+    NO_CONSTANTS,
+    RESULT,
+    Constants,
+    GraphView,
+)
 from graph_passes.ir.rule_matching import NO_DECISIONS, Decisions
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.byte_cost import place_casts
@@ -139,6 +147,7 @@ def paint(
     node_lists: Mapping[str, str] = NO_NODE_LISTS,
     observe: Observer | None = None,
     rules: Mapping[str, Rule] = NO_RULES,
+    constants: Constants = NO_CONSTANTS,
 ) -> Coloring:
     """Colours a graph: all stages, in order.
 
@@ -149,8 +158,9 @@ def paint(
         node_lists: what units say of single nodes.
         observe: is told of each stage.
         rules: node -> the rule of the user that decides it.
+        constants: its arguments that are constants.
     """
-    coloring = Coloring(view, config, find_ineligible(view, preserve, config))
+    coloring = Coloring(view, config, find_ineligible(view, preserve, config), constants)
     coloring.relist(node_lists)
     coloring.obey(rules)
     if config.selection is not None:
@@ -221,9 +231,10 @@ def convert(
     *,
     config: PrecisionConfig,
     observe: Observer | None = None,
+    constants: Constants = NO_CONSTANTS,
 ) -> tuple[Plan, Applied | None]:
     """Paints the graph and carries the plan out, where there is anything to do."""
-    plan = make_plan(paint(view, config, preserve, node_lists, observe, rules))
+    plan = make_plan(paint(view, config, preserve, node_lists, observe, rules, constants))
     if not plan.low:
         return plan, None
     applied = apply_plan(plan, graph)

@@ -22,12 +22,14 @@ from graph_passes.functions.specialization import ConvertedTree, convert_tree, n
 from graph_passes.functions.verify_calls import verify_tree
 from graph_passes.ir.copying import Graph
 from graph_passes.ir.graph_view import (
+    FunctionConstants,
     FunctionDevices,
     FunctionShapes,
     GraphView,
     Shape,
     Shapes,
     extend_shapes,
+    no_constants,
     no_devices,
 )
 from graph_passes.ir.rule_matching import Decisions, decide
@@ -59,6 +61,7 @@ class TreeRewriter:
     main: str = ""  # the function that is rewritten, if it is one
     name: str = ""
     devices: FunctionDevices = no_devices
+    constants: FunctionConstants = no_constants
 
     def trees(self, main: Graph, others: Collection[str] = ()) -> Callable[[Graph], Region]:
         """Gives the call tree of a graph; without calls where functions are planned alone."""
@@ -124,7 +127,12 @@ class _TreeRewrite:
         self._preserve, self._shapes = preserve, shapes
         self._node_types = node_types_with(common.library)
         self._shapes_of = functools.cache(common.function_shapes)  # several calls ask for it
-        self._plan = functools.partial(convert, config=self._config, observe=common.observe)
+        self._plan = functools.partial(
+            convert,
+            config=self._config,
+            observe=common.observe,
+            constants=common.constants(tree.name),
+        )
         self._originals: dict[int, GraphView] = {}  # by the id of the proto
         self._fused: dict[Region, GraphView] = {}
         self._decisions: dict[int, Decisions] = {}  # by the id of the proto

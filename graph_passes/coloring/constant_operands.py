@@ -22,16 +22,17 @@ of one value, as the gradient of a mean is, counts in convolutions alone: it is 
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.graph_view import FLOAT, GraphView
+from graph_passes.ir.graph_view import FLOAT, Constant, Constants, GraphView
 from graph_passes.ir.stored_floats import stored_floats
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
@@ -93,6 +94,7 @@ def what_is_before(coloring: Coloring, vertex: int) -> list[int]:
 class _Search:
     def __init__(self, coloring: Coloring) -> None:
         self._codes, self._view, self._edges = coloring.list_codes, coloring.view, coloring.edges
+        self._arguments = coloring.constants
         starts = coloring.where(coloring.eligible & (coloring.list_codes == ALLOW))
         self._operands = {vertex: self._read(vertex) for vertex in starts}
 
@@ -106,7 +108,7 @@ class _Search:
 
     def with_constants(self) -> set[int]:
         """The products with constants that are no layers of a network."""
-        constants = _Constants(self._view, self._edges.producers)
+        constants = _Constants(self._view, self._edges.producers, self._arguments)
         groups: dict[tuple[int, _Kind], set[int]] = {}
         for product, operands in self._operands.items():
             for operand in operands:
@@ -210,9 +212,13 @@ class _Constants:
         others: products that are known to be made of more.
     """
 
-    def __init__(self, view: GraphView, producers: Callable[[int], Sequence[int]]) -> None:
+    def __init__(
+        self, view: GraphView, producers: Callable[[int], Sequence[int]], arguments: Constants
+    ) -> None:
         self._view, self._producers = view, producers
+        self._arguments = {view.base[view.index[name]]: arguments[name] for name in arguments}
         may = view.per_slot(_may_be_constant, bool)
+        may[list(self._arguments)] = True
         for _ in range(_ROUNDS):  # which leaves little to walk through
             may[view.targets[~may[view.sources]]] = False
         self._may_be = may.tobytes()
@@ -232,8 +238,9 @@ class _Constants:
             if len(found) > MOST_OPS or not self._may_be[vertex] or vertex in self.others:
                 return None
         view = self._view
-        nodes = [view.node_of(vertex) for vertex in found if view.dtypes[vertex] == FLOAT]
-        values = max((_values(node) for node in nodes if node.op == "Const"), default=0)
+        floats = [vertex for vertex in found if view.dtypes[vertex] == FLOAT]
+        nodes = [*map(view.node_of, floats)]
+        values = max(map(_values, filter(None, map(self._stored, floats))), default=0)
         casts = any(node.op == "Cast" and view.shape(node.name) for node in nodes)
         ranges = any(view.op_of(vertex) == "Range" for vertex in found)
         if values > FEW_VALUES or (casts and not ranges):
@@ -243,6 +250,14 @@ class _Constants:
         if casts or is_sum or not ops.isdisjoint(_MAKE_VALUES):
             return _Kind.MADE
         return _Kind.FEW if values > 1 else _Kind.EVEN
+
+    def _stored(self, vertex: int) -> Constant | None:
+        """What is constant from the outset, None for what an op makes."""
+        value = self._view.node_of(vertex).attr.get("value")  # [] would write to a map without it
+        if value is None or self._view.op_of(vertex) != "Const":
+            return self._arguments.get(vertex)
+        shape = tuple(dim.size for dim in value.tensor.tensor_shape.dim)
+        return Constant(shape, functools.partial(stored_floats, value.tensor))
 
     def _made_of(self, vertex: int) -> Sequence[int]:
         number = self._view.vertex_nodes[vertex]
@@ -262,15 +277,12 @@ def _may_be_constant(node_type: NodeType) -> list[bool]:
     return [is_pure and is_made] * len(node_type.dtypes)
 
 
-def _values(constant: node_def_pb2.NodeDef) -> int:
-    """How many values a stored constant has at its ends: those of weights are many there."""
-    value = constant.attr.get("value")  # [] would write to a map that lacks it
-    if value is None:
-        return 0
-    sizes = [dim.size for dim in value.tensor.tensor_shape.dim]
+def _values(constant: Constant) -> int:
+    """How many values a constant has at its ends: those of weights are many there."""
+    sizes = constant.shape
     if math.prod(sizes) > _LARGE:
         return FEW_VALUES + 1
-    stored = np.asarray(stored_floats(value.tensor))
+    stored = np.asarray(constant.read())
     if len(sizes) == 2 and np.count_nonzero(stored) <= min(sizes):
         return 1  # a diagonal moves or scales
     return len({*stored[:_ENDS].tolist(), *stored[-_ENDS:].tolist()})

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from graph_passes.ir.adjacency import Adjacency
-from graph_passes.ir.graph_view import FLOAT, GraphView
+from graph_passes.ir.graph_view import FLOAT, NO_CONSTANTS, Constants, GraphView
 from graph_passes.ops.kernels import KernelSupport, kernel_support
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
@@ -42,13 +42,19 @@ class Coloring:
         out_of_range: vertices that were denied for a constant's sake.
         followers: vertices that were painted for the Casts that it may save.
         rules: number of a node -> the rule of the user that decides it.
+        constants: the arguments of the main graph that are constants, by name.
     """
 
     def __init__(
-        self, view: GraphView, config: PrecisionConfig, ineligible: Mapping[int, Reason]
+        self,
+        view: GraphView,
+        config: PrecisionConfig,
+        ineligible: Mapping[int, Reason],
+        constants: Constants = NO_CONSTANTS,
     ) -> None:
         """Starts with nothing painted; `ineligible` are nodes by number that stay as they are."""
         self.view, self.config, self.target = view, config, config.target
+        self.constants = constants
         self.lists = load_op_lists(config)
         self.support = kernel_support(config.device, config.target)
         vertices = len(view.dtypes)

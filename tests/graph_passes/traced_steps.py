@@ -20,6 +20,7 @@ from graph_passes.functions.specialization import name_functions
 from graph_passes.ir.view import view_body
 from graph_passes.pipeline import prepare
 from graph_passes.policy.op_lists import load_op_lists
+from tf_amp.hosts.function_devices import captured_constants
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 
 _NUMBERS = itertools.count()
@@ -76,6 +77,7 @@ class Step:
             library=library,
             shapes=traced_shapes(graph, definition),
             function_shapes=called_shapes(graph._functions),
+            function_constants=captured_constants(graph, definition),
         )
         assert result.failure is None
         return result

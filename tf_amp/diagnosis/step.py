@@ -20,6 +20,7 @@ from tf_amp.diagnosis.gradients import GradientMeter, Gradients, scale_of, watch
 from tf_amp.diagnosis.recording import Key, Record, run_recorded, traced_name
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_debug_info import source_lines
+from tf_amp.hosts.function_devices import captured_constants
 from tf_amp.hosts.function_redirects import with_callees
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 
@@ -262,6 +263,7 @@ def rewritten(step: Step, float32: Mapping[str, FunctionDef], config: PrecisionC
         config,
         roots=[step.name],
         function_shapes=lambda name: own if name == step.name else shapes(name),
+        function_constants=captured_constants(graph, float32[step.name]),
         lines=_lines_of(step),
     )
     if result.failure is not None:

@@ -17,7 +17,7 @@ from graph_passes.plan_remarks import lines_within
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.function_debug_info import source_lines
-from tf_amp.hosts.function_devices import variable_devices
+from tf_amp.hosts.function_devices import captured_constants, variable_devices
 from tf_amp.hosts.function_redirects import Find, call_as_planned
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_size_sources import Source, find_source
@@ -94,6 +94,7 @@ class TracedFunction:
             library=self.find,
             shapes=self.function_shapes(name) if callee else self.shapes,
             function_shapes=self.function_shapes,
+            function_constants=captured_constants(self.graph, self.definition),
             devices=variable_devices(self.graph, self.definition),
             name=self.title,
             lines=lines_within(self.lines, name) if callee else self.lines,

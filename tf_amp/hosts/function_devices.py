@@ -1,16 +1,20 @@
-"""Devices of the variables that traced functions use."""
+"""What traced functions capture: the devices of variables, and tensors that were made before."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.types import core
 
+from graph_passes.ir.graph_view import Constant
+
 if TYPE_CHECKING:
-    from graph_passes.ir.graph_view import FunctionDevices
+    import numpy as np
+
+    from graph_passes.ir.graph_view import Constants, FunctionConstants, FunctionDevices
 
 
 def variable_devices(graph: Any, definition: Any) -> FunctionDevices:
@@ -31,33 +35,75 @@ def variable_devices(graph: Any, definition: Any) -> FunctionDevices:
 
     @functools.cache
     def of(name: str) -> Mapping[str, str]:
-        body, signature = graph, definition.signature
-        if name != signature.name:
-            function = graph._functions.get(name)
-            body = getattr(function, "graph", None)
-            if body is None:
-                return {}
-            signature = function.cached_definition.signature
-        if len(signature.input_arg) != len(body.inputs):
-            return {}
         return {
-            argument.name: _device_of(tensor, outside)
-            for argument, tensor in zip(signature.input_arg, body.inputs, strict=True)
+            argument: _device_of(tensor, outside)
+            for argument, tensor in _arguments(graph, definition, name)
             if tensor.dtype == tf.resource
         }
 
     return lambda function, argument: of(function).get(argument) or f"of {function} {argument}"
 
 
+def captured_constants(graph: Any, definition: Any) -> FunctionConstants:
+    """Returns a function that gives the arguments of a function that are eager tensors it captures.
+
+    These are tables that a program makes once, and weights that are no variables.
+
+    Args:
+        graph: the FuncGraph that was traced.
+        definition: the FunctionDef that TensorFlow made of it.
+    """
+    outside = functools.cache(_outside)
+
+    def of(name: str) -> Constants:
+        return {
+            argument: Constant(tuple(value.shape), functools.partial(_values, value))
+            for argument, tensor in _arguments(graph, definition, name)
+            if tensor.dtype != tf.resource and _is_table(value := _origin(tensor, outside))
+        }
+
+    return of
+
+
+def _arguments(graph: Any, definition: Any, name: str) -> Iterable[tuple[str, Any]]:
+    """The arguments of a function or of one that it calls, with their tensors inside."""
+    body, signature = graph, definition.signature
+    if name != signature.name:
+        function = graph._functions.get(name)
+        body = getattr(function, "graph", None)
+        if body is None:
+            return ()
+        signature = function.cached_definition.signature
+    if len(signature.input_arg) != len(body.inputs):
+        return ()
+    names = (argument.name for argument in signature.input_arg)
+    return zip(names, body.inputs, strict=True)
+
+
+def _is_table(tensor: Any) -> bool:
+    # What several devices hold together, as DTensor has it, cannot be read.
+    return isinstance(tensor, core.Value) and "CUSTOM" not in tensor.device
+
+
+def _values(tensor: Any) -> np.ndarray:
+    return tensor.numpy().ravel()  # type: ignore[no-any-return]
+
+
 def _device_of(tensor: Any, outside: Any) -> str:
+    origin = _origin(tensor, outside)
+    if isinstance(origin, core.Value):
+        return str(origin.device)
+    return "" if origin.op.type == "Placeholder" else str(origin.op.device)
+
+
+def _origin(tensor: Any, outside: Any) -> Any:
+    """What a tensor stands for, captured through the graphs in which it is traced."""
     while not isinstance(tensor, core.Value):
-        if tensor.op.type != "Placeholder":
-            return str(tensor.op.device)
         captured = outside(tensor.graph).get(id(tensor))
         if captured is None:
-            return ""
+            break
         tensor = captured
-    return str(tensor.device)
+    return tensor
 
 
 def _outside(graph: Any) -> Mapping[int, Any]:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from decisions import decisions_of
 from traced_graphs import Traced, trace
+from traced_steps import traced
 
 from graph_passes import PrecisionConfig, Reason
 
@@ -301,6 +302,45 @@ def test_with_a_variable_a_stored_constant_is_no_weight() -> None:
 def test_what_a_network_does_with_constants_goes_low(function: Callable[[Any, Any], Any]) -> None:
     found = with_variable(function)
     assert found and all(d.converted for d in found)
+
+
+def captured_decisions(function: Function) -> list[Any]:
+    """Those of a function whose constants are eager tensors that it captures."""
+    report = traced(function, tf.TensorSpec((WIDTH, WIDTH))).result(CPU).report
+    return [d for d in report.decisions if any(name in d.op for name in PRODUCTS)]
+
+
+def test_a_captured_table_is_a_constant_in_calls_and_loops_too() -> None:
+    stencil = tf.constant(SECOND)
+    inner = tf.function(lambda x: tf.tanh(stencil @ x), autograph=False)
+
+    def steps(x: Any) -> Any:
+        x = tf.tanh(inner(x) @ x)
+        return tf.while_loop(
+            lambda i, _: i < 20, lambda i, h: (i + 1, tf.tanh(stencil @ h) @ (h @ h)), (0, x)
+        )[1]
+
+    found = captured_decisions(steps)
+    assert sorted(d.converted for d in found) == [False, False, True, True, True]
+    assert {d.reason for d in found if not d.converted} == {Reason.CONSTANT_OPERAND}
+
+
+def test_captured_weights_are_weights_where_stored_ones_are() -> None:
+    table, variable = tf.constant(WEIGHTS), tf.Variable(WEIGHTS)
+    moved = tf.constant(np.eye(WIDTH, dtype=np.float32))
+    large = tf.zeros((8 * WIDTH, 8 * WIDTH * 2))  # of one value, which is not looked for
+
+    def network(x: Any) -> Any:
+        return tf.nn.relu(tf.nn.relu(x @ table) @ moved) @ tf.transpose(table)
+
+    def features(x: Any) -> Any:
+        wide = tf.sin(tf.tile(x, (1, 8)) @ large)
+        return tf.sin(x @ table) @ variable, wide
+
+    assert [d.converted for d in captured_decisions(network)] == [True] * 3
+    assert [d.converted for d in captured_decisions(lambda x: network(x) @ variable)] == [True] * 4
+    kept = [d.reason for d in captured_decisions(features) if not d.converted]
+    assert kept == [Reason.CONSTANT_OPERAND] * 2
 
 
 def test_the_reason_is_told_but_in_parity() -> None:
