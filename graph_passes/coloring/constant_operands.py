@@ -177,8 +177,9 @@ class _Search:
         if op in _ROUNDINGS or op in _SELECTIONS:
             return not self._is_quantized(vertex)
         if op == "Const":
-            stored = np.asarray(stored_floats(node.attr["value"].tensor))
-            return bool((stored == np.rint(stored)).all())
+            value = node.attr.get("value")
+            stored = np.asarray(() if value is None else stored_floats(value.tensor))
+            return value is not None and bool((stored == np.rint(stored)).all())
         is_cast = op == "Cast" and node.attr["SrcT"].type in _WHOLE
         return is_cast or op in _MAKE_WHOLE or len(self._whole_from(vertex)) > 0
 
