@@ -61,6 +61,7 @@ _WHOLE = (
 _ROUNDINGS = ("Ceil", "Floor", "Rint", "Round", "Sign")
 _SELECTIONS = ("Select", "SelectV2")
 _MAKE_WHOLE = (*_ROUNDINGS, "OneHot", "OnesLike", "ZerosLike")
+_COUNTED = (*_ROUNDINGS, *_SELECTIONS, "Cast", "OneHot")
 _STAY_WHOLE = ("Add", "AddV2", "AddN", "Mul", "Square", "Sub")
 _PARTS_OF_LAYERS = ("BiasAdd", "FusedBatchNormV3", "FusedBatchNormGradV3")
 
@@ -103,7 +104,7 @@ class _Search:
         return {
             product
             for product, operands in self._operands.items()
-            if len(operands) > 1 and all(map(self._is_whole, operands)) and self._adds_up(product)
+            if len(operands) > 1 and self._are_whole(operands) and self._adds_up(product)
         }
 
     def with_constants(self) -> set[int]:
@@ -161,10 +162,11 @@ class _Search:
         behind = islice(walk([product], onward), 1, MOST_NEAR)
         return any(self._codes[v] == ALLOW and v not in with_constants for v in behind)
 
-    def _is_whole(self, vertex: int) -> bool:
-        """Whether a tensor is made of whole numbers, by what leaves them whole."""
-        found = list(islice(walk([vertex], self._whole_from), MOST_NEAR))
-        return len(found) < MOST_NEAR and all(map(self._may_be_whole, found))
+    def _are_whole(self, vertices: Sequence[int]) -> bool:
+        """Whether tensors are made of whole numbers, by what leaves them whole, and not of ones."""
+        found = list(islice(walk(vertices, self._whole_from), MOST_NEAR))
+        counts = any(self._view.op_of(vertex) in _COUNTED for vertex in found)
+        return counts and len(found) < MOST_NEAR and all(map(self._may_be_whole, found))
 
     def _whole_from(self, vertex: int) -> Sequence[int]:
         """What is whole where a tensor is."""

@@ -39,7 +39,10 @@ def test_tune_writes_a_table_that_the_setting_takes(run_python: RunPython, tmp_p
 
 
 def test_tune_keeps_the_table_in_the_users_cache(
-    run_forked: RunPython, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run_forked: RunPython,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code = f"""
         import tf_amp.tuning_probes as probes
@@ -64,7 +67,8 @@ def test_tune_keeps_the_table_in_the_users_cache(
     # Who asks to ignore performance has no table, and so has hardware without fast units: what a
     # program on other hardware would find is asked for here.
     target = Target("bfloat16", "CPU", "")
-    chosen = functools.partial(choose_table, read_settings({}), target, env)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    chosen = functools.partial(choose_table, read_settings({}), target)
     assert chosen().reason == f"measured by `tf-amp tune`: {path}"
     assert chosen(compiled=True).reason == f"measured by `tf-amp tune`: {compiled}"
 

@@ -307,7 +307,7 @@ def test_what_a_network_does_with_constants_goes_low(function: Callable[[Any, An
 def captured_decisions(function: Function) -> list[Any]:
     """Those of a function whose constants are eager tensors that it captures."""
     report = traced(function, tf.TensorSpec((WIDTH, WIDTH))).result(CPU).report
-    return [d for d in report.decisions if any(name in d.op for name in PRODUCTS)]
+    return [d for d in decisions_of(report) if any(name in d.op for name in PRODUCTS)]
 
 
 def test_a_captured_table_is_a_constant_in_calls_and_loops_too() -> None:

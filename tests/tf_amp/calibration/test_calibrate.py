@@ -145,7 +145,7 @@ def test_loops_and_variables(tmp_path: Path) -> None:
         @tf.function(input_signature=[tf.TensorSpec([None, WIDTH], name="x")])
         def call(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
             for number in tf.range(6):
-                grown = tf.matmul(x, self.weight * 10, name="grow")
+                grown = tf.nn.relu(tf.matmul(x, self.weight * 10, name="grow"))
                 x = tf.where(number < 5, grown, tf.math.log(grown))
             return {"y": x}
 

@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def call(x: tf.Tensor) -> dict[str, tf.Tensor]:
         for _ in tf.range(3):
-            x = tf.matmul(x, weight, name="turning")
+            x = tf.nn.relu(tf.matmul(x, weight, name="turning"))
         x = inner(inner(x))
         y = tf.matmul(x, weight * 3e4, name="planted") * 1e-4
         return {"y": tf.math.log(tf.matmul(y, weight, name="last"))}
