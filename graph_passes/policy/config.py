@@ -181,7 +181,7 @@ class PrecisionConfig:
 RULES: dict[str, str] = {
     "variable-update": "what is assigned to a variable is computed in float32",
     "small-step": "what a loop adds up, what is added by a factor below a 32nd, and more than 32 "
-    "tensors are added in float32",
+    "tensors are added in float32, and loops to a fixed point are computed in it",
     "constant-range": "a constant that float16 cannot hold keeps its consumers in float32",
     "bounded-constant": "a constant that bfloat16 cannot hold becomes its least or largest number",
     "function-signatures": "functions are planned with their callers and may take and give the "
