@@ -10,13 +10,12 @@ from tensorflow.core.framework import function_pb2, graph_pb2
 
 from graph_passes.collector import collector_paused
 from graph_passes.functions.call_tree import Library, no_library
+from graph_passes.ir.constants import FunctionConstants, no_constants
 from graph_passes.ir.function_references import FunctionReferences
 from graph_passes.ir.graph_view import (
-    FunctionConstants,
     FunctionDevices,
     FunctionShapes,
     Shapes,
-    no_constants,
     no_devices,
     no_shapes,
 )

@@ -26,17 +26,10 @@ from graph_passes.coloring.v1_loops import match_loop_edges
 from graph_passes.coloring.variable_updates import protect_variable_updates
 from graph_passes.emit.apply import Applied, apply_plan
 from graph_passes.functions.inlining import split_prefix
+from graph_passes.ir.constants import NO_CONSTANTS, Constants
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.eligibility import find_ineligible
-from graph_passes.ir.graph_view import (
-    ARGUMENT,
-    FLOAT,
-    INLINED_ARGUMENT,
-    NO_CONSTANTS,
-    RESULT,
-    Constants,
-    GraphView,
-)
+from graph_passes.ir.graph_view import ARGUMENT, FLOAT, INLINED_ARGUMENT, RESULT, GraphView
 from graph_passes.ir.rule_matching import NO_DECISIONS, Decisions
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.byte_cost import place_casts

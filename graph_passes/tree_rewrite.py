@@ -20,16 +20,15 @@ from graph_passes.functions.loop_invariants import hoist_casts
 from graph_passes.functions.loop_sum_moves import prepare_tree
 from graph_passes.functions.specialization import ConvertedTree, convert_tree, name_functions
 from graph_passes.functions.verify_calls import verify_tree
+from graph_passes.ir.constants import FunctionConstants, no_constants
 from graph_passes.ir.copying import Graph
 from graph_passes.ir.graph_view import (
-    FunctionConstants,
     FunctionDevices,
     FunctionShapes,
     GraphView,
     Shape,
     Shapes,
     extend_shapes,
-    no_constants,
     no_devices,
 )
 from graph_passes.ir.rule_matching import Decisions, decide

@@ -32,8 +32,8 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.graph_view import FLOAT, Constant, Constants, GraphView
-from graph_passes.ir.stored_floats import stored_floats
+from graph_passes.ir.constants import Constant, Constants, stored_floats
+from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.rewriter.matcher import SIZES
@@ -95,7 +95,7 @@ def what_is_before(coloring: Coloring, vertex: int) -> list[int]:
 class _Search:
     def __init__(self, coloring: Coloring) -> None:
         self._codes, self._view, self._edges = coloring.list_codes, coloring.view, coloring.edges
-        self._arguments = coloring.constants
+        self._arguments, self._origin = coloring.constants, coloring.origin
         starts = coloring.where(coloring.eligible & (coloring.list_codes == ALLOW))
         self._operands = {vertex: self._read(vertex) for vertex in starts}
 
@@ -136,17 +136,6 @@ class _Search:
             return []
         read = self._view.producers(number)
         return read[1:2] if "Conv" in op else read
-
-    def _origin(self, vertex: int) -> int:
-        """Where a tensor comes from, moved."""
-
-        def maker(vertex: int) -> Sequence[int]:
-            hands_on = self._codes[vertex] == CLEAR and self._view.op_of(vertex) != "OneHot"
-            makers = self._edges.producers(vertex) if hands_on else ()
-            return makers if len(makers) == 1 else ()
-
-        *_, origin = walk([vertex], maker)
-        return origin
 
     def _reads_weights(self, product: int) -> bool:
         makers = map(self._origin, self._operands[product])

@@ -11,7 +11,7 @@ import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
 from graph_passes.coloring.state import Coloring
-from graph_passes.ir.stored_floats import largest_stored, stored_floats
+from graph_passes.ir.constants import largest_stored, stored_floats
 from graph_passes.ops.reasons import Reason
 
 LARGEST = float(np.finfo(np.float16).max)

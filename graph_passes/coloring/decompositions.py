@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from graph_passes.coloring.small_steps import (
+from graph_passes.coloring.linear_steps import (
     ADDITIONS,
     MATRIX_PRODUCTS,
     SCALINGS,
@@ -95,16 +95,18 @@ def keep_decompositions(coloring: Coloring) -> None:
         if codes[vertex] == ALLOW and not fed.isdisjoint(origins(edges.producers(vertex)))
     }
     found = before | behind | gradients
-    found |= _steps_between(coloring, roots, found)
+    found |= _steps_between(coloring, roots, found, move)
     coloring.block(sorted(found - roots), Reason.DECOMPOSITION)
 
 
-def _steps_between(coloring: Coloring, roots: set[int], kept: set[int]) -> set[int]:
+def _steps_between(
+    coloring: Coloring, roots: set[int], kept: set[int], move: np.ndarray
+) -> set[int]:
     """What is linear around decompositions and `kept`, if further products lie between two."""
     view = coloring.view
     linear = view.is_vertex_of(lambda node_type: node_type.op in _LINEAR)
-    enter = (linear | moves(coloring)) & view.is_float
-    for number in view.of_op("Mul", "RealDiv"):
+    enter = (linear | move) & view.is_float
+    for number in view.of_op(*SCALINGS):
         if is_by_a_tensor(view, view.base[number]):
             enter[view.base[number]] = False
     ahead, before = _both_ways(coloring, roots, enter)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import filterfalse, islice
 
+from graph_passes.coloring.linear_steps import MATRIX_PRODUCTS
 from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ops.reasons import Reason
@@ -24,7 +25,6 @@ MOST_OPS = 24
 
 _DIAGONAL = "MatrixDiagPart"
 _SETS_DIAGONAL = ("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "MatrixSetDiagV3")
-_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 _SUMS = ("AddV2", "Add", "Sub", "AddN", "BiasAdd")
 _SQUARED = "SquaredDifference"
 _SCALES = ("Mul", "RealDiv")
@@ -35,7 +35,7 @@ _PARTS = (*_SUMS, "Sqrt", "Square", "Pow")
 def keep_distances(coloring: Coloring) -> None:
     """Keeps squared distances, their products and their squares in float32."""
     search = _Search(coloring)
-    for number in coloring.view.of_op(*_PRODUCTS):
+    for number in coloring.view.of_op(*MATRIX_PRODUCTS):
         product = coloring.view.base[number]
         if coloring.list_codes[product] == ALLOW:
             coloring.block(sorted(search.distance(product)), Reason.DISTANCE)
@@ -117,7 +117,7 @@ class _Search:
         return op in ("Square", "Pow")
 
     def _is_gram(self, vertex: int) -> bool:
-        if self._view.op_of(vertex) not in _PRODUCTS:
+        if self._view.op_of(vertex) not in MATRIX_PRODUCTS:
             return False
         sides = [self._origins([maker]) for maker in self._edges.producers(vertex)]
         return len(sides) > 1 and not sides[0].isdisjoint(sides[1])

@@ -15,26 +15,27 @@ bfloat16 neighbouring values are a 256th apart. All that leads round such a loop
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
+from graph_passes.coloring.linear_steps import (
+    ADDITIONS,
+    MATRIX_PRODUCTS,
+    SCALINGS,
+    is_by_a_tensor,
+    moves,
+)
 from graph_passes.coloring.state import CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
+from graph_passes.ir.constants import stored_floats
 from graph_passes.ir.graph_view import GraphView
-from graph_passes.ir.stored_floats import stored_floats
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
-
-MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 
 SMALL_FACTOR = 1 / 32
 """A step by so small a factor loses three of the eight bits of bfloat16, in each round."""
 
-_ACTIVATIONS = ("Abs", "Clip", "Max", "Min", "Relu")
-ADDITIONS = frozenset(("Add", "AddN", "AddV2", "Sub"))
-SCALINGS = frozenset(("Mul", "RealDiv"))
 _DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
 _SPREAD = frozenset(("BroadcastTo", "Tile"))
 
@@ -145,17 +146,12 @@ def _loops_to_a_fixed_point(coloring: Coloring) -> Iterator[int]:
     if not carriers:
         return
 
-    def maker(vertex: int) -> Sequence[int]:
-        moves = codes[vertex] == CLEAR and vertex not in carriers
-        makers = edges.producers(vertex) if moves else ()
-        return makers if len(makers) == 1 else ()
-
     def handed_on(vertex: int) -> list[int]:
         return [r for r in edges.readers(vertex) if r in carriers or codes[r] == CLEAR]
 
     differs = view.is_vertex_of(lambda node_type: node_type.op in _DIFFERENCES)
     for difference in coloring.where(differs & view.is_float):
-        compared = {[*walk([v], maker)][-1] for v in edges.producers(difference)}
+        compared = set(map(coloring.origin, edges.producers(difference)))
         for old in compared & carriers:
             for new in compared - {old}:
                 if old in walk([new], handed_on):
@@ -181,19 +177,6 @@ def _factor(tensor: tensor_pb2.TensorProto) -> float:
     """The size of the one number that a constant stores, 0 where it stores more."""
     stored = () if tensor.tensor_shape.dim else stored_floats(tensor)
     return abs(stored[0]) if len(stored) == 1 else 0.0
-
-
-def moves(coloring: Coloring) -> np.ndarray:
-    """The vertices that hand values on and are no activations; bool [vertices]."""
-    activates = coloring.view.is_vertex_of(lambda node_type: node_type.op.startswith(_ACTIVATIONS))
-    return (coloring.list_codes == CLEAR) & ~activates
-
-
-def is_by_a_tensor(view: GraphView, vertex: int) -> bool:
-    """Whether a vertex multiplies or divides by more than a single number."""
-    node = view.node_of(vertex)
-    scales = view.node_type(view.vertex_nodes[vertex]).op in SCALINGS
-    return scales and () not in [view.shape(name) for name in node.input if name[0] != "^"]
 
 
 def _adds(node_type: NodeType) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from graph_passes.ir.adjacency import Adjacency
-from graph_passes.ir.graph_view import FLOAT, NO_CONSTANTS, Constants, GraphView
+from graph_passes.ir.adjacency import Adjacency, walk
+from graph_passes.ir.constants import NO_CONSTANTS, Constants
+from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.kernels import KernelSupport, kernel_support
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
@@ -146,6 +147,16 @@ class Coloring:
     def carriers(self) -> list[int]:
         """The vertices at which values come back to a loop in its next round."""
         return self.where(self.view.is_vertex_of(_carries) & self.view.is_float)
+
+    def origin(self, vertex: int) -> int:
+        """Where a tensor comes from, through ops that hand on what they alone read."""
+
+        def maker(vertex: int) -> Sequence[int]:
+            makers = self.edges.producers(vertex) if self.list_codes[vertex] == CLEAR else ()
+            return makers if len(makers) == 1 else ()
+
+        *_, origin = walk([vertex], maker)
+        return origin
 
     def paint(self, vertices: Iterable[int], reason: Reason) -> None:
         """Gives vertices the colour ALLOW; the first reason stays."""

@@ -9,11 +9,8 @@ of a tensor with itself is no such value: what gathers covariances is made to be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from graph_passes.coloring.small_steps import ADDITIONS, MATRIX_PRODUCTS, SCALINGS, moves
+from graph_passes.coloring.linear_steps import ADDITIONS, MATRIX_PRODUCTS, SCALINGS, moves
 from graph_passes.coloring.state import CLEAR, INFER, Coloring
-from graph_passes.ir.adjacency import walk
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
@@ -69,12 +66,7 @@ def protect_variable_updates(coloring: Coloring) -> None:
 
 def _is_by_itself(coloring: Coloring, vertex: int) -> bool:
     """Whether a vertex is a product of a tensor with itself, moved."""
-
-    def maker(vertex: int) -> Sequence[int]:
-        makers = coloring.edges.producers(vertex) if coloring.list_codes[vertex] == CLEAR else ()
-        return makers if len(makers) == 1 else ()
-
     if coloring.view.op_of(vertex) not in MATRIX_PRODUCTS:
         return False
     operands = coloring.edges.producers(vertex)
-    return len(operands) == 2 and len({[*walk([v], maker)][-1] for v in operands}) == 1
+    return len(operands) == 2 and len({*map(coloring.origin, operands)}) == 1

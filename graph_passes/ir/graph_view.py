@@ -12,7 +12,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2, tensor_pb2, types_pb2
@@ -36,25 +36,6 @@ FunctionDevices = Callable[[str, str], str]
 """Gives for the names of a function and of an argument that is a variable the device that holds it,
 "" where it is not known."""
 
-
-class Constant(NamedTuple):
-    """A tensor that is the same whenever a graph runs.
-
-    Attributes:
-        shape: its shape.
-        read: gives the values of a float32 one, of which a last one may stand for all that follow.
-    """
-
-    shape: tuple[int, ...]
-    read: Callable[[], Sequence[float] | np.ndarray]
-
-
-Constants = Mapping[str, Constant]
-"""The arguments of a function that are constants, by their names."""
-
-FunctionConstants = Callable[[str], Constants]
-"""Gives for a function's name those of its arguments that are constants."""
-
 FLOAT = types_pb2.DT_FLOAT
 ARGUMENT = "_Arg"
 RESULT = "_Retval"
@@ -62,7 +43,6 @@ RESULT = "_Retval"
 INLINED_ARGUMENT = "_InlinedArgument"
 """Op of a node that is another name for what a calling node takes at a port (`inlining`)."""
 
-NO_CONSTANTS: Constants = types.MappingProxyType({})
 NO_ALIASES: Mapping[int, tuple[int, int]] = types.MappingProxyType({})
 
 
@@ -393,11 +373,6 @@ def elements(shape: Iterable[int | None], unknown: int | None = None) -> int | N
 
 def no_shapes(_: str) -> None:
     """The shapes of functions where none are known."""
-
-
-def no_constants(_: str) -> Constants:
-    """The arguments of functions that are constants where none are known."""
-    return NO_CONSTANTS
 
 
 def no_devices(_: str, __: str) -> str:

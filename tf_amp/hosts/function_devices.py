@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.python.types import core
 
-from graph_passes.ir.graph_view import Constant
+from graph_passes.ir.constants import Constant
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from graph_passes.ir.graph_view import Constants, FunctionConstants, FunctionDevices
+    from graph_passes.ir.constants import Constants, FunctionConstants
+    from graph_passes.ir.graph_view import FunctionDevices
 
 
 def variable_devices(graph: Any, definition: Any) -> FunctionDevices:

@@ -14,8 +14,8 @@ import numpy as np
 from tensorflow.python.framework import dtypes
 
 from graph_passes.ir.adjacency import walk
+from graph_passes.ir.constants import largest_stored
 from graph_passes.ir.graph_view import FLOAT, RESULT
-from graph_passes.ir.stored_floats import largest_stored
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import MOVES, SELECTS, SIZES, SPREADS
 from graph_passes.rewriter.replacement import Replacement

@@ -1,12 +1,40 @@
-"""What a float32 constant stores."""
+"""Constants: what they store, and arguments that are ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from tensorflow.core.framework import tensor_pb2
+
+
+class Constant(NamedTuple):
+    """A tensor that is the same whenever a graph runs.
+
+    Attributes:
+        shape: its shape.
+        read: gives the values of a float32 one, of which a last one may stand for all that follow.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[], Sequence[float] | np.ndarray]
+
+
+Constants = Mapping[str, Constant]
+"""The arguments of a function that are constants, by their names."""
+
+FunctionConstants = Callable[[str], Constants]
+"""Gives for a function's name those of its arguments that are constants."""
+
+NO_CONSTANTS: Constants = types.MappingProxyType({})
+
+
+def no_constants(_: str) -> Constants:
+    """The arguments of functions that are constants where none are known."""
+    return NO_CONSTANTS
 
 
 def stored_floats(tensor: tensor_pb2.TensorProto) -> Sequence[float] | np.ndarray:
