@@ -153,6 +153,10 @@ SOURCE_MAPS = (
     # Read.
     Member("tensorflow.python.autograph.impl.api", "_TRANSPILER._cache._cache"),
 )
+TRACEBACKS = (
+    # Replaced, as in Keras and tf_keras where they have it.
+    Member("tensorflow.python.util.traceback_utils", "include_frame", ("fname",)),
+)
 SCOPES = (
     # Replaced.
     Member(f"{_FRAMEWORK}.func_graph", "FuncGraph.__init__"),

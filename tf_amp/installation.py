@@ -27,6 +27,7 @@ from tf_amp.loss_scale.unscaled_notice import UnscaledNotice
 from tf_amp.plan import ENVIRONMENT, Plan, make_plan
 from tf_amp.state import Status
 from tf_amp.tally import NodeCounts, Tally
+from tf_amp.tracebacks import TracebackFilters
 from tf_amp.visible_log import ensure_visible
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Installation:
         self.traced_before = function_names.traced_function_names() if plan.config else []
         self._said_policy = False
         self.tally = Tally()
+        self._tracebacks = TracebackFilters()
         self._dumps = Dumps(plan.settings.log_path, lambda: describe(plan)) if plan.config else None
         self.graph_log = GraphLog(str(plan.target.target_dtype))
         self.unscaled = UnscaledNotice(active=plan.misses_loss_scale)
@@ -85,6 +87,7 @@ class Installation:
         }
         if self.config is not None:
             hooks |= {"function": function.install, "session": session.install}
+        hooks["tracebacks"] = lambda _: self._tracebacks.install()
         try:
             for name, hook in hooks.items():
                 if (why := hook(self)) is not None:
@@ -106,6 +109,7 @@ class Installation:
         history.listen(None)
         for host in (session, function, auto_wrap):
             host.uninstall()
+        self._tracebacks.uninstall()
 
     def record(
         self,

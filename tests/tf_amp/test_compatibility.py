@@ -20,6 +20,7 @@ from tf_amp.compatibility import (
     SOURCE_MAPS,
     STEP_WATCH,
     TF_KERAS,
+    TRACEBACKS,
     V1_OPTIMIZERS,
     Member,
     obstacle,
@@ -28,7 +29,7 @@ from tf_amp.compatibility import (
 )
 
 TABLES = (FUNCTION_HOST, SESSION_HOST, STEP_WATCH, SCOPES, SOURCE_MAPS, DIAGNOSIS)
-TABLES += (KERAS, TF_KERAS, V1_OPTIMIZERS, COMMANDS, LATE_SETTINGS)
+TABLES += (KERAS, TF_KERAS, V1_OPTIMIZERS, COMMANDS, LATE_SETTINGS, TRACEBACKS)
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRIVATE = ("tensorflow.python.", "keras.src.", "tf_keras.src.")
 
