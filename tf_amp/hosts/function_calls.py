@@ -18,16 +18,11 @@ from tf_amp.compiled import is_compiled
 from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_devices import captured_constants, variable_devices
+from tf_amp.hosts.function_kernels import kept_in_kernels
 from tf_amp.hosts.function_redirects import Find, call_as_planned
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_size_sources import Source, find_source
-from tf_amp.hosts.function_sizes import (
-    FunctionSizes,
-    Sized,
-    add_variant,
-    kept_in_kernels,
-    plan_anew,
-)
+from tf_amp.hosts.function_sizes import FunctionSizes, Sized, add_variant, plan_anew
 from tf_amp.hosts.function_tf_data import call_originals
 from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
 from tf_amp.hosts.pipeline_batches import PipelineBatches

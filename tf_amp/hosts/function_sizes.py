@@ -19,14 +19,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tensorflow.core.framework import function_pb2, node_def_pb2
+from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import attributes
 from tensorflow.python.framework import errors
 
-from graph_passes.ops.op_types import registered_op_type
 from graph_passes.policy.config import UNKNOWN_DIMENSION
-from tf_amp.hosts.function_redirects import Find, call_anew, with_callees
+from tf_amp.hosts.function_redirects import Find, call_anew
 from tf_amp.hosts.function_size_sources import Source
 
 if TYPE_CHECKING:
@@ -47,9 +46,6 @@ _IMPLEMENTS = "api_implements"
 """Attribute of functions that TensorFlow replaces by others."""
 _RATIO = 4
 """Sizes within this ratio of one another share a variant."""
-_SEEDS = ("seed", "seed2")
-_SHARED_NAME, _BY_NODE_NAME = "shared_name", "use_node_name_sharing"
-_VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
 _CLASSES = (-3, 5)
 _LASTING = 2
 """Calls in a row by which a class of sizes, but for the first, shows that it lasts."""
@@ -86,41 +82,6 @@ def plan_anew(
         return _IMPLEMENTS not in float32.attr
 
     return call_anew(result, rewrite, wanted, context, originals, f"{_SUFFIX}{size}", find)
-
-
-def kept_in_kernels(definition: function_pb2.FunctionDef, find: Find) -> str | None:
-    """Says what a function, or one that it calls, keeps in kernels from one call to the next.
-
-    Each variant of a function has kernels of its own. The one of a seeded random op counts what it
-    has drawn, and that of a resource without a name for others, as of a one-shot iterator, has that
-    to itself: a program would not compute what it computes as it is.
-
-    Args:
-        definition: the function.
-        find: gives what it calls.
-
-    Returns:
-        A clause that says why it is to have no variants; None if nothing is kept.
-    """
-    for function in with_callees((definition,), find):
-        for node in function.node_def:
-            # To read an attribute that is not there would add it.
-            if any(name in node.attr and node.attr[name].i for name in _SEEDS):
-                return "it draws random numbers by a seed, and a variant of it would draw others"
-            if _has_to_itself(node):
-                return f"its {node.op} keeps a state that a variant of it would begin anew"
-    return None
-
-
-def _has_to_itself(node: node_def_pb2.NodeDef) -> bool:
-    """Whether an op makes a resource that it shares with no other, as another function's is."""
-    op_type = None if node.op in _VARIABLES else registered_op_type(node.op)
-    if op_type is None or not op_type.op_def.is_stateful:
-        return False
-    if all(attr.name != _SHARED_NAME for attr in op_type.op_def.attr):
-        return False
-    is_shared = _SHARED_NAME in node.attr and node.attr[_SHARED_NAME].s
-    return not is_shared and not (_BY_NODE_NAME in node.attr and node.attr[_BY_NODE_NAME].b)
 
 
 @dataclasses.dataclass(frozen=True)
