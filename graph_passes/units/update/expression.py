@@ -23,6 +23,8 @@ _ARITHMETIC = (*SUMS, "Sub", "Mul", "Neg", "RealDiv", "Rsqrt", "Sqrt", "Square")
 _SCALAR = "s "
 _MOST_NODES = 64
 """More nodes than any update has, for one variable."""
+_MOST_TERMS = 32
+"""More than any of their polynomials has."""
 
 
 def is_scalar(name: str) -> bool:
@@ -147,6 +149,7 @@ class UpdateSearch:
         self._names: dict[str, str] = {}  # tensor or variable -> its name in the polynomials
         self._tensors = {f"old {place}": handle for handle, place in self._order.items()}
         self._inner: dict[str, Polynomial] = {}
+        self._expanded: dict[str, Polynomial] = {}
         self._inside: set[int] = set()
         self._beside: set[int] = set()
         self._shapes: set[Shape | None] = set()
@@ -230,6 +233,14 @@ class UpdateSearch:
         return old + value if op == "AssignAddVariableOp" else old - value
 
     def _expand(self, tensor: str) -> Polynomial:
+        """What a tensor is, each once: a step that reads the one before twice doubles all else."""
+        if tensor not in self._expanded:
+            self._expanded[tensor] = found = self._computed(tensor)
+            if len(found.terms) > _MOST_TERMS:
+                raise NoMatchError("what it computes has too many terms")
+        return self._expanded[tensor]
+
+    def _computed(self, tensor: str) -> Polynomial:
         m = self._m
         number = m.maker(tensor)
         if number in self._reads:

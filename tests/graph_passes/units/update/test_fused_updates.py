@@ -18,6 +18,7 @@ from rewrite_checks import rewrite_graph
 from tensorflow.core.framework import types_pb2
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_function_def, rewrite_graph_def
+from graph_passes.units.update import expression
 from tf_amp.hosts.function_shapes import traced_shapes
 
 CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
@@ -450,3 +451,31 @@ def test_the_order_of_nodes_does_not_matter():
     right = rewrite_graph(program.with_nodes(program.graph_def.node[::-1]), CPU).graph_def
     nodes = [{node.name: node for node in each.node} for each in (left, right)]
     assert nodes[0] == nodes[1]
+
+
+def steps_between(count: int, step: Callable[[tf.Tensor], tf.Tensor]) -> Program:
+    """An update of one variable by the value of another, which some steps have changed."""
+    state, read = variables(tf, ((3,), (3,)))
+
+    def run(x: tf.Tensor) -> tf.Tensor:
+        state.assign(0.9 * state + x)
+        value = state * 1.0
+        for _ in range(count):
+            value = step(value)
+        read.assign_add(value)
+        return tf.identity(x)
+
+    return traced(run, np.ones(3, np.float32))
+
+
+def test_what_steps_read_twice_is_expanded_once(monkeypatch):
+    seen = []
+    combined = expression.combined
+    monkeypatch.setattr(expression, "combined", lambda *a: seen.append(a) or combined(*a))
+    rewritten(steps_between(10, lambda value: value + value))
+    assert 10 <= len(seen) < 40
+
+
+def test_steps_of_many_terms_are_left_and_said():
+    program = steps_between(6, lambda value: value * (1.0 - value))
+    assert "what it computes has too many terms" in reasons(rewritten(program))
