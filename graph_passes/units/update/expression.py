@@ -270,25 +270,27 @@ class UpdateSearch:
 
     def _from_outside(self, tensor: str) -> Polynomial:
         """A tensor that is made without the variables, scalar factors taken out of it."""
-        m = self._m
-        shape = self._variables.shape(tensor)
-        if shape == ():
+        m, factor = self._m, constant(1)
+        if self._variables.shape(tensor) == ():
             return self._scalar(tensor)
-        number = m.maker(tensor)
-        inputs, op = m.inputs(number), m.ops[number]
-        if op == "Square" or (op == "Mul" and inputs[0] == inputs[1]):
+        for _ in range(_MOST_NODES):
+            number = m.maker(tensor)
+            inputs, op = m.inputs(number), m.ops[number]
+            if op == "Square" or (op == "Mul" and inputs[0] == inputs[1]):
+                self._beside.add(number)
+                return factor * self._tensor(inputs[0]) * self._tensor(inputs[0])
+            if len(m.readers(number)) != 1 or m.view.names[number] in m.view.awaited:
+                break
+            scalars = [each for each in inputs if op == "Mul" and self._variables.shape(each) == ()]
+            if op == "Neg":
+                tensor, factor = inputs[0], -factor
+            elif len(scalars) == 1:
+                factor *= self._scalar(scalars[0])
+                (tensor,) = [each for each in inputs if each != scalars[0]]
+            else:
+                break
             self._beside.add(number)
-            return self._tensor(inputs[0]) * self._tensor(inputs[0])
-        alone = len(m.readers(number)) == 1 and m.view.names[number] not in m.view.awaited
-        if alone and op == "Neg":
-            self._beside.add(number)
-            return -self._from_outside(inputs[0])
-        scalars = [each for each in inputs if op == "Mul" and self._variables.shape(each) == ()]
-        if alone and len(scalars) == 1:
-            self._beside.add(number)
-            (other,) = [each for each in inputs if each != scalars[0]]
-            return self._scalar(scalars[0]) * self._from_outside(other)
-        return self._tensor(tensor)
+        return factor * self._tensor(tensor)
 
     def _scalar(self, tensor: str) -> Polynomial:
         if self._m.ops[self._m.maker(tensor)] == "Const":

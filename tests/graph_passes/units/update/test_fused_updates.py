@@ -479,3 +479,16 @@ def test_what_steps_read_twice_is_expanded_once(monkeypatch):
 def test_steps_of_many_terms_are_left_and_said():
     program = steps_between(6, lambda value: value * (1.0 - value))
     assert "what it computes has too many terms" in reasons(rewritten(program))
+
+
+def test_a_gradient_may_be_scaled_any_number_of_times():
+    (held,) = variables(tf, ((3,),))
+
+    def run(x: tf.Tensor) -> tf.Tensor:
+        gradient = tf.tanh(x)
+        for _ in range(1100):
+            gradient = gradient * 0.999
+        held.assign_sub(gradient)
+        return tf.identity(x)
+
+    assert updates(rewritten(traced(run, np.ones(3, np.float32)))) == {DESCENT: 1}
