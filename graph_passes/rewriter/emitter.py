@@ -224,10 +224,10 @@ class Emitter:
             shape: its static shape, where more is known than `sizes` says.
 
         Raises:
-            NoMatchError: two sizes are not known, or nothing shows that there are as many elements
-                as all sizes ask for.
+            NoMatchError: two sizes are not known, or one beside a 0, or nothing shows that there
+                are as many elements as all sizes ask for.
         """
-        if sizes.count(None) > 1:
+        if not _follows(sizes):
             raise NoMatchError(f"more than one size of the shape {sizes} is not known")
         filled = [-1 if size is None else size for size in sizes]
         known: Any = self.fact(tensor).shape
@@ -240,11 +240,16 @@ class Emitter:
     def reshape_like(self, tensor: str, like: str, *, name: str) -> str:
         """Adds a Reshape to the shape of the tensor `like`, as `reshape`."""
         shape = self.fact(like).shape
-        if shape is not None and shape.count(None) <= 1:
+        if shape is not None and _follows(shape):
             return self.reshape(tensor, shape, name=name)
         wanted = self.add("Shape", like, name=f"{name}_shape")
         made: str = self.add("Reshape", tensor, wanted, name=name, shape=shape)
         return made
+
+
+def _follows(sizes: Shape) -> bool:
+    """Whether the number of elements tells all sizes."""
+    return sizes.count(None) <= (0 not in sizes)
 
 
 class _Ops:

@@ -62,6 +62,8 @@ def test_a_reshape_leaves_one_size_open_at_most() -> None:
     assert new.reshape("y", (None, 4), name="one") == "y/one"
     with pytest.raises(NoMatchError, match="more than one size"):
         new.reshape("y", (None, 4, None), name="two")
+    with pytest.raises(NoMatchError, match="more than one size"):
+        new.reshape("y", (None, 0), name="none")  # whatever it is, there are no elements
 
 
 def test_tensors_of_a_function_are_named_by_arguments() -> None:

@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from norm_networks import NORMS, token_network
+from programs import trace as trace_program
+from rewrite_checks import in_float32, rewrite_graph
 from tensorflow.core.framework import types_pb2
 from traced_graphs import trace as trace_function
 from training_steps import Step, trace
@@ -230,3 +232,19 @@ def test_statistics_that_are_laid_along_another_axis_are_no_layer_norm(
     given = x.astype(np.float32), np.full(8, 0.5, np.float32)
     (wanted,), (found,) = (graph.run(g, *given) for g in (graph.graph_def, fusion.proto))
     np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_what_has_no_elements_keeps_its_shape() -> None:
+    weight = tf.Variable(np.eye(2, dtype=np.float32))
+
+    def normalized(x: tf.Tensor) -> tf.Tensor:
+        y = tf.matmul(x, weight)
+        mean, variance = tf.nn.moments(y, [-1], keepdims=True)
+        return tf.nn.batch_normalization(y, mean, variance, None, None, 1e-3)
+
+    spec, value = tf.TensorSpec((0, None, 2)), np.zeros((0, 3, 2), np.float32)
+    program = trace_program(normalized, spec, value)
+    result = rewrite_graph(program, PrecisionConfig())
+    assert any("fused-layer-norm" in unit for unit in result.units)
+    ran = program.run(in_float32(result.graph_def, types_pb2.DT_HALF))
+    assert [ran[tensor].shape for tensor in program.fetches] == [value.shape]
