@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
+import numpy as np
+
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import Shape
 from graph_passes.rewriter.algebra import Polynomial, constant, symbol
@@ -107,7 +109,8 @@ class UnitAlgebra:
         if op == "Const":
             value = m.constant(m.output(maker))
             if value.size == 1:
-                return constant(value.item()) if value.dtype.kind == "f" else None
+                is_number = value.dtype.kind == "f" and np.isfinite(value).all()
+                return constant(value.item()) if is_number else None
         is_negative = op == "Neg"
         tensor = m.tensor(maker, 0) if is_negative else m.tensor(number, port)
         source = m.through(tensor, *SHAPERS)

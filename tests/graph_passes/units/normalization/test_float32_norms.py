@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from norm_networks import NORMS, RULES, token_network
+from programs import trace as trace_program
+from rewrite_checks import rewrite_graph
 from tensorflow.core.framework import types_pb2
 from traced_graphs import trace as trace_function
 from training_steps import Step, trace
@@ -169,3 +171,18 @@ def test_what_is_scaled_over_the_batch_keeps_its_mean(
     sums = {n.name for n in graph.graph_def.node if n.op == "Sum" and "/mul/" in n.name}
     kept = {name for name, place in fusion.node_lists.items() if place == FLOAT32}
     assert sums <= kept
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_behind_a_norm_is_no_part_of_it(number: float) -> None:
+    weight = tf.Variable(np.eye(4, dtype=np.float32))
+
+    def normalized(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        y = tf.matmul(x, weight)
+        mean, variance = tf.nn.moments(y, [-1], keepdims=True)
+        z = (y - mean) * tf.math.rsqrt(variance + 1e-3)
+        return z, z + tf.constant(number, tf.float32)
+
+    program = trace_program(normalized, np.ones((2, 4), np.float32))
+    units = rewrite_graph(program, CPU).units  # which allows for no warning
+    assert any(unit.startswith("layer-norm: ") for unit in units)
