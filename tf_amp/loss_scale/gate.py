@@ -71,7 +71,9 @@ def apply_if_finite(
 
     def complete(function: Apply) -> Callable[..., Any]:
         def of_all(*values: Any) -> Any:
-            found = dict(zip(present, values, strict=True))
+            # Of the branch, as those are that a class changes there: what sums the gradients of
+            # replicas takes none of two graphs.
+            found = dict(zip(present, map(tf.identity, values), strict=True))
             return function([found.get(i) for i in range(len(gradients))])
 
         return of_all

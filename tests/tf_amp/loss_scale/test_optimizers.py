@@ -114,6 +114,38 @@ def test_sparse_gradients_stay_sparse(toolbox, compiled) -> None:
     np.testing.assert_array_equal(toolbox.tensor(table), expected)
 
 
+def test_a_class_that_changes_some_of_its_gradients(toolbox, compiled) -> None:
+    """As one that centralizes gradients does, of kernels alone."""
+    own_class = type(toolbox.sgd(0.1))
+
+    class Centralizing(own_class):
+        def apply_gradients(self, grads_and_vars, *args, **kwargs):
+            pairs = [
+                (g - tf.reduce_mean(g, axis=0) if len(g.shape) > 1 else g, v)
+                for g, v in grads_and_vars
+            ]
+            return super().apply_gradients(pairs, *args, **kwargs)
+
+    def trained(wrap):
+        variables = [toolbox.variable([[1.0], [2.0]]), toolbox.variable([3.0])]
+        watched = [toolbox.tensor(variable) for variable in variables]
+        optimizer = wrap(Centralizing(0.1))
+        scale = getattr(optimizer, "scale_loss", lambda loss: loss)
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = scale(tf.reduce_sum(x @ watched[0] + watched[1]))
+            gradients = tape.gradient(loss, watched)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+        compiled(step)(tf.constant([[1.0, 3.0]]))
+        return [one.numpy() for one in watched]
+
+    np.testing.assert_allclose(np.ravel(trained(wrap_optimizer)[0]), [1.1, 1.9], rtol=1e-6)
+    for ours, plain in zip(trained(wrap_optimizer), trained(lambda o: o), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-6)
+
+
 def test_none_gradients_are_passed_on(toolbox, compiled) -> None:
     used, unused = toolbox.variable([1.0]), toolbox.variable([5.0])
     optimizer = wrap_optimizer(toolbox.sgd(1.0), RULE)
