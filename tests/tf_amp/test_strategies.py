@@ -100,6 +100,43 @@ def test_parameter_servers(run_python: Any) -> None:
     assert losses == pytest.approx(plain, rel=0.1)
 
 
+FIT_WITH_SERVERS = (
+    START
+    + """
+import os
+import tf_keras
+from tf_amp.loss_scale import counters
+
+cluster = tf.train.ClusterSpec(
+    {job: [f"localhost:{port}"] for job, port in zip(("worker", "ps"), sys.argv[1:])}
+)
+servers = [tf.distribute.Server(cluster, job_name=job, task_index=0) for job in cluster.jobs]
+strategy = tf.distribute.ParameterServerStrategy(
+    tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
+)
+tf_keras.utils.set_random_seed(1)
+with strategy.scope():
+    model = tf_keras.Sequential([tf_keras.layers.Dense(16, "relu"), tf_keras.layers.Dense(16)])
+    model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+data = tf.data.Dataset.from_tensor_slices((X, X)).batch(16).repeat()
+losses = model.fit(data, epochs=3, steps_per_epoch=4, verbose=0).history["loss"]
+states = [entry["state"] for entry in counters()["loss_scales"]]
+print("@@" + repr((losses, [state["good_steps"] for state in states])), flush=True)
+os._exit(0)  # servers are never joined
+"""
+)
+
+
+def test_fit_with_parameter_servers(run_python: Any) -> None:
+    """tf_keras refuses callbacks of batches there, and not the one that reports skipped steps."""
+    ports = tuple(map(str, free_ports(2)))
+    ((losses, good_steps),) = facts(run_python(FIT_WITH_SERVERS, AMP, args=ports).stdout)
+    ports = tuple(map(str, free_ports(2)))
+    ((plain, _),) = facts(run_python(FIT_WITH_SERVERS, args=ports).stdout)
+    assert good_steps == [12]
+    assert losses == pytest.approx(plain, rel=0.01)
+
+
 DTENSOR = (
     START
     + """

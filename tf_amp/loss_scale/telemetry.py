@@ -121,10 +121,14 @@ def loss_scale_callback(model: Any, *, every: int = 100, log: bool = True) -> An
     class LossScaleCallback(base):  # type: ignore[misc,valid-type]
         """Looks at a loss scale now and then."""
 
-        # For distributed and asynchronous loops of tf_keras, which otherwise convert the logs.
-        _supports_tf_logs = True
         watches_loss_scale = True
         batches = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            # Set by the base class: tf_keras else converts the logs of each batch, which waits for
+            # the device, and refuses a callback of batches under parameter servers.
+            self._supports_tf_logs = True
 
         def on_train_begin(self, logs: Any = None) -> None:
             del logs
