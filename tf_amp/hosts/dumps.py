@@ -206,7 +206,8 @@ class Dumps:
         return True
 
     def _usable(self, directory: str) -> Path | None:
-        path = Path(os.path.expanduser(directory))
+        # Programs change their directory, between two graphs as well.
+        path = Path(os.path.expanduser(directory)).absolute()
         try:
             path.mkdir(parents=True, exist_ok=True)
             # Creating a file is the only test that holds for every file system and user.

@@ -154,6 +154,24 @@ def test_a_directory_that_goes_away_is_one_warning(
     assert len(caplog.records) == 1
 
 
+def test_a_program_may_change_its_directory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    graph: graph_pb2.GraphDef,
+    result: RewriteResult,
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    dumps = Dumps("trace")
+    folders = []
+    for directory in ("elsewhere", ".."):
+        monkeypatch.chdir(directory)
+        folders.append(dumps.write("step", result, graph))
+    first, second = folders
+    assert first == second and first is not None
+    assert first.parent == tmp_path / "trace"
+
+
 def test_long_names_and_threads(
     tmp_path: Path, graph: graph_pb2.GraphDef, result: RewriteResult
 ) -> None:
