@@ -28,11 +28,14 @@ class Explanation:
         if not status.enabled:
             yield f"AMP is off: {status.why}"
             return
-        yield f"AMP is on, {status.why}: {status.reason}"
-        yield f"cost table: {status.cost_table}"
-        yield f"list edits: {', '.join(status.list_edits) or 'none'}"
-        for rule, count in status.rules.items():
-            yield f"rule {rule}: meets {count or 'no'} node{'s'[: count != 1]}"
+        if status.graph_rewrite:
+            yield f"AMP is on, {status.why}: {status.reason}"
+            yield f"cost table: {status.cost_table}"
+            yield f"list edits: {', '.join(status.list_edits) or 'none'}"
+            for rule, count in status.rules.items():
+                yield f"rule {rule}: meets {count or 'no'} node{'s'[: count != 1]}"
+        else:
+            yield f"AMP is on, {status.why}, and rewrites no graph: {status.reason}"
         scaling = "on" if status.loss_scaling else "off"
         yield f"loss scaling: {scaling} ({status.loss_scaling_reason})"
         for scale in status.loss_scale.get("loss_scales", ()):
@@ -44,18 +47,20 @@ class Explanation:
             yield f"trained in float16 without a loss scale of tf_amp's: {names}"
         if names := ", ".join(status.traced_before):
             yield f"traced before AMP was on, so float32 until traced anew: {names}"
-        yield from self._functions()
+        if status.graph_rewrite:
+            yield from self._functions()
+
+    def _functions(self) -> Iterator[str]:
+        status = self.status
+        if status.functions:
+            head = ("function", "products low", "casts", "stays float32")
+            yield plain_table(head, map(_row, status.functions))
+        else:
+            yield "No function with a matrix product or convolution was traced while it was on."
         if status.log_path:
             yield f"Why not this op? tf-amp explain {status.log_path} --op MatMul --missed"
         else:
             yield f"For single nodes and their Python lines, run it with {LOG_PATH}=DIR."
-
-    def _functions(self) -> Iterator[str]:
-        if not self.status.functions:
-            yield "No function with a matrix product or convolution was traced while it was on."
-            return
-        head = ("function", "products low", "casts", "stays float32")
-        yield plain_table(head, map(_row, self.status.functions))
 
 
 def _row(function: FunctionStatus) -> tuple[str, ...]:

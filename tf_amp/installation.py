@@ -245,8 +245,11 @@ class Installation:
         """Says once what is on and who decided it."""
         _log.info("AMP on: %s.", self.plan.summary)
         if self.settings.graph_rewrite and self.config is None:
+            trace = self.settings.log_path
             _log.warning(
-                "AMP was asked for, but every graph stays in float32: %s", self.plan.target.reason
+                "AMP was asked for, but every graph stays in float32: %s%s",
+                self.plan.target.reason,
+                f" No trace is written to {trace}." if trace else "",
             )
         for note in self.plan.notes:
             _log.warning("%s", note)

@@ -105,7 +105,7 @@ class Plan:
             rules={f"{rule} ({rule.action})": 0 for rule in settings.rules},
             loss_scaling=self.loss_scaling,
             loss_scaling_reason=self.loss_scaling_reason,
-            log_path=settings.log_path,
+            log_path=settings.log_path if self.config else None,
         )
 
 

@@ -47,7 +47,7 @@ class Status(Mapping[str, Any]):
         rules: Rules on single nodes -> how many nodes met their criteria so far.
         loss_scaling: Whether optimizers are wrapped by themselves.
         loss_scaling_reason: Why.
-        log_path: Where graphs are written, None if they are not.
+        log_path: Where graphs are written, None if they are not, as where none is rewritten.
         hosts: Host -> "hooked", or why it could not hook this TensorFlow.
         graphs_seen: Functions and session graphs that were looked at.
         graphs_rewritten: Those that were changed.

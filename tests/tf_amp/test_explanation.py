@@ -16,6 +16,7 @@ def test_functions_rules_and_loss_scales_have_lines() -> None:
     status = Status(
         enabled=True,
         why="switched on by hand",
+        graph_rewrite=True,
         reason="float16 on GPU",
         rules={"r.toml [1]: 'so' (deny)": 1, "r.toml [2]: 'no' (allow)": 0},
         functions=(
@@ -36,6 +37,12 @@ def test_functions_rules_and_loss_scales_have_lines() -> None:
         ["predict", "3", "of", "3", "4", "-"],
     ]
     assert "tf-amp explain trace" in lines[-1]
+
+
+def test_where_no_graph_is_rewritten_no_function_is_said_to_be_missing() -> None:
+    lines = str(Explanation(Status(enabled=True, why="by hand", reason="no units"))).splitlines()
+    assert lines[0] == "AMP is on, by hand, and rewrites no graph: no units"
+    assert not any("traced" in line or "LOG_PATH" in line for line in lines)
 
 
 def test_without_amp_it_says_why_and_needs_no_tensorflow(run_python: RunPython) -> None:

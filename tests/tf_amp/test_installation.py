@@ -135,8 +135,9 @@ def test_hardware_without_units_hooks_nothing(run_forked: RunPython) -> None:
         from tf_amp import hardware
         hardware.probe_cpu_flags = lambda: frozenset({"sse2"})
         hardware.probe_gpu_capabilities = list
-        installed = installation.install(Settings(graph_rewrite=True, loss_scaling=True),
-                                         source="environment")
+        installed = installation.install(
+            Settings(graph_rewrite=True, loss_scaling=True, log_path="trace"), source="environment"
+        )
         assert atomic_function.from_func_graph is NOT_HOOKED
         assert product().dtype == tf.float32
         print(json.dumps(installed.status().as_dict()))
@@ -152,6 +153,8 @@ def test_hardware_without_units_hooks_nothing(run_forked: RunPython) -> None:
     status = json.loads(done.stdout)
     assert (status["enabled"], status["graph_rewrite"], status["hosts"]) == (True, False, {})
     assert "AVX512_BF16" in status["reason"]
+    assert warning.endswith("No trace is written to trace.")
+    assert status["log_path"] is None
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from graph_passes import (
 from graph_passes.ir.graph_view import FunctionShapes, Shapes
 from graph_passes.plan_remarks import Lines
 from graph_passes.remarks import RemarksError
+from tf_amp.env_variables import ENABLE, LOG_PATH
 from tf_amp.hosts.dumps import STATUS
 from tf_amp.hosts.function_names import SIZES_NEAR
 from tf_amp.hosts.offline import InferredShapes
@@ -166,14 +167,15 @@ def read_traces(directory: Path) -> list[Trace]:
     Raises:
         TraceError: it holds no trace, or one that this release cannot read.
     """
-    if not directory.is_dir():
-        raise TraceError(f"There is no directory {str(directory)!r}.")
-    folders = [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]
+    is_there = directory.is_dir()
+    below = sorted(path for path in directory.iterdir() if path.is_dir()) if is_there else ()
+    folders = [directory, *below]
     traces = [_read_folder(folder) for folder in folders if (folder / PROCESS).exists()]
     if not traces:
         raise TraceError(
-            f"{str(directory)!r} holds no trace. Run the program with "
-            f"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LOG_PATH={directory} to make one."
+            f"{str(directory)!r} {'holds no trace' if is_there else 'is no directory'}. A program "
+            f"that runs with {ENABLE}=1 and {LOG_PATH}={directory} writes one there, unless it "
+            "says that every graph stays in float32."
         )
     return traces
 
