@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from graph_passes import Remark, Rule, format_rules
-from tf_amp.env_variables import BISECT_LIMIT, LOG_PATH, RULES
+from tf_amp.env_variables import BISECT_LIMIT, ENABLE, LOG_PATH, RULES
 from tf_amp.tracing.keep_rule import keep_rule
 from tf_amp.tracing.trace import TraceError, read_traces
 
@@ -129,17 +129,18 @@ def bisect(run: Run, say: Callable[[str], None], *, rules: str = "", most: int =
     """
     with tempfile.TemporaryDirectory(prefix="tf-amp-bisect-") as folder:
         search = _Search(run, say, Path(folder), rules)
-        if search.passes(ALL, "all conversions"):
-            raise BisectionError("The program passes with all conversions: there is nothing amiss.")
+        passes = search.passes(ALL, "all conversions")
         if not search.numbers:
             raise BisectionError(
-                "The program fails, and no graph of it was converted before it did: AMP is not on "
-                "for it, or something else is amiss."
+                f"The program {'passes' if passes else 'fails'}, and no graph of it was converted "
+                "by then: it has none to convert, or AMP is not on for it. "
+                f"`{ENABLE}=1 tf-amp env` tells whether this machine is the reason."
             )
+        if passes:
+            raise BisectionError("The program passes with all conversions: there is nothing amiss.")
         if not search.passes(0, "no conversion"):
             raise BisectionError("The program fails without any conversion too.")
         found: list[Found] = []
-        passes = False
         while not passes and len(found) < most:
             found.append(search.find())
             search.rules = "\n".join((rules, format_rules(f.rule for f in found)))

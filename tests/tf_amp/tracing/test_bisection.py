@@ -105,8 +105,9 @@ def test_the_culprit_is_named_with_its_line_and_rule(run_python: RunPython, tmp_
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("pass", "passes with all conversions"),
-        ("raise SystemExit(3)", "no graph of it was converted"),
+        ("pass", "passes, and no graph of it was converted"),
+        (PROGRAM, "passes with all conversions"),
+        ("raise SystemExit(3)", "fails, and no graph of it was converted"),
         (PROGRAM + "\nraise SystemExit(3)", "fails without any conversion"),
     ],
 )
