@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 from tf_amp.cli import programs
 from tf_amp.cli.options import add_options, chosen_variables
 from tf_amp.env_config import check_environment
+from tf_amp.env_variables import ENABLE
 from tf_amp.terminal import table
 
 if TYPE_CHECKING:
     from tf_amp.profiling.profile import Costly, Profile, Steps
 
+_NOTHING_REWRITTEN = (
+    "nothing was rewritten: both columns are float32 and differ by chance. "
+    f"`{ENABLE}=1 tf-amp env` tells whether this machine is the reason"
+)
 _SHOWN = 5
 _POLL_SECONDS = 0.2
 
@@ -132,7 +137,7 @@ def _text(found: Profile) -> Iterator[str]:
         cells = (f"{in_seconds(t)} ({share})" for t, share in zip(times, shares, strict=True))
         return name, *(cells if of else map(in_seconds, times)), ratio
 
-    yield f"{high.function}; {settings.get('reason') or 'nothing was rewritten'}"
+    yield f"{high.function}; {settings.get('reason') or _NOTHING_REWRITTEN}"
     parts = [c for c in (*CLASSES, IDLE, OUTSIDE) if high.classes.get(c) or low.classes.get(c)]
     rows = [row("a step"), *(row(f"  {part}", part) for part in parts)]
     yield table(("", "float32", "AMP", "times as fast"), rows)
@@ -161,7 +166,7 @@ def _bounds(found: Profile) -> str:
         f"Products are {percent(share)} of a float32 step. If they took no time at all, a step "
         f"would be {found.bound:.2f} times as fast."
     )
-    if found.products_speed_up is not None:
+    if found.products_speed_up is not None and found.trace is not None:
         told += (
             f"\nThey are {found.products_speed_up:.2f} times as fast, which makes a step "
             f"{found.bound_measured:.2f} times as fast if all else stays; measured: "

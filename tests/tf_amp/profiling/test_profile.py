@@ -43,14 +43,20 @@ with v1.Session() as session:
 """
 
 
+ANYWHERE = {
+    f"{REWRITE}_DTYPE": "bfloat16",
+    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+    f"{REWRITE}_COST_TABLE": "off",
+}
+
+
 def run(
-    run_python: RunPython, program: Path, *options: str, arguments: tuple[str, ...] = ()
+    run_python: RunPython,
+    program: Path,
+    *options: str,
+    arguments: tuple[str, ...] = (),
+    env: dict[str, str] = ANYWHERE,
 ) -> subprocess.CompletedProcess[str]:
-    env = {
-        f"{REWRITE}_DTYPE": "bfloat16",
-        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-        f"{REWRITE}_COST_TABLE": "off",
-    }
     command = (sys.executable, "-m", "tf_amp", "run", str(program), *arguments)
     quick = ("--steps", "3", "--skip", "2", "--rounds", "1")
     return run_python(MAIN, env, args=("profile", *quick, *options, "--", *command), check=False)
@@ -70,6 +76,19 @@ def test_what_is_said_of_a_keras_program(run_python: RunPython, tmp_path: Path) 
     # An iterator's place is taken by one that has the same batch for ever.
     assert "With one batch that is there already" in done.stdout
     assert "trained to the end" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_program_that_stays_float32_is_not_said_to_be_faster_or_slower(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(KERAS)
+    no_cpu_is_fast_in = {f"{REWRITE}_DTYPE": "float16", "CUDA_VISIBLE_DEVICES": ""}
+    done = run(run_python, program, arguments=("9",), env=no_cpu_is_fast_in)
+    assert done.returncode == 0, done.stderr
+    assert "both columns are float32" in done.stdout.splitlines()[0]
+    assert "They are" not in done.stdout
 
 
 @pytest.mark.slow
