@@ -60,6 +60,7 @@ def test_tune_keeps_the_table_in_the_users_cache(
         assert path.name.endswith("-bfloat16.toml")
         assert f"Written to {path}" in done.stdout
         assert [key for key, _ in load_table(path).rows] == rows
+    assert f"it counts only where {REWRITE}_COST_TABLE names it" in done.stdout
     path, compiled = paths
     release = tensorflow_release()
     assert compiled.name == path.name.replace("-bfloat16", f"-xla{release}-bfloat16")

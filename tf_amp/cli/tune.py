@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_amp.cost_tables import cached_table_path, table_class
 from tf_amp.env_config import read_settings
-from tf_amp.env_variables import COST_TABLE
+from tf_amp.env_variables import COST_TABLE, IGNORE_PERFORMANCE
 from tf_amp.terminal import progress_bar
 from tf_amp.whole_files import write_whole
 
@@ -103,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     if arguments.output is not None:
         print(f"To use it, set {COST_TABLE}={arguments.output}")
+    elif settings.ignore_performance:
+        print(f"With {IGNORE_PERFORMANCE}=1 it counts only where {COST_TABLE} names it.")
     return 0
 
 
