@@ -246,6 +246,7 @@ def test_env_with_nothing_set_says_off(run_python: RunPython) -> None:
     printed = _tf_amp(run_python, "env", check=True).stdout
     assert "graph_rewrite        False" in printed
     assert "loss_scaling         False" in printed
+    assert "loss_scaling_reason  not asked for" in printed
 
 
 def test_python_m_works() -> None:

@@ -40,9 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from graph_passes import RULES
     from tf_amp.hosts.process_record import variables_set
-    from tf_amp.plan import make_plan
+    from tf_amp.plan import ENVIRONMENT, make_plan
 
-    plan = make_plan(settings, "the environment")
+    plan = make_plan(settings, ENVIRONMENT)
     status = plan.status()
     result = {
         "tensorflow": tf.__version__,
