@@ -24,6 +24,7 @@ from tf_amp.env_variables import (
     IGNORE_PERFORMANCE,
     LEVEL,
     LOG_PATH,
+    REWRITE,
     RULES,
     RULES_DISABLE,
     TRIAL,
@@ -88,6 +89,9 @@ class Settings:
 
 # TensorFlow has variables of its own that share much of a name, such as TF_ENABLE_ONEDNN_OPTS.
 _NEARLY_THE_SAME = 0.85
+# TF_ENABLE_AUTO_MIXED_PRECISION_DTYPE means ..._GRAPH_REWRITE_DTYPE, however much longer that is.
+_SHARED_WORDS = frozenset(ENABLE_GRAPH_REWRITE.split("_"))
+_SAME_WORDS = 0.75
 
 
 class _Edit(NamedTuple):
@@ -165,15 +169,34 @@ def misspelt(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Names variables that look like a misspelt name of the table, one sentence each."""
     known = [name for v in VARIABLES for name in (v.name, *v.legacy)] + list(FOREIGN_VARIABLES)
     notes = []
-    for name in sorted(environ):
-        if not name.startswith("TF_") or name in known:
+    for name in sorted(environ.keys() - set(known)):
+        upper = name.upper()
+        ours = upper.startswith("TF_AUTO_MIXED_PRECISION") or _is_in(upper, ENABLE, REWRITE)
+        if ours:
+            nearest = _nearest(upper, known)
+        elif name.startswith("TF_"):
+            nearest = difflib.get_close_matches(upper, known, n=1, cutoff=_NEARLY_THE_SAME)
+        else:
             continue
-        ours = name.startswith((ENABLE, "TF_AUTO_MIXED_PRECISION"))
-        cutoff = 0.0 if ours else _NEARLY_THE_SAME
-        nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=cutoff)
         if nearest:
             notes.append(f"The variable {name} is read by nobody; did you mean {nearest[0]}?")
     return tuple(notes)
+
+
+def _is_in(name: str, *known: str) -> bool:
+    return any(one.removeprefix("TF_") in name for one in known)
+
+
+def _nearest(name: str, known: Sequence[str]) -> list[str]:
+    """The name that says the same besides the words that all share, else the most similar one."""
+
+    def own_words(of: str) -> str:
+        return "_".join(word for word in of.split("_") if word not in _SHARED_WORDS)
+
+    own = {one: own_words(one) for one in known}
+    same = difflib.get_close_matches(own_words(name), {*own.values()}, n=1, cutoff=_SAME_WORDS)
+    alike = [one for one in known if own[one] in same] or known
+    return difflib.get_close_matches(name, alike, n=1, cutoff=0.0)
 
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:
@@ -248,8 +271,9 @@ changed later does nothing, which a warning says. A variable that is empty or bl
 Blanks around a value and around the commas of a list are ignored. A call argument wins over a
 variable, a variable over the default.
 
-A value that cannot be parsed is an error at `import tensorflow`, never "off". A variable whose
-name starts like these but is none of them gets a warning with the nearest name.
+A value that cannot be parsed is an error at `import tensorflow`, never "off", where one of the
+enabling variables is set; without them the others do nothing. A variable whose name looks like
+these but is none of them gets a warning with the nearest name.
 """
 
 _RULES = """\

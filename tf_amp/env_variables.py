@@ -175,8 +175,8 @@ VARIABLES: tuple[Variable, ...] = (
         LEVEL,
         "choice",
         "How far the rewrite goes. TENSOR_CORES_ONLY: ops of the allow list only. "
-        "TREAT_INFER_AS_DENY: the infer list counts as deny. UNSAFE_FORCE_ALL: every op that has a "
-        "kernel, whatever the lists say.",
+        "TREAT_INFER_AS_DENY: the infer list counts as deny. UNSAFE_FORCE_ALL (float16 "
+        "on a GPU only): every op that has a kernel, whatever the lists say.",
         default="the four lists as they are",
         choices=("TENSOR_CORES_ONLY", "TREAT_INFER_AS_DENY", "UNSAFE_FORCE_ALL"),
     ),
@@ -221,7 +221,7 @@ VARIABLES: tuple[Variable, ...] = (
         "function's first calls; the faster of the two stays, and one line says so. The outcome "
         "is remembered by graph and machine in the user's cache. Every call runs one of the two. "
         "Not tried: functions whose random ops have a seed, which a line says, and those of jobs "
-        "with servers in other processes. `status()` counts a rewrite that lost as well.",
+        "with servers in other processes.",
         default="0: nothing is tried",
     ),
     Variable(

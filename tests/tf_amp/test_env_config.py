@@ -15,6 +15,7 @@ from tf_amp.env_config import (
     EnvConfigError,
     check_environment,
     markdown,
+    misspelt,
     read_settings,
 )
 
@@ -209,6 +210,29 @@ def test_a_misspelt_variable_is_noted_with_the_nearest_name() -> None:
     (note,) = settings.notes
     assert f"{REWRITE}_ALOWLIST_ADD" in note
     assert f"did you mean {REWRITE}_ALLOWLIST_ADD?" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ENABLE_AUTO_MIXED_PRECISION", AMP),
+        ("tf_enable_auto_mixed_precision", AMP),
+        ("TF_AUTO_MIXED_PRECISION", AMP),
+        (f"{AMP}_DTYPE", f"{REWRITE}_DTYPE"),
+        (f"{AMP}_GRAPH_REWRITE_IGNORE_PERFORMANCE", f"{REWRITE}_IGNORE_PERFORMANCE"),
+        (REWRITE, f"{AMP}_GRAPH_REWRITE"),
+        (f"{REWRITE}_LOSS_SCALING", f"{AMP}_LOSS_SCALING"),
+        (f"{REWRITE}_LOGPATH", f"{REWRITE}_LOG_PATH"),
+    ],
+)
+def test_the_prefix_may_be_what_is_wrong(name: str, meant: str) -> None:
+    (note,) = misspelt({name: "1"})
+    assert note.endswith(f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize("name", ["AUTO_MIXED_PRECISION", "USE_AMP", "TF_ENABLE_ONEDNN_OPTS"])
+def test_names_of_others_are_left_alone(name: str) -> None:
+    assert misspelt({name: "1"}) == ()
 
 
 def test_variables_of_tensorflows_own_pass_are_left_alone() -> None:
