@@ -58,7 +58,8 @@ def enable_mixed_precision_graph_rewrite(
     Raises:
         ValueError: `opt` has a loss scale already or was wrapped before, a Keras mixed-precision
             policy is active, or `loss_scale` or a rule is not a legal value.
-        TypeError: `opt` is not an optimizer of a kind that can be wrapped.
+        TypeError: `opt` is not an optimizer of a kind that can be wrapped, or `rules` holds
+            something else than `Rule` objects.
         tf_amp.env_config.EnvConfigError: an environment variable has an illegal value.
     """
     from tf_amp import installation
@@ -149,7 +150,8 @@ def rewrite_graph_def(
         A graph that cannot be rewritten is given back as it is, with `failure` saying why.
 
     Raises:
-        TypeError: `graph_def` is not a GraphDef, or `preserve` is one string.
+        TypeError: `graph_def` is not a GraphDef, `preserve` is one string, or `rules` holds
+            something else than `Rule` objects.
         ValueError: an argument is not a legal value, or `config` is given with one of those that it
             replaces.
     """

@@ -76,6 +76,7 @@ def convert_saved_model(
     Raises:
         ValueError: an argument is not a legal value; or (`tf_amp.model_files.ModelError`) the model
             cannot be read, has nothing to convert, or cannot be written.
+        TypeError: `outputs` is one string, or `rules` holds something else than `Rule` objects.
     """
     from tf_amp.conversion.convert import convert
 
