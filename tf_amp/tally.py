@@ -261,8 +261,9 @@ class Tally:
             if self._unchanged_reason is None:
                 return (
                     "no graph was converted: no function was traced and no session ran a graph "
-                    "while it was on. What runs eagerly is not converted: decorate the step with "
-                    "tf.function, and leave run_eagerly off."
+                    "of four nodes or more, TensorFlow's least, while it was on. What runs eagerly "
+                    "is not converted: decorate the step with tf.function, and leave run_eagerly "
+                    "off."
                 )
             what = "no graph was converted"
             if self._updates:
