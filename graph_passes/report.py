@@ -38,12 +38,14 @@ class Report:
     Args:
         plan: what was planned; for a graph in which there is nothing to convert or to deny, how to
             find out what a plan would say, None of an invalid graph.
+        called_apart: the functions that calls name which are no part of the plan.
 
     Attributes:
         target_dtype: "float16" or "bfloat16".
         device: "GPU" or "CPU".
         total_nodes: nodes of the graph and of the functions that were planned together with it.
-        planned_with: the names of those functions; all others have reports of their own.
+        planned_with: the names of those functions; all others have reports of their own, and so has
+            one that is called from outside of the plan too.
         converted_nodes: nodes with at least one type attribute in the target dtype now.
         allow_nodes: converted nodes whose op is on the allow list.
         denied_nodes: float32 nodes whose op is on the deny list.
@@ -65,6 +67,7 @@ class Report:
         device: str,
         total_nodes: int,
         planned_with: frozenset[str] = frozenset(),
+        called_apart: frozenset[str] = frozenset(),
         notes: tuple[str, ...] = (),
         plan: Plan | Callable[[], Plan | None] | None = None,
         applied: Applied | None = None,
@@ -74,7 +77,7 @@ class Report:
         self.target_dtype = target_dtype
         self.device = device
         self.total_nodes = total_nodes
-        self.planned_with = planned_with
+        self._in_plan, self._called_apart = planned_with, called_apart
         self.notes = notes
         self.fused_units = fusion.units if fusion else ()
         self.fused_updates = sum(unit.startswith(f"{RULE}: ") for unit in self.fused_units)
@@ -122,15 +125,20 @@ class Report:
         )
 
     @functools.cached_property
+    def planned_with(self) -> frozenset[str]:
+        """See above. By one name, what must be float32 in the plan is so outside of it too."""
+        return self._in_plan - (self._called_apart - self.keeps_values_in)
+
+    @functools.cached_property
     def keeps_values_in(self) -> frozenset[str]:
         """The functions planned with it of which something is float32 for its values' sake."""
-        if not (self.planned_with and isinstance(self._given_plan, Plan)):
+        if not (self._in_plan and isinstance(self._given_plan, Plan)):
             return frozenset()
         why, view = self._given_plan.coloring.why, self._given_plan.coloring.view
         kept = [reason for reason in Reason if reason.keeps_values]
         found = np.flatnonzero(np.isin(np.frombuffer(why, np.uint8), kept)).tolist()
         functions = {view.node_of(vertex).name.partition(MARK)[0] for vertex in found}
-        return self.planned_with & functions
+        return self._in_plan & functions
 
     @functools.cached_property
     def attributes(self) -> Counter[tuple[str, Reason]]:

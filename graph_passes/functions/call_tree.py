@@ -124,6 +124,11 @@ class Region:
             yield region
             pending.extend(callee for call in reversed(region.calls) for callee in call.callees)
 
+    def called_apart(self) -> Iterator[str]:
+        """The functions that it calls by nodes whose calls are not planned with it."""
+        planned = {call.node for call in self.calls}
+        return _called_by(node for node in self.nodes if node.name not in planned)
+
     def with_bodies(self, body_of: Callable[[Region], Graph]) -> Region:
         """A tree of the same form with other bodies.
 

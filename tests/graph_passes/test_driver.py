@@ -363,3 +363,32 @@ def test_functions_that_others_call_keep_name_and_signature() -> None:
     after = {f.signature.name: f for f in result.proto.library.function}
     for function in before.library.function:
         assert after[function.signature.name].signature == function.signature
+
+
+@pytest.mark.parametrize("calls", [2, 12])
+def test_a_function_is_converted_wherever_it_is_called(calls: int) -> None:
+    """In the tree of its caller, in a branch that only wraps it, and beyond the bound of copies."""
+    text = """
+    def layer(a: float32):
+        b = MatMul(a, a)
+        c = Relu(b)
+        d = MatMul(c, c)
+        return d
+
+    def wrapper(a: float32):
+        b = PartitionedCall(a, Tout=[float32], f=layer)
+        return b
+
+    p = Const(True)
+    x0 = Const(0.5, [8, 8])
+    """
+    for number in range(calls):
+        text += f"x{number + 1} = PartitionedCall(x{number}, Tout=[float32], f=layer)\n    "
+    text += f"y = If(p, x{calls}, Tout=[float32], then_branch=wrapper, else_branch=wrapper)"
+    result = rewrite_graph_def(graph(text), CONFIG, preserve=("y",))
+    assert result.failure is None
+    made = result.proto
+    assert isinstance(made, graph_pb2.GraphDef)
+    nodes = [node for function in made.library.function for node in function.node_def]
+    dtypes = {node.attr["T"].type for node in nodes if node.op == "MatMul"}
+    assert dtypes == {types_pb2.DT_HALF}
