@@ -69,6 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
     from tf_amp.conversion.staging import staged
     from tf_amp.model_files import ModelError
 
+    if arguments.output.is_dir():
+        print(
+            f"tf-amp calibrate: error: {str(arguments.output)!r} is a directory: name a "
+            "file in it.",
+            file=sys.stderr,
+        )
+        return 2
     try:
         with staged(arguments.output, force=arguments.force) as path:
             found = calibrate(

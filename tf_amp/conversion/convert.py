@@ -121,6 +121,11 @@ def convert(
         raise ModelError(f"{str(source)!r} is source and destination. Choose another destination.")
     if source.resolve() in destination.resolve().parents:
         raise ModelError(f"The destination {str(destination)!r} is inside the model to convert.")
+    if destination.resolve() in source.resolve().parents:
+        raise ModelError(
+            f"The model {str(source)!r} is inside the destination {str(destination)!r}, "
+            "and would be gone with what that replaces. Choose another destination."
+        )
     if embeddings and not weights:
         raise ModelError("Embeddings are stored so together with weights only: ask for both.")
     own = dataclasses.replace(config, stores_weights=weights)
