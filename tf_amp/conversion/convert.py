@@ -224,7 +224,7 @@ class _Job:
             done = convert_graph(message, self.config, source.stem, preserve=fetched)
             message = done.graph_def
         _require_changes([done])
-        path.write_bytes(message_bytes(message, source))
+        path.write_bytes(message_bytes(message, path))
         return (done.remarks,), {}
 
     def _fetched(self, graph: GraphDef) -> set[str]:

@@ -16,7 +16,7 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 import tf_amp
 from tf_amp.conversion.convert import Conversion, size_on_disk
-from tf_amp.model_files import ModelError
+from tf_amp.model_files import ModelError, read_graph
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = tf_amp.PrecisionConfig(target_dtype="bfloat16", device="CPU")
@@ -407,3 +407,24 @@ def test_command(run_python: RunPython, folder: Path, tmp_path: Path) -> None:
     printed = run_python(MAIN, env, args=(*arguments, "--force", "--weights")).stdout
     assert "float32 variables are stored so" in printed
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_model_inside_of_the_destination_stays(tmp_path: Path) -> None:
+    source = tmp_path / "models" / "one"
+    source.mkdir(parents=True)
+    (source / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(ModelError, match="is inside the destination"):
+        tf_amp.convert_saved_model(source, tmp_path / "models", force=True)
+    assert source.exists()
+
+
+def test_the_name_of_a_file_says_whether_it_is_text(tmp_path: Path) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (8, 8), name="x")
+        tf.nn.softmax(x @ tf.ones((8, 8)), name="out")
+    tf.io.write_graph(graph, str(tmp_path), "one.pbtxt")
+    for source, made in (("one.pbtxt", "low.pb"), ("one.pb", "low.pbtxt")):
+        tf.io.write_graph(graph, str(tmp_path), "one.pb", as_text=False)
+        tf_amp.convert_saved_model(tmp_path / source, tmp_path / made)
+        assert len(read_graph(tmp_path / made).node) > 3
