@@ -11,12 +11,17 @@ def write_whole(path: Path, content: bytes) -> None:
     """Writes a file under another name first, and gives it its own name when it is complete.
 
     Args:
-        path: the file; the folder must exist. A file of that name is replaced.
+        path: the file; the folder must exist. A file of that name is replaced, or the one that a
+            link of that name leads to. What is no file, such as a pipe, is written to as it is.
         content: all of it.
 
     Raises:
         OSError: it cannot be written. Nothing is left behind then.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(content)
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
     try:
         with os.fdopen(handle, "wb") as file:

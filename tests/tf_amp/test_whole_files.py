@@ -28,3 +28,16 @@ def test_what_fails_leaves_nothing_and_the_old_file(
         write_whole(tmp_path / "file", b"second")
     assert (tmp_path / "file").read_bytes() == b"first"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_link_stays_one_and_a_pipe_too(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_whole(tmp_path / "link", b"content")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"content"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", b"content")
+    assert os.read(reader, 99) == b"content"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
