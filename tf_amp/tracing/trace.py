@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from google.protobuf.message import DecodeError
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
@@ -191,7 +192,13 @@ def _read_folder(folder: Path) -> Trace:
     graphs = []
     for path, name in found:
         remarks = _read_remarks(path)
-        config = configs(remarks.compiled)
+        try:
+            config = configs(remarks.compiled)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(
+                f"{str(folder / PROCESS)!r} tells of no configuration that this release knows: "
+                f"{error}."
+            ) from error
         if remarks.unknown_dimension is not None:
             config = dataclasses.replace(config, unknown_dimension=remarks.unknown_dimension)
         if remarks.name.startswith(TITLE):
@@ -229,10 +236,9 @@ def _without_parts(graphs: list[TracedGraph]) -> Iterable[TracedGraph]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_content(path))
-    except (OSError, EOFError, ValueError) as error:
+        return dict(json.loads(_content(path)))
+    except (OSError, EOFError, TypeError, ValueError) as error:
         raise TraceError(f"{str(path)!r} cannot be read: {error}.") from error
-    return dict(found)
 
 
 def _read_remarks(path: Path) -> FunctionRemarks:
@@ -248,4 +254,7 @@ def _content(path: Path) -> str:
 
 
 def _read_graph(path: Path) -> GraphDef:
-    return GraphDef.FromString(path.read_bytes())
+    try:
+        return GraphDef.FromString(path.read_bytes())
+    except (OSError, DecodeError) as error:
+        raise TraceError(f"{str(path)!r} cannot be read: {error}.") from error

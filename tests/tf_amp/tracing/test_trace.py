@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -218,3 +219,14 @@ def test_what_is_no_trace_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "process.json").write_text("{")
     with pytest.raises(TraceError, match="cannot be read"):
         read_traces(tmp_path)
+
+
+def test_what_is_damaged_or_of_another_release_is_an_error(directory: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(directory, tmp_path / "trace")
+    next(copy.rglob("graphdef_preop_*.pb")).write_bytes(b"\xff")
+    with pytest.raises(TraceError, match="cannot be read"):
+        [graph.graph for trace in read_traces(copy) for graph in trace.graphs]
+    process = next(copy.rglob("process.json"))
+    process.write_text(json.dumps({**json.loads(process.read_text()), "config": {"new": 1}}))
+    with pytest.raises(TraceError, match="no configuration that this release knows"):
+        read_traces(copy)
