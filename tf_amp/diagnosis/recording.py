@@ -13,7 +13,7 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.python.eager import context as context_lib
 
-from graph_passes.ir.graph_view import GraphView
+from graph_passes.ir.graph_view import ARGUMENT, GraphView
 from graph_passes.ir.view import view_function
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.hosts.function_redirects import called_names
@@ -24,7 +24,12 @@ Key: TypeAlias = tuple[str, str, int]
 _SAMPLE = 4096
 _MAX_FLOAT16 = 65504.0
 _SPECIALIZED = re.compile(r"_amp_[0-9a-f]{12}$")
+_ENDS_ROUND = ("NextIteration", "RefNextIteration")
 _COMPILED = ("_XlaMustCompile", "_XlaCompile")
+
+
+class DiagnosisError(ValueError):
+    """A function cannot be run on the side."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +137,9 @@ def run_recorded(
 
     Returns:
         The records, in the order in which the tensors were made, and what the function gave.
+
+    Raises:
+        DiagnosisError: the function fails.
     """
     recorder = Recorder(tell)
     prefix = f"__diagnosed_{id(recorder)}_"
@@ -145,9 +153,12 @@ def run_recorded(
             context.add_function_def(copy)
             added.append(copy.signature.name)
         count = len(functions[main].signature.output_arg)
-        given = context.call_function(f"{prefix}{main}".encode(), list(inputs), count)
+        try:
+            given = context.call_function(f"{prefix}{main}".encode(), list(inputs), count)
+            tf.test.experimental.sync_devices()
+        except tf.errors.OpError as error:
+            raise DiagnosisError(f"It fails when it is run: {error.message}") from error
         results = given if isinstance(given, (list, tuple)) else [given] if count else []
-        tf.test.experimental.sync_devices()
         return recorder.records, list(results)
     finally:
         for name in added:
@@ -207,10 +218,13 @@ def _told(
     slots = view.layout(number).out_slots
     dtype = view.dtypes[view.base[number] + slots[port]] % 100
     key = (function, name, port)
-    if not wants(key, dtype):
+    # TensorFlow looks for the cycle of a v1 loop where that node is read.
+    if view.nodes[number].op in _ENDS_ROUND or not wants(key, dtype):
         return tensor
     stem = f"{name}/recorded_{port}"
     constant = copy.node_def.add(name=f"{stem}/number", op="Const")
+    if view.nodes[number].op != ARGUMENT:
+        constant.input.append(f"^{name}")  # in the frame of the loop of v1 that the tensor is in
     constant.attr["dtype"].type = types_pb2.DT_INT64
     constant.attr["value"].tensor.dtype = types_pb2.DT_INT64
     constant.attr["value"].tensor.tensor_shape.SetInParent()

@@ -99,3 +99,24 @@ def test_what_a_fold_gives_is_beside_the_node_that_it_replaced(tmp_path: Path) -
 def test_a_model_beside_itself_has_no_low_precision(model: Path) -> None:
     found = compare(model, model, rounds=0, count=1, boundaries=True)
     assert (found.boundaries, found.boundaries_alone) == ((), 0)
+
+
+def test_loops_of_tensorflow_1_are_looked_into(tmp_path: Path) -> None:
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(tf.float32, (None, WIDTH), name="x")
+            weight = tf.constant(np.eye(WIDTH, dtype=np.float32) * 0.9)
+            looped = tf.while_loop(
+                lambda i, y: i < 3,
+                lambda i, y: (i + 1, tf.matmul(tf.nn.relu(y), weight, name="turning")),
+                [0, x],
+            )
+            tf.nn.softmax(tf.matmul(looped[1], weight), name="out")
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
+    model = tmp_path / "model.pb"
+    model.write_bytes(graph.as_graph_def().SerializeToString())
+    tf_amp.convert_saved_model(model, tmp_path / "low.pb")
+    found = compare(model, tmp_path / "low.pb", rounds=0, boundaries=True)
+    assert "turning" in by_node(found)
