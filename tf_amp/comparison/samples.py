@@ -7,6 +7,7 @@ import importlib
 import itertools
 import os
 import sys
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -169,7 +170,7 @@ def read_samples(source: str, *, batch: int = 8, count: int | None = None) -> Sa
         try:
             with np.load(source, allow_pickle=False) as stored:
                 return [dict(stored)]
-        except (OSError, ValueError) as error:
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
             raise ModelError(f"{source!r} cannot be read as arrays: {error}") from error
     if Path(source).is_file():
         return Examples(Path(source), batch, count)
@@ -209,6 +210,11 @@ def samples_for(samples: Samples, inputs: Mapping[str, tf.TensorSpec]) -> Iterab
 
 
 def _checked(source: str, made: Any) -> Iterator[Arrays]:
+    if not isinstance(made, Iterable) or isinstance(made, Mapping):
+        raise ModelError(
+            f"{source!r} must give several dicts from input names to arrays, such as a list of "
+            f"them. Received one value of type {type(made).__name__}."
+        )
     for sample in made:
         if not isinstance(sample, Mapping):
             raise ModelError(
