@@ -138,6 +138,12 @@ def _text(found: Comparison) -> str:
         for key, (a, b) in found.seconds.items()
     ]
     parts = [table(("output", *head, "top 1", "top 5"), rows)]
+    parts.extend(
+        f"{o.signature}/{o.name}: {1 - o.compared:.2%} of the values are not finite in the first "
+        "model, and are not compared"
+        for o in found.outputs
+        if o.compared < 1
+    )
     if found.boundaries:
         shown = sorted(found.boundaries, key=lambda o: (-o.overflowed, -o.max_relative))[:_SHOWN]
         inside = [(*_figures(o), o.op) for o in shown]

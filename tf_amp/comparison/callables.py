@@ -36,6 +36,22 @@ class Signature:
     inputs: Mapping[str, tf.TensorSpec]
     call: Callable[[Mapping[str, Any]], Mapping[str, tf.Tensor]]
 
+    def run(self, arrays: Arrays) -> Mapping[str, np.ndarray]:
+        """Runs it once on arrays by name.
+
+        Raises:
+            ModelError: an array does not fit, or the model fails.
+        """
+        fed = self.feed(arrays)
+        try:
+            return {name: _as_array(value) for name, value in self.call(fed).items()}
+        except tf.errors.OpError as error:
+            raise ModelError(
+                f"The model fails with inputs of the shapes "
+                f"{', '.join(f'{name}: {tuple(value.shape)}' for name, value in fed.items())}. "
+                f"Choose others (`batch`, `samples`; `--batch`, `--inputs`). {error.message}"
+            ) from error
+
     def feed(self, arrays: Arrays) -> dict[str, tf.Tensor]:
         """Arrays as the tensors that it takes: of floating dtypes each becomes the one it has.
 
@@ -55,6 +71,13 @@ class Signature:
             except (TypeError, ValueError, tf.errors.OpError) as error:
                 raise ModelError(f"The samples do not fit the input {name!r}: {error}") from error
         return found
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """The values of an output; of a ragged or sparse one those that are stored."""
+    if isinstance(value, tf.RaggedTensor):
+        return np.asarray(value.flat_values.numpy())
+    return np.asarray((value.values if isinstance(value, tf.SparseTensor) else value).numpy())
 
 
 def load_signatures(path: Path) -> dict[str, Signature]:

@@ -167,19 +167,19 @@ def differences(
     sums: dict[str, Sums] = {}
     fed = list(samples) if results is None else samples
     for right, sample in zip(results or results_of(one, fed), fed, strict=True):
-        judged = other.call(other.feed(sample))
+        judged = other.run(sample)
         if lacking := sorted(right.keys() - judged.keys()):
             raise ModelError(
                 f"The second model lacks the output {lacking[0]!r} of the signature {key!r}."
             )
         for name, value in right.items():
-            if value.shape != tuple(judged[name].shape):
+            if value.shape != judged[name].shape:
                 raise ModelError(
                     f"The output {name!r} of the signature {key!r} has the shape {value.shape} in "
-                    f"the first model and {tuple(judged[name].shape)} in the second."
+                    f"the first model and {judged[name].shape} in the second."
                 )
             added = sums.setdefault(name, Sums())
-            added.add(_as_float64(value), _as_float64(judged[name].numpy()))
+            added.add(_as_float64(value), _as_float64(judged[name]))
     return [sums[name].figures(key, name) for name in sorted(sums)]
 
 
@@ -188,11 +188,12 @@ def results_of(
 ) -> Iterator[Mapping[str, np.ndarray]]:
     """The outputs of a signature for each sample."""
     for sample in samples:
-        results = signature.call(signature.feed(sample))
-        yield {name: np.asarray(value.numpy()) for name, value in results.items()}
+        yield signature.run(sample)
 
 
 def _as_float64(value: np.ndarray) -> np.ndarray:
+    if np.iscomplexobj(value):
+        value = np.stack((value.real, value.imag), -1)
     is_float = tf.as_dtype(value.dtype).is_floating
     return np.asarray(value).astype(np.float64) if is_float else np.asarray(value)
 
@@ -205,7 +206,7 @@ def _times(one: Signature, other: Signature, sample: Arrays, rounds: int) -> tup
         for which in (0, 1) if number % 2 else (1, 0):
             signature, tensors = calls[which]
             start = time.perf_counter()
-            for value in signature.call(tensors).values():
+            for value in tf.nest.flatten(signature.call(tensors), expand_composites=True):
                 value.numpy()
             if number >= 0:
                 taken[which].append(time.perf_counter() - start)

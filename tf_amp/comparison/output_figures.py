@@ -22,6 +22,7 @@ class OutputFigures:
         max_relative: that by the largest magnitude of the output in the first model.
         cosine: between both outputs, each taken as one vector; 1 of two that are zero.
         overflowed: the share of values that are finite in the first model and not in the second.
+        compared: the share of floating values that are finite in the first model: no others count.
         flushed: the share that is 0 in the second model and not in the first.
         top_1: for floating outputs of rank 2, the share of rows with the largest value at the same
             place; for integers and strings, the share of equal values. None for others.
@@ -41,14 +42,16 @@ class OutputFigures:
     top_1: float | None = None
     top_k: float | None = None
     op: str = ""
+    compared: float = 1.0
 
     def within(self, tolerance: float) -> bool:
         """Whether nothing overflowed and no difference is larger than the tolerance.
 
-        For integers and strings, whether no larger share than that differs.
+        Not where no value could be compared. For integers and strings, whether no larger share
+        than that differs.
         """
         far = self.max_relative if self.is_float else 1 - (self.top_1 or 0)
-        return self.overflowed == 0 and far <= tolerance
+        return self.overflowed == 0 and far <= tolerance and self.compared > 0
 
     @property
     def is_float(self) -> bool:
@@ -71,6 +74,7 @@ class Sums:
     products: float = 0.0
     squares: tuple[float, float] = (0.0, 0.0)
     overflowed: int = 0
+    not_finite: int = 0
     flushed: int = 0
     top: list[float] = dataclasses.field(default_factory=list)
     common: list[float] = dataclasses.field(default_factory=list)
@@ -84,6 +88,7 @@ class Sums:
             self.top.append(float(np.mean(right == judged)))
             return
         finite = np.isfinite(right)
+        self.not_finite += int(np.sum(~finite))
         both = finite & np.isfinite(judged)
         self.overflowed += int(np.sum(finite & ~both))
         self.flushed += int(np.sum((right != 0) & (judged == 0)))
@@ -114,6 +119,7 @@ class Sums:
             cosine=self.products / lengths if lengths else 1.0,
             overflowed=self.overflowed / values,
             flushed=self.flushed / values,
+            compared=1 - self.not_finite / values,
             top_1=float(np.mean(self.top)) if self.top else None,
             top_k=float(np.mean(self.common)) if self.common else None,
         )

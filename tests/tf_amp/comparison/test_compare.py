@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tf_amp
 from tf_amp.comparison.callables import load_signatures
-from tf_amp.comparison.compare import Comparison
+from tf_amp.comparison.compare import Comparison, compare
 from tf_amp.comparison.output_figures import OutputFigures
 from tf_amp.model_files import ModelError
 
@@ -142,3 +142,37 @@ def test_command(run_python: RunPython, tmp_path: Path) -> None:
     assert done.returncode == 1  # 0.5 beside a largest of 1
     assert "serving_default/y is beyond the tolerance of 0.2" in done.stderr
     assert "times as fast" in done.stdout and "memory, loaded and called" in done.stdout
+
+
+def save_function(path: Path, function: object) -> Path:
+    module = tf.Module()
+    module.call = tf.function(function, input_signature=[tf.TensorSpec([None, 4], name="x")])
+    tf.saved_model.save(module, str(path), signatures=module.call)
+    return path
+
+
+def test_what_is_not_finite_in_float32_passes_no_gate(tmp_path: Path) -> None:
+    model = save_function(tmp_path / "model", lambda x: {"y": tf.math.log(-1.0 - tf.abs(x))})
+    found = compare(model, model, rounds=0)
+    assert found.outputs[0].compared == 0
+    assert found.beyond(1.0)
+
+
+def test_complex_outputs_have_a_distance(tmp_path: Path) -> None:
+    model = save_function(tmp_path / "one", lambda x: {"y": tf.signal.rfft(x)})
+    other = save_function(tmp_path / "other", lambda x: {"y": tf.signal.rfft(x * 1.001)})
+    found = compare(model, other, rounds=0)
+    assert 0.0005 < found.outputs[0].max_relative < 0.002
+
+
+def test_ragged_outputs_are_compared(tmp_path: Path) -> None:
+    model = save_function(
+        tmp_path / "model", lambda x: {"y": tf.RaggedTensor.from_tensor(x, lengths=tf.range(8) % 4)}
+    )
+    assert compare(model, model, rounds=1).outputs[0].max_abs == 0
+
+
+def test_a_model_that_fails_says_so(tmp_path: Path) -> None:
+    model = save_function(tmp_path / "model", lambda x: {"y": tf.reshape(x, (3, -1))})
+    with pytest.raises(ModelError, match=r"fails with inputs of the shapes x: \(8, 4\)"):
+        compare(model, model, rounds=0)
