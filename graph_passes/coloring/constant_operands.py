@@ -10,7 +10,8 @@ tensor was rounded, or the result:
 
 Whole numbers are casts and constants, and what comparisons select, roundings give, and sums and
 products of such leave whole: but for weights and values of a network, of which layers of few bits
-make theirs.
+make theirs. Sums of data by classes, `one_hot(a)^T x`, as of which k-means makes its centers, count
+likewise, where neither weights nor a product come in; a row picked by `one_hot(a) x` is a layer.
 
 So a product with a constant stays float32, and so do its gradients, which read the constant too,
 and what lies between the last products and its operands. Weights are constants in a graph without
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import numpy as np
-from tensorflow.core.framework import types_pb2
+from tensorflow.core.framework import node_def_pb2, types_pb2
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
@@ -100,11 +101,13 @@ class _Search:
         self._operands = {vertex: self._read(vertex) for vertex in starts}
 
     def counts(self) -> set[int]:
-        """The products of whole numbers that add up."""
+        """The products of whole numbers that add up, and those that add up data by classes."""
         return {
             product
             for product, operands in self._operands.items()
-            if len(operands) > 1 and self._are_whole(operands) and self._adds_up(product)
+            if len(operands) > 1
+            and self._adds_up(product)
+            and (self._are_whole(operands) or self._sums_classes(product, operands))
         }
 
     def with_constants(self) -> set[int]:
@@ -193,8 +196,41 @@ class _Search:
         if "equation" in node.attr:
             operands, _, result = node.attr["equation"].s.partition(b"->")
             return not {*operands} - {*b", "} <= {*result}
-        shapes = map(self._view.shape, node.input[:2])
-        return not any(shape and 1 in shape[-2:] for shape in shapes)
+        shape = self._view.shape(node.input[0])
+        return not shape or shape[-2 if _is_turned(node, 0) else -1] != 1
+
+    def _sums_classes(self, product: int, operands: Sequence[int]) -> bool:
+        """Whether one operand says of which class each row of the other is, which is data."""
+        first, second = operands[:2]
+        return (self._has_classes(product, 0, first) and self._is_data(second)) or (
+            self._has_classes(product, 1, second) and self._is_data(first)
+        )
+
+    def _has_classes(self, product: int, side: int, operand: int) -> bool:
+        """Whether an operand says of which class each row is, and rows are added up."""
+        *moved, start = walk([operand], self._moved)
+        made, node = self._view.node_of(start), self._view.node_of(product)
+        if made.op == "Cast":
+            numbers = self._view.makers(self._view.vertex_nodes[start])
+            return [self._view.nodes[n].op for n in numbers if n >= 0] == ["Equal"]
+        if made.op != "OneHot" or made.attr["axis"].i != -1:
+            return False
+        turns = sum(self._view.op_of(vertex) == "Transpose" for vertex in moved)
+        if "equation" in node.attr:
+            terms, _, result = node.attr["equation"].s.partition(b"->")
+            return not turns and terms.split(b",")[side].strip()[-1:] in result
+        return (turns + side + _is_turned(node, side)) % 2 == 1
+
+    def _moved(self, vertex: int) -> Sequence[int]:
+        makers = self._edges.producers(vertex) if self._codes[vertex] == CLEAR else ()
+        return makers if len(makers) == 1 and self._view.op_of(vertex) not in _MAKE_WHOLE else ()
+
+    def _is_data(self, vertex: int) -> bool:
+        """Whether a tensor is made without weights and products."""
+        found = list(islice(walk([vertex], self._edges.producers), MOST_OPS))
+        return len(found) < MOST_OPS and not any(
+            self._codes[v] == ALLOW or self._view.op_of(v) in _VARIABLES for v in found
+        )
 
 
 class _Constants:
@@ -258,6 +294,12 @@ class _Constants:
         if self._view.node_type(number).is_inlined_call:  # what enters it there, and each round
             return self._producers(vertex)
         return self._view.producers(number)
+
+
+def _is_turned(node: node_def_pb2.NodeDef, side: int) -> bool:
+    """Whether a product transposes one of its operands."""
+    names = (("transpose_a", "adj_x"), ("transpose_b", "adj_y"))[side]
+    return any(name in node.attr and node.attr[name].b for name in names)
 
 
 def _may_be_constant(node_type: NodeType) -> list[bool]:

@@ -151,6 +151,58 @@ def test_whole_numbers_add_up_to_all_they_are(form: str) -> None:
     assert error(found, CPU, values) == 0.0 < error(found, OFF, values)
 
 
+def test_whole_numbers_add_up_with_a_vector() -> None:
+    def count(x: Any) -> Any:
+        above, taken = (tf.cast(x > share, tf.float32) for share in (0.2, 0.8))
+        return tf.linalg.matvec(above, 3.0 - taken[:, 0], transpose_a=True)
+
+    found = trace(count, tf.TensorSpec((1000, WIDTH)))
+    values = DRAW.uniform(size=(1000, WIDTH)).astype(np.float32)
+    assert error(found, CPU, values) == 0.0 < error(found, OFF, values)
+
+
+def classes(x: Any) -> Any:
+    return tf.one_hot(tf.cast(1000 * x[:, 0], tf.int32) % 4, 4)
+
+
+def by_equality(x: Any) -> Any:
+    equal = tf.equal(tf.range(4)[:, None], tf.cast(1000 * x[:, 0], tf.int32) % 4)
+    return tf.cast(equal, tf.float32) @ x
+
+
+BY_CLASSES: dict[str, Function] = {
+    "by a matrix": lambda x: tf.matmul(classes(x), x, transpose_a=True),
+    "from the left": lambda x: tf.transpose(tf.transpose(x) @ classes(x)),
+    "by an equation": lambda x: tf.einsum("nk,nd->kd", classes(x), x),
+    "of a vector": lambda x: tf.linalg.matvec(classes(x), x[:, 0], transpose_a=True),
+    "by equality": by_equality,
+    "of squares": lambda x: tf.transpose(classes(x)) @ (x * x),
+    "numbers with a vector": lambda x: tf.matmul(tf.round(x[:, :1]), classes(x), transpose_a=True),
+}
+
+
+@pytest.mark.parametrize("form", BY_CLASSES)
+def test_data_adds_up_by_classes_as_in_float32(form: str) -> None:
+    found = trace(BY_CLASSES[form], tf.TensorSpec((1000, WIDTH)))
+    values = DRAW.uniform(300, 301, size=(1000, WIDTH)).astype(np.float32)
+    assert error(found, CPU, values) < 1e-6 < error(found, OFF, values)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: tf.matmul(tf.one_hot(tf.argmax(x, 1), WIDTH), x @ w, transpose_a=True),
+        lambda x, w: tf.matmul(tf.one_hot(tf.argmax(x, 1), WIDTH), w, transpose_a=True) @ x,
+        lambda x, w: tf.one_hot(tf.argmax(x, 1), WIDTH) @ w @ x,
+        lambda x, w: tf.one_hot(tf.argmax(x, 0), WIDTH, axis=0) @ x @ w,
+    ],
+    ids=["codes of a network", "weights", "an embedding", "along another axis"],
+)
+def test_what_a_network_adds_up_by_classes_goes_low(function: Callable[[Any, Any], Any]) -> None:
+    found = with_variable(function)
+    assert len(found) == 2 and all(d.converted for d in found)
+
+
 FEW_BITS: dict[str, Function] = {
     "binary": tf.sign,
     "binary by selection": lambda w: tf.where(w > 0.0, 1.0, -1.0),
