@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from itertools import filterfalse, islice
 
 from graph_passes.coloring.linear_steps import MATRIX_PRODUCTS
+from graph_passes.coloring.moments import moments
 from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ops.reasons import Reason
@@ -40,6 +41,7 @@ def keep_distances(coloring: Coloring) -> None:
         if coloring.list_codes[product] == ALLOW:
             coloring.block(sorted(search.distance(product)), Reason.DISTANCE)
             coloring.block(sorted(search.difference(product)), Reason.DISTANCE)
+    coloring.block(sorted(moments(coloring)), Reason.DISTANCE)
 
 
 class _Search:

@@ -216,8 +216,8 @@ RULES: dict[str, str] = {
     "loss": "what a scalar loss or metric is reduced from is computed in float32",
     "decomposition": "a matrix that is decomposed or solved is made, and what comes out is "
     "multiplied, in float32",
-    "distance": "a product that is added to squares of its own operands is computed in float32, "
-    "and so are its gradients",
+    "distance": "a product that is added to squares or means of its own operands is computed in "
+    "float32, and so are its gradients",
     "constant-operand": "a product with a window, stencil or table of constants is computed in "
     "float32, and so is one that counts",
     "position": "what indices are made of is computed in float32",

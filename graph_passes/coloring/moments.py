@@ -1,0 +1,130 @@
+"""Moments about a mean, made of raw ones: products that meet products of their own parts.
+
+    X'X / n - m'm                  covariances, with the means m of X
+    W (x * y) - (W x) * (W y)      those in windows, as of SSIM, whatever the window W is
+
+What is left is small against both terms where the mean is large: in bfloat16 the product alone is
+off by more, and variances are negative. So these products stay float32, and so do what they are
+subtracted from, the square that a window is laid on, and all that reads the window. Layers of a
+network multiply by a variable, of which no mean is taken, and none is laid on a tensor, on its
+square, and squared itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from graph_passes.coloring.linear_steps import (
+    ADDITIONS,
+    MATRIX_PRODUCTS,
+    SCALINGS,
+    is_by_a_tensor,
+)
+from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
+from graph_passes.ir.adjacency import walk
+
+MOST_OPS = 24
+"""Ops between a product and the sum, and between the means and that."""
+
+_MEANS = ("Mean", "Sum")
+_ONES = ("Const", "Fill", "OnesLike")
+_SQUARES = ("Mul", "Square", "Pow")
+
+
+def moments(coloring: Coloring) -> set[int]:
+    """The vertices of moments, between the products and the sums that they are terms of."""
+    search = _Search(coloring)
+    products = coloring.where(coloring.eligible & (coloring.list_codes == ALLOW))
+    two = [v for v in products if len(coloring.edges.producers(v)) == 2]
+    return set().union(*map(search.covariance, two), *(search.window(v, two) for v in two))
+
+
+class _Search:
+    def __init__(self, coloring: Coloring) -> None:
+        self._codes, self._view, self._edges = coloring.list_codes, coloring.view, coloring.edges
+
+    def covariance(self, product: int) -> set[int]:
+        """A product that is added to one of the means of its operands; nothing otherwise."""
+        sides = {*map(self._origin, self._edges.producers(product))}
+        if self._view.op_of(product) not in MATRIX_PRODUCTS or min(sides) < 0:
+            return set()
+        for way, terms in self._sums(product):
+            near = [v for v in self._few(terms, self._factors) if v != product]
+            if sides <= {v for term in near for v in self._averaged(term)}:
+                return way.union(v for v in near if self._view.op_of(v) not in _MEANS)
+        return set()
+
+    def _averaged(self, vertex: int) -> set[int]:
+        """What a vertex is a mean of, or a sum, also by a product with ones."""
+        op, makers = self._view.op_of(vertex), self._edges.producers(vertex)
+        origins = {*map(self._origin, makers)} if op in (*_MEANS, *MATRIX_PRODUCTS) else set()
+        has_ones = any(self._view.op_of(v) in _ONES for v in origins if v >= 0)
+        return origins if op in _MEANS or has_ones else set()
+
+    def window(self, product: int, others: Iterable[int]) -> set[int]:
+        """What a window makes of a square, and of its parts, whose product is taken off."""
+        sides = [*map(self._origin, self._edges.producers(product))]
+        squares = [v for v in sides if v >= 0 and self._view.op_of(v) in _SQUARES]
+        if len(squares) != 1 or len({*sides}) < 2:
+            return set()
+        square, window = squares[0], sides[1 - sides.index(squares[0])]
+        factors = {*map(self._origin, self._edges.producers(square))}
+        for way, terms in self._sums(product):
+            for term in self._few(terms, self._handed):
+                makers = [*map(self._origin, self._edges.producers(term))]
+                is_square = self._view.op_of(term) in _SQUARES and makers
+                if is_square and all(self._lays(v, window, factors) for v in makers):
+                    same = {v for v in others if self._reads(v, window)}
+                    return way.union({square, term}, self._few(terms, self._handed), same)
+        return set()
+
+    def _lays(self, vertex: int, window: int, factors: set[int]) -> bool:
+        """Whether a product lays a window on one of some tensors."""
+        if vertex < 0 or self._codes[vertex] != ALLOW:
+            return False
+        sides = {*map(self._origin, self._edges.producers(vertex))}
+        return window in sides and not factors.isdisjoint(sides)
+
+    def _reads(self, product: int, window: int) -> bool:
+        return window in map(self._origin, self._edges.producers(product))
+
+    def _sums(self, product: int) -> Iterable[tuple[set[int], list[int]]]:
+        """For each sum that a product is a term of: what leads there, and the other terms."""
+        way = self._few([product], lambda v: filter(self._hands_on, self._edges.readers(v)))
+        for vertex in {r for v in way for r in self._edges.readers(v)}:
+            if self._view.op_of(vertex) in ADDITIONS:
+                yield {*way, vertex}, [v for v in self._edges.producers(vertex) if v not in way]
+
+    def _factors(self, vertex: int) -> Iterable[int]:
+        """What a product of means is made of."""
+        multiplies = self._view.op_of(vertex) in (*MATRIX_PRODUCTS, *_SQUARES, *SCALINGS)
+        return self._edges.producers(vertex) if multiplies else self._handed(vertex)
+
+    def _handed(self, vertex: int) -> Iterable[int]:
+        return self._edges.producers(vertex) if self._hands_on(vertex) else ()
+
+    def _hands_on(self, vertex: int) -> bool:
+        """Whether an op moves a tensor, or scales it by a single number."""
+        if self._view.op_of(vertex) in SCALINGS:
+            return not is_by_a_tensor(self._view, vertex)
+        return self._codes[vertex] == CLEAR
+
+    def _origin(self, vertex: int) -> int:
+        """Where a tensor comes from, moved or scaled; less than 0 for a variable, of any read."""
+
+        def makers(vertex: int) -> Iterable[int]:
+            found = [v for v in self._handed(vertex) if not self._is_number(v)]
+            return found if len(found) == 1 else ()
+
+        *_, origin = walk([vertex], makers)
+        number = self._view.vertex_nodes[origin]
+        is_read = self._view.op_of(origin) == "ReadVariableOp"
+        return -1 - self._view.makers(number)[0] if is_read else origin
+
+    def _is_number(self, vertex: int) -> bool:
+        number = self._view.vertex_nodes[vertex]
+        return number >= 0 and self._view.shape(self._view.names[number]) == ()
+
+    def _few(self, starts: Iterable[int], steps: Callable[[int], Iterable[int]]) -> list[int]:
+        return list(islice(walk(starts, steps), MOST_OPS))
