@@ -5,8 +5,8 @@ add little to much, and bfloat16 loses what is less than a 256th of it: 100 step
 moved a state by a quarter of its way, and `x -= 0.001 * x` nowhere at all. TensorFlow's own pass
 loses it as well. A loop shows what it adds up; elsewhere the constant factor of a step does, of
 which a residual network has none, or how many are added at once. What comes to a sum stays as it
-is, products above all. But one that a loop hands on with nothing but sums around it, `h @ W + x`,
-is a sum of many rounds itself.
+is, products above all. But one that a loop hands on with nothing but sums and single factors around
+it, `h @ W + x`, is a sum of many rounds itself.
 
 A loop that compares the values of two rounds, to end where they are alike, may never end: in
 bfloat16 neighbouring values are a 256th apart. All that leads round such a loop stays float32.
@@ -83,13 +83,16 @@ def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
 
 
 def _linear_recurrences(coloring: Coloring) -> Iterator[int]:
-    """What leads round a loop by one product, sums and moves alone."""
+    """What leads round a loop by one product, sums, single factors and moves alone."""
     view, edges = coloring.view, coloring.edges
     carriers = coloring.carriers()
     if not carriers:
         return
     multiplies = view.is_vertex_of(lambda node_type: node_type.op in MATRIX_PRODUCTS)
-    enter = (multiplies | view.is_vertex_of(_adds) | moves(coloring)) & view.is_float
+    scales = view.is_vertex_of(lambda node_type: node_type.op in SCALINGS)
+    enter = (multiplies | view.is_vertex_of(_adds) | scales | moves(coloring)) & view.is_float
+    for vertex in coloring.where(scales & view.is_float):
+        enter[vertex] = not is_by_a_tensor(view, vertex)
     around = edges.reach(carriers, enter, forward=True) & edges.reach(
         carriers, enter, backward=True
     )
