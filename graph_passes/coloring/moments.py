@@ -59,8 +59,8 @@ class _Search:
         """What a vertex is a mean of, or a sum, also by a product with ones."""
         op, makers = self._view.op_of(vertex), self._edges.producers(vertex)
         origins = {*map(self._origin, makers)} if op in (*_MEANS, *MATRIX_PRODUCTS) else set()
-        has_ones = any(self._view.op_of(v) in _ONES for v in origins if v >= 0)
-        return origins if op in _MEANS or has_ones else set()
+        ones = {v for v in origins if v >= 0 and self._view.op_of(v) in _ONES}
+        return origins - ones if op in _MEANS or ones else set()
 
     def window(self, product: int, others: Iterable[int]) -> set[int]:
         """What a window makes of a square, and of its parts, whose product is taken off."""

@@ -20,7 +20,7 @@ CONFIGS = {
     "GPU": PrecisionConfig(target_dtype="float16", device="GPU"),
 }
 CPU = CONFIGS["CPU"]
-OFF = dataclasses.replace(CPU, disabled_rules=frozenset(("constant-operand",)))
+OFF = dataclasses.replace(CPU, disabled_rules=frozenset(("constant-operand", "distance")))
 SIDE = 24
 WIDTH = 64
 DRAW = np.random.default_rng(0)
@@ -397,7 +397,7 @@ def test_captured_weights_are_weights_where_stored_ones_are() -> None:
 
 def test_the_reason_is_told_but_in_parity() -> None:
     shape = (2, SIDE, SIDE, 3)
-    reasons = {d.reason for d in decisions(similarity, CPU, shape, shape)}
+    reasons = {d.reason for d in decisions(laplacian_of_channels, CPU, shape, shape)}
     assert reasons == {Reason.CONSTANT_OPERAND}
     parity = dataclasses.replace(CPU, parity=True)
-    assert all(d.converted for d in decisions(similarity, parity, shape, shape))
+    assert all(d.converted for d in decisions(laplacian_of_channels, parity, shape, shape))
