@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 
 import tensorflow as tf
+from tensorflow.python.util import _pywrap_util_port
 
 from tf_amp.hardware import CPU_FLAGS, probe_cpu_flags
 
 HAS_BFLOAT16_UNITS = not probe_cpu_flags().isdisjoint(CPU_FLAGS["bfloat16"])
 NO_BFLOAT16_UNITS = "this CPU has none of " + ", ".join(CPU_FLAGS["bfloat16"])
+# TensorFlow uses them by itself where the CPU has AVX512_VNNI or the like.
+HAS_ONEDNN = bool(_pywrap_util_port.IsMklEnabled())
+NO_ONEDNN = "TensorFlow does not use oneDNN's kernels on this CPU"
 
 
 @functools.cache

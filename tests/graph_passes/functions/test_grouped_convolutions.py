@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from cpu_units import HAS_ONEDNN, NO_ONEDNN
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def
@@ -54,6 +55,8 @@ class Program:
 
     def run(self, graph_def: graph_pb2.GraphDef, *values: np.ndarray) -> list[np.ndarray]:
         """The output and the gradients that a graph made of it gives."""
+        if not HAS_ONEDNN:
+            pytest.skip(NO_ONEDNN)
         with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
             tf.import_graph_def(graph_def, name="")
             return session.run(self.results, dict(zip(("x:0", "w:0"), values, strict=True)))  # type: ignore[no-any-return]
