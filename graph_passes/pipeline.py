@@ -20,6 +20,7 @@ from graph_passes.coloring.distances import keep_distances
 from graph_passes.coloring.losses import keep_losses
 from graph_passes.coloring.plan import Plan, make_plan
 from graph_passes.coloring.positions import keep_positions
+from graph_passes.coloring.saturation import keep_saturated
 from graph_passes.coloring.small_steps import keep_small_steps
 from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.v1_loops import match_loop_edges
@@ -82,6 +83,7 @@ STAGES = (
     Stage("distance", keep_distances, ("edges",)),
     Stage("constant-operand", keep_constant_operands, ("edges",)),
     Stage("position", keep_positions, ("edges",)),
+    Stage("saturation", keep_saturated, ("edges",)),
     Stage("rules", Coloring.move_by_rules),
     Stage(
         "constant-range",

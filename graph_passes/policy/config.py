@@ -221,6 +221,8 @@ RULES: dict[str, str] = {
     "constant-operand": "a product with a window, stencil or table of constants is computed in "
     "float32, and so is one that counts",
     "position": "what indices are made of is computed in float32",
+    "saturation": "what a logarithm takes the distance of to the bound of a sigmoid or the like is "
+    "computed in float32",
     "comparison": "a tensor and what was picked from it are compared as rounded as either was",
     "cost": "what is slower in the target dtype on this device stays float32",
     "cast-cut": "without a cost table, casts are placed where they move the fewest bytes",

@@ -28,6 +28,7 @@ _RULE_OF = {
     Reason.DISTANCE.name.lower(): "distance",
     Reason.CONSTANT_OPERAND.name.lower(): "constant-operand",
     Reason.POSITION.name.lower(): "position",
+    Reason.SATURATION.name.lower(): "saturation",
 }
 
 
