@@ -217,7 +217,7 @@ def diagnose(
         to 0 at the loss scale, and the loss scale that loses least.
 
     Raises:
-        ValueError: (`tf_amp.diagnosis.step.DiagnosisError`) the function takes its batch from
+        ValueError: (`tf_amp.diagnosis.recording.DiagnosisError`) the function takes its batch from
             an iterator, or cannot be converted.
     """
     from tf_amp.diagnosis.diagnose import diagnose

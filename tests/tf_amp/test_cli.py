@@ -33,7 +33,11 @@ def test_help_needs_no_tensorflow(run_python: RunPython) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("rnu",), ("run",), ("run", "--dtype", "float8", "x.py")]
+    "arguments",
+    [
+        *((), ("rnu",), ("run",), ("run", "--dtype", "float8", "x.py")),
+        *(("compare", "a", "b", "--rounds", "-1"), ("diff", "a", "b", "--limit", "-1")),
+    ],
 )
 def test_a_wrong_call_says_how_to_call_it(
     run_python: RunPython, arguments: tuple[str, ...]
@@ -43,6 +47,22 @@ def test_a_wrong_call_says_how_to_call_it(
     assert "usage: tf-amp" in done.stderr
     if "float8" in arguments:
         assert "bfloat16" in done.stderr
+    if "-1" in arguments:
+        assert "'-1' is no whole number, 0 or more" in done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error(run_python: RunPython) -> None:
+    code = f"""
+    import os, sys
+    end, begin = os.pipe()
+    os.close(end)
+    os.dup2(begin, 1)
+    sys.argv = ["tf-amp", "lists"]
+    {MAIN}
+    """
+    done = run_python(code, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
 ECHO = """

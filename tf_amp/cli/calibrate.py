@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tf_amp.cli.numbers import count
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
 
@@ -41,7 +42,7 @@ def add_parser(commands: Any) -> None:
     )
     add_target(parser)
     parser.add_argument(
-        "--batches", type=int, metavar="N", help="the first N batches only (default: all)"
+        "--batches", type=count, metavar="N", help="the first N batches only (default: all)"
     )
     parser.add_argument(
         "--tolerance",

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_amp.cli.numbers import count, count_or_none
 from tf_amp.cli.strict_json import strict_json
 from tf_amp.terminal import table
 
@@ -41,14 +42,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
     parser.add_argument(
-        "--batch", type=int, default=8, help="rows of random inputs and of records (default: 8)"
+        "--batch", type=count, default=8, help="rows of random inputs and of records (default: 8)"
     )
     parser.add_argument(
-        "--samples", type=int, default=4, help="random inputs, or batches of records (default: 4)"
+        "--samples", type=count, default=4, help="random inputs, or batches of records (default: 4)"
     )
     parser.add_argument(
         "--rounds",
-        type=int,
+        type=count_or_none,
         default=7,
         help="timed calls of each, in turns; 0: neither time nor memory (default: 7)",
     )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_amp.cli.numbers import count
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
 
@@ -61,7 +62,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--rows",
-        type=int,
+        type=count,
         default=_ROWS,
         help="the batch that is expected where a signature leaves it open; what is faster in "
         f"float32 for it stays so (default: {_ROWS})",

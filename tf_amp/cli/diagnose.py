@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_amp.cli.numbers import count
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.cli.strict_json import strict_json
 from tf_amp.env_config import read_settings
@@ -48,7 +49,7 @@ def add_parser(commands: Any) -> None:
         help="of a model: its samples, as of `tf-amp compare`, run one after another until a node "
         "is found (default: random by signature)",
     )
-    parser.add_argument("--batch", type=int, default=8, help="rows of random inputs (default: 8)")
+    parser.add_argument("--batch", type=count, default=8, help="rows of random inputs (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
     parser.add_argument(
         "--signature", metavar="KEY", help="of a model: this one (default: serving_default, or all)"
@@ -74,7 +75,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Diagnoses the target and prints what was found."""
     config = config_for(read_settings(), arguments)
-    from tf_amp.diagnosis.step import DiagnosisError
+    from tf_amp.diagnosis.recording import DiagnosisError
     from tf_amp.model_files import ModelError
 
     if arguments.loss_scale is not None and not arguments.loss_scale > 0:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tf_amp.cli.numbers import count_or_none
 from tf_amp.terminal import table
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("before", type=Path, metavar="DIR1", help="the trace directory to go from")
     parser.add_argument("after", type=Path, metavar="DIR2", help="the one to compare with it")
     parser.add_argument(
-        "--limit", type=int, default=_SHOWN, help=f"how many nodes to print (default: {_SHOWN})"
+        "--limit",
+        type=count_or_none,
+        default=_SHOWN,
+        help=f"how many nodes to print (default: {_SHOWN})",
     )
     parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
     parser.set_defaults(run=run, needs_tensorflow=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_amp.cli.conditions import Condition, ConditionError
+from tf_amp.cli.numbers import count_or_none
 from tf_amp.env_variables import LOG_PATH
 from tf_amp.terminal import table
 from tf_amp.whole_files import write_whole
@@ -65,7 +66,10 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--missed", action="store_true", help="only what stays float32")
     parser.add_argument(
-        "--limit", type=int, default=_SHOWN, help=f"how many remarks to print (default: {_SHOWN})"
+        "--limit",
+        type=count_or_none,
+        default=_SHOWN,
+        help=f"how many remarks to print (default: {_SHOWN})",
     )
     parser.add_argument("--quick", action="store_true", help="an overview without what blocks most")
     parser.add_argument(

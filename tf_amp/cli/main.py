@@ -137,10 +137,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         autoload.deactivate()
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        return int(arguments.run(arguments))
+        status = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return status
     except EnvConfigError as error:
         print(f"tf-amp: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Who read the output, as `head` does, has enough; Python would try again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_amp.cli import programs
+from tf_amp.cli.numbers import count
 from tf_amp.cli.options import add_options, chosen_variables
 from tf_amp.env_config import check_environment
 from tf_amp.env_variables import ENABLE
@@ -44,13 +45,13 @@ def add_parser(commands: Any) -> None:
         "setting.",
     )
     parser.add_argument(
-        "--steps", type=_count, default=10, help="steps timed, and profiled, in a run (default: 10)"
+        "--steps", type=count, default=10, help="steps timed, and profiled, in a run (default: 10)"
     )
     parser.add_argument(
-        "--skip", type=_count, default=5, help="steps that come before them (default: 5)"
+        "--skip", type=count, default=5, help="steps that come before them (default: 5)"
     )
     parser.add_argument(
-        "--rounds", type=_count, default=2, help="runs of each of the two (default: 2)"
+        "--rounds", type=count, default=2, help="runs of each of the two (default: 2)"
     )
     parser.add_argument(
         "--function",
@@ -66,12 +67,6 @@ def add_parser(commands: Any) -> None:
     add_options(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program, behind --")
     parser.set_defaults(run=run, needs_tensorflow=True)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, 1 or more")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from tf_amp.cli.numbers import count_or_none
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import DTYPE, LOG_PATH, REWRITE, EnvConfigError
 from tf_amp.hardware import CPU_FLAGS, probe_cpu_flags
@@ -45,7 +46,10 @@ def add_parser(commands: Any) -> None:
         help=f"float16 (for a GPU) or bfloat16 (for a CPU); default: {DTYPE}, else float16",
     )
     parser.add_argument(
-        "--limit", type=int, default=_SHOWN, help=f"how many differences to print ({_SHOWN})"
+        "--limit",
+        type=count_or_none,
+        default=_SHOWN,
+        help=f"how many differences to print ({_SHOWN})",
     )
     parser.add_argument("--json", action="store_true", help="as one JSON array, a graph each")
     parser.set_defaults(run=run, needs_tensorflow=True)

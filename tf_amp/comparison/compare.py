@@ -20,7 +20,7 @@ from tf_amp.comparison.output_figures import OutputFigures, Sums
 from tf_amp.comparison.samples import Samples, random_samples, samples_for
 from tf_amp.conversion.convert import as_saved_model, size_on_disk
 from tf_amp.conversion.progress import Progress
-from tf_amp.diagnosis.step import DiagnosisError
+from tf_amp.diagnosis.recording import DiagnosisError
 from tf_amp.model_files import ModelError
 
 _log = logging.getLogger("tf_amp")

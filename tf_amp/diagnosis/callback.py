@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from graph_passes import PrecisionConfig
 from tf_amp.diagnosis.diagnose import Diagnosis, diagnose
-from tf_amp.diagnosis.step import DiagnosisError
+from tf_amp.diagnosis.recording import DiagnosisError
 from tf_amp.loss_scale.telemetry import callback_class, scale_variables
 
 _log = logging.getLogger("tf_amp")

@@ -17,8 +17,7 @@ from graph_passes.ir.eligibility import node_name
 from graph_passes.plan_remarks import Lines
 from tf_amp.compatibility import DIAGNOSIS, obstacle
 from tf_amp.diagnosis.gradients import GradientMeter, Gradients, scale_of, watched_tapes
-from tf_amp.diagnosis.recording import DiagnosisError as DiagnosisError
-from tf_amp.diagnosis.recording import Key, Record, run_recorded, traced_name
+from tf_amp.diagnosis.recording import DiagnosisError, Key, Record, run_recorded, traced_name
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_devices import captured_constants
