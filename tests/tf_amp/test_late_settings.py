@@ -122,7 +122,7 @@ def test_what_runs_functions_traced_before_is_told_at_its_end(
         ({AMP: "0"}, BFLOAT16, "bfloat16 on CPU"),
         ({AMP: ""}, BFLOAT16, "bfloat16 on CPU"),
         ({f"{AMP}_GRAPH_REWRITE": "0"}, FLOAT16, "float16 on CPU"),
-        ({f"{AMP}_GRAPH_REWRITE": "1"}, {SCALING: "1"}, "graph rewrite off"),
+        ({f"{AMP}_GRAPH_REWRITE": "1"}, HERE | {SCALING: "1"}, "graph rewrite off"),
         ({f"{REWRITE}_DTYPE": "float16"}, BFLOAT16, "bfloat16 on CPU"),
         ({LEVEL: "TENSOR_CORES_ONLY"}, BFLOAT16, "level default"),
         ({LOG_PATH: "trace"}, BFLOAT16, "level default"),

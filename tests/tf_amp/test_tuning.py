@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+from cpu_units import HAS_ONEDNN, NO_ONEDNN
 
 from graph_passes.policy.cost_table import CHANNELS_FIRST, STRIDED
 from graph_passes.policy.cost_table_files import format_table, parse_table
@@ -53,6 +54,10 @@ def test_channels_first_are_measured_in_the_same_sizes() -> None:
         assert arguments["data_format"] == "NCHW"
     assert arguments["input"].shape == arguments["out_backprop"].shape == (16, 32, 8, 8)
     assert arguments["filter_sizes"] == [3, 3, 32, 32]
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason=f"{NO_ONEDNN}, of which alone some take channels first")
+def test_channels_first_are_measured() -> None:
     rows = [f"Conv2D/{CHANNELS_FIRST}", f"Conv3DBackpropInputV2/{CHANNELS_FIRST}"]
     table = measure_table("cpu-here", "CPU", "bfloat16", only=rows, rounds=1)
     assert [key for key, _ in table.rows] == rows

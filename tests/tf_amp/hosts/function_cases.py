@@ -61,7 +61,7 @@ def tracing(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
     @tf.function
     def loop(x: tf.Tensor) -> tf.Tensor:
         def body(i: tf.Tensor, y: tf.Tensor) -> Any:
-            return i + 1, tf.matmul(y, variable) / 64.0
+            return i + 1, tf.tanh(tf.matmul(y, variable) / 64.0)
 
         return tf.while_loop(lambda i, y: i < 3, body, [0, x])[1]
 

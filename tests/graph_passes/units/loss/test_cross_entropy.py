@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow as tf
+from cpu_units import HAS_ONEDNN, NO_ONEDNN
 from traced_graphs import Traced, node_types, of_op, trace
 
 from graph_passes import PrecisionConfig
@@ -121,6 +122,7 @@ def test_a_loss_alone_makes_no_gradient() -> None:
     np.testing.assert_allclose(new, old, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.skipif(not HAS_ONEDNN, reason=f"{NO_ONEDNN}, whose allocator counts")
 def test_no_more_memory_than_before() -> None:
     """The gradient takes the place of the logits, as in the kernel of TensorFlow's op."""
     traced, inputs = traced_step(rows=512), given(rows=512)
