@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from environments import AMP, REWRITE, RunPython
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -20,7 +21,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 REPOSITORY = Path(__file__).resolve().parent.parent
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
 PLUGIN = REPOSITORY / "tf_amp" / "hosts" / "graph_plugin.c"
-AMP_PREFIXES = ("TF_ENABLE_AUTO_MIXED_PRECISION", "TF_AUTO_MIXED_PRECISION")
+AMP_PREFIXES = (AMP, REWRITE.removesuffix("_GRAPH_REWRITE"))
 
 
 def pytest_configure() -> None:
@@ -31,7 +32,6 @@ def pytest_configure() -> None:
         subprocess.run([compiler, "-shared", "-fPIC", "-o", library, PLUGIN], check=True)
 
 
-RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[
     [Path, Sequence[str], Mapping[str, str], float], "subprocess.CompletedProcess[str]"
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import function_evidence
+from environments import FLOAT16
 
 SCRIPT = """
 import sys
@@ -26,11 +27,7 @@ print(low_precision_ops())
 def test_the_trace_that_runs_is_told_not_the_one_with_more_nodes(run_python: Any) -> None:
     done = run_python(
         SCRIPT,
-        env={
-            "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-            "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "float16",
-            "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
-        },
+        env=FLOAT16,
         args=(str(Path(function_evidence.__file__).parent),),
     )
     found = "{'float16': {'Conv2D': 1, 'Conv2DBackpropFilter': 1, 'MatMul': 3}}"

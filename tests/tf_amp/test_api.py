@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 import tensorflow as tf
+from environments import CONVERTS, RunPython
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 import tf_amp
 from graph_passes import ListEdit, PrecisionConfig
 
-RunPython = Callable[..., "CompletedProcess[str]"]
 FAST = {
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
+    **CONVERTS,
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_COST_TABLE": "off",
 }
 FLOAT16 = {**FAST, "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "float16"}

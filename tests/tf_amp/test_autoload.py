@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import AMP
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AUTOLOAD_LINE = (REPOSITORY / "tf_amp_autoload.pth").read_text()
-AMP = "TF_ENABLE_AUTO_MIXED_PRECISION"
 
 # tf_amp.installation is replaced by one that only tells when and with what it was called.
 PRELUDE = """

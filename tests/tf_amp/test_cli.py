@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import AMP, BFLOAT16, REWRITE, RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-AMP = "TF_ENABLE_AUTO_MIXED_PRECISION"
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 
 
@@ -96,13 +93,11 @@ def test_options_of_run_become_variables_and_win(run_python: RunPython, tmp_path
     env = {f"{AMP}_GRAPH_REWRITE": "0", f"{REWRITE}_DTYPE": "float16"}
     done = _tf_amp(run_python, "run", *options, str(script), env=env, check=True)
     assert json.loads(done.stdout)["env"] == {
-        AMP: "1",
+        **BFLOAT16,
         f"{AMP}_GRAPH_REWRITE": "1",
         f"{AMP}_LOSS_SCALING": "0",
-        f"{REWRITE}_DTYPE": "bfloat16",
         f"{REWRITE}_LEVEL": "TENSOR_CORES_ONLY",
         f"{REWRITE}_LOG_PATH": "logs",
-        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
     }
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import RunPython
 
 from tf_amp.cli.main import main
-
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize(

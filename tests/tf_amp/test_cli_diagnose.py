@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from environments import RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 CASES = Path(__file__).with_name("diagnosis") / "diagnosis_cases.py"
 FLOAT16 = ("--dtype", "float16", "--device", "GPU")

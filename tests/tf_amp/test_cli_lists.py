@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
+
+from environments import REWRITE, RunPython
 
 from graph_passes import ListEdit, PrecisionConfig, load_op_lists
 from tf_amp.cli.lists import list_rows
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 
 

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import CONVERTS, REWRITE, RunPython
 
 from graph_passes.policy.cost_table_files import load_table
 from tf_amp.cost_tables import choose_table, tensorflow_release
 from tf_amp.env_config import read_settings
 from tf_amp.hardware import Target
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 # The tests run on hardware without fast units as well.
-IGNORE = {f"{REWRITE}_IGNORE_PERFORMANCE": "1", f"{REWRITE}_DTYPE": "bfloat16"}
 
 
 def test_tune_writes_a_table_that_the_setting_takes(run_python: RunPython, tmp_path: Path) -> None:
     path = tmp_path / "mine" / "costs.toml"
     # AMP is on in the environment: the command must measure without it all the same.
-    env = {**IGNORE, "TF_ENABLE_AUTO_MIXED_PRECISION": "1"}
+    env = {**CONVERTS, "TF_ENABLE_AUTO_MIXED_PRECISION": "1"}
     done = run_python(MAIN, env, args=("tune", "--output", str(path), "--only", "Relu", "MatMul"))
     assert [key for key, _ in load_table(path).rows] == ["MatMul", "Relu"]
     assert f"Written to {path}" in done.stdout
@@ -52,7 +47,7 @@ def test_tune_keeps_the_table_in_the_users_cache(
         probes.compiled_probes = lambda: products
         {MAIN}
     """
-    env = {**IGNORE, "XDG_CACHE_HOME": str(tmp_path)}
+    env = {**CONVERTS, "XDG_CACHE_HOME": str(tmp_path)}
     done = run_forked(code, env, args=("tune",))
     paths = sorted((tmp_path / "tf-amp" / "cost_tables").iterdir(), key=lambda p: "xla" in p.name)
     for path, rows in zip(paths, (["Neg"], ["MatMul"]), strict=True):
@@ -81,10 +76,10 @@ def test_tune_keeps_the_table_in_the_users_cache(
 def test_tune_measures_under_xla_alone_where_asked(run_forked: RunPython, tmp_path: Path) -> None:
     path = tmp_path / "xla.toml"
     arguments = ("tune", "--xla", "--output", str(path), "--only", "MatMul")
-    done = run_forked(MAIN, IGNORE, args=arguments)
+    done = run_forked(MAIN, CONVERTS, args=arguments)
     assert load_table(path).compiled
     assert "Measured 1 ops under XLA" in done.stdout
-    on = {**IGNORE, "TF_ENABLE_AUTO_MIXED_PRECISION": "1", f"{REWRITE}_COST_TABLE": str(path)}
+    on = {**CONVERTS, "TF_ENABLE_AUTO_MIXED_PRECISION": "1", f"{REWRITE}_COST_TABLE": str(path)}
     used = json.loads(run_forked(MAIN, on, args=("env", "--json")).stdout)
     assert used["cost_table_xla"] == str(path)
     assert used["cost_table"] != str(path)
@@ -97,11 +92,11 @@ def test_wrong_calls_and_hardware_are_told_with_a_remedy(
     file = tmp_path / "a file"
     file.write_text("")
     for arguments, env, said in (
-        (("--only", "Relu"), IGNORE, "--only needs --output"),
-        (("--only", "Rleu", "--output", "x.toml"), IGNORE, "no row 'Rleu'"),
-        (("--xla", "--only", "Relu", "--output", "x.toml"), IGNORE, "no row 'Relu'"),
+        (("--only", "Relu"), CONVERTS, "--only needs --output"),
+        (("--only", "Rleu", "--output", "x.toml"), CONVERTS, "no row 'Rleu'"),
+        (("--xla", "--only", "Relu", "--output", "x.toml"), CONVERTS, "no row 'Relu'"),
         ((), {f"{REWRITE}_DTYPE": "float16"}, "nothing to measure"),
-        (("--only", "Neg", "--output", str(file / "x.toml")), IGNORE, "could not be written"),
+        (("--only", "Neg", "--output", str(file / "x.toml")), CONVERTS, "could not be written"),
     ):
         done = run_forked(MAIN, env, args=("tune", *arguments), check=False)
         assert done.returncode == 1, done.stderr[-2000:]
@@ -120,7 +115,7 @@ def test_a_table_that_cannot_be_written_is_not_lost(
         path.write_text("the one before")
         code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); {MAIN}"
     arguments = ("--only", "Neg", "--output", str(path))
-    done = run_python(code, IGNORE, args=("tune", *arguments), check=False)
+    done = run_python(code, CONVERTS, args=("tune", *arguments), check=False)
     assert done.returncode == 1
     assert "on standard output" in done.stderr
     (tmp_path / "saved.toml").write_text(done.stdout)

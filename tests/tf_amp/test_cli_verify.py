@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 from cpu_units import HAS_BFLOAT16_UNITS, NO_BFLOAT16_UNITS
+from environments import RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 BFLOAT16 = pytest.param(
     "bfloat16", marks=pytest.mark.skipif(not HAS_BFLOAT16_UNITS, reason=NO_BFLOAT16_UNITS)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from environments import AMP, REWRITE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +21,6 @@ from tf_amp.env_config import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-AMP = "TF_ENABLE_AUTO_MIXED_PRECISION"
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 ENABLING = (AMP, f"{AMP}_GRAPH_REWRITE", f"{AMP}_LOSS_SCALING")
 
 

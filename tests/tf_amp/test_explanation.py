@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
+from environments import RunPython
 
 from tf_amp.explanation import Explanation
 from tf_amp.state import FunctionStatus, Status
-
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_functions_rules_and_loss_scales_have_lines() -> None:

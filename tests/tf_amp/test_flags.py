@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
+from environments import RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 PROGRAM = """
 from tf_amp import autoload
 autoload.activate()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from environments import CONVERTS, RunPython
 
 from tf_amp import plan
 from tf_amp.env_config import Settings
 from tf_amp.hardware import Target
-
-RunPython = Callable[..., "CompletedProcess[str]"]
 
 PRELUDE = """
 # Where the package is installed, Python's start has switched AMP on by itself.
@@ -446,15 +444,9 @@ def test_the_pass_may_be_what_imports_tensorflow(run_python: RunPython) -> None:
         import tf_amp
         print(tf_amp.status()["enabled"])
     """
-    done = run_python(code, {"TF_ENABLE_AUTO_MIXED_PRECISION": "1", **ANYWHERE})
+    done = run_python(code, {"TF_ENABLE_AUTO_MIXED_PRECISION": "1", **CONVERTS})
     assert done.stdout.split() == ["True"]
     assert "could not be switched on" not in done.stderr
-
-
-ANYWHERE = {
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
-}
 
 
 def test_switching_on_and_off_makes_no_context_of_tensorflow(run_forked: RunPython) -> None:

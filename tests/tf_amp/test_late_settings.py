@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import textwrap
-from collections.abc import Callable
 
 import pytest
+from environments import AMP, REWRITE, RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-
-AMP = "TF_ENABLE_AUTO_MIXED_PRECISION"
 SCALING = f"{AMP}_LOSS_SCALING"
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 LEVEL, LOG_PATH = f"{REWRITE}_LEVEL", f"{REWRITE}_LOG_PATH"
 HERE = {f"{REWRITE}_IGNORE_PERFORMANCE": "1"}
 BFLOAT16 = HERE | {AMP: "1", f"{REWRITE}_DTYPE": "bfloat16"}

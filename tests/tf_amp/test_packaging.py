@@ -12,12 +12,11 @@ import venv
 from pathlib import Path
 
 import pytest
+from environments import AMP, BFLOAT16, CONVERTS, REWRITE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = ("tf_amp", "graph_passes", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 AUTOLOAD = "tf_amp_autoload.pth"
-AMP = "TF_ENABLE_AUTO_MIXED_PRECISION"
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 # A script that knows nothing of tf_amp, but for printing what became of its function.
@@ -132,7 +131,7 @@ def test_unset_leaves_the_script_in_float32(environment: Path) -> None:
 
 
 def test_the_variable_alone_puts_a_plain_script_into_mixed_precision(environment: Path) -> None:
-    env = {AMP: "1", f"{REWRITE}_DTYPE": "bfloat16", f"{REWRITE}_IGNORE_PERFORMANCE": "1"}
+    env = BFLOAT16
     done = _must(environment / "bin/python", "script.py", cwd=environment.parent, **env)
     assert done.stdout == "['bfloat16'] float32\n"
     assert "AMP on" in done.stderr
@@ -140,7 +139,7 @@ def test_the_variable_alone_puts_a_plain_script_into_mixed_precision(environment
 
 def test_a_script_may_set_the_variable_itself(environment: Path) -> None:
     (environment.parent / "sets.py").write_text(f"import os; os.environ['{AMP}'] = '1'\n{SCRIPT}")
-    env = {f"{REWRITE}_DTYPE": "bfloat16", f"{REWRITE}_IGNORE_PERFORMANCE": "1"}
+    env = CONVERTS
     done = _must(environment / "bin/python", "sets.py", cwd=environment.parent, **env)
     assert done.stdout == "['bfloat16'] float32\n"
 

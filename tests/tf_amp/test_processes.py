@@ -12,14 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from environments import FLOAT16, REWRITE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
-AMP = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    f"{PREFIX}IGNORE_PERFORMANCE": "1",
-    f"{PREFIX}DTYPE": "float16",
-}
 
 # A program whose every part is converted: a model that is trained, a function, a session.
 WORK = """
@@ -109,7 +104,7 @@ def test_workers_forked_after_the_import(run_python: Any, tmp_path: Path) -> Non
 def check_pool(run_python: Any, tmp_path: Path, pool: str) -> None:
     """Each worker rewrites its own graphs, counts them and writes them to its own folder."""
     code = WORK + dedented(POOLS[pool])
-    env = {**AMP, f"{PREFIX}LOG_PATH": str(tmp_path)}
+    env = {**FLOAT16, f"{REWRITE}_LOG_PATH": str(tmp_path)}
     found = facts(run_python(code, env).stdout)
     assert len(found) == 2
     assert [failed for *_, failed in found] == [0, 0]
@@ -177,7 +172,7 @@ ENDINGS = {
 def test_the_process_ends(run_python: Any, ending: str) -> None:
     if ending == "a subinterpreter":
         pytest.importorskip("_testcapi")
-    done = run_python(WORK + dedented(ENDINGS[ending]), AMP, timeout=200)
+    done = run_python(WORK + dedented(ENDINGS[ending]), FLOAT16, timeout=200)
     assert facts(done.stdout) == ["end"]
     assert "Traceback" not in done.stderr
 
@@ -191,7 +186,9 @@ OUT_OF_SPACE = """
 
 def test_a_disk_that_is_full(run_python: Any, tmp_path: Path) -> None:
     """One warning, and no more files; the program and its rewrites go on."""
-    done = run_python(WORK + dedented(OUT_OF_SPACE), {**AMP, f"{PREFIX}LOG_PATH": str(tmp_path)})
+    done = run_python(
+        WORK + dedented(OUT_OF_SPACE), {**FLOAT16, f"{REWRITE}_LOG_PATH": str(tmp_path)}
+    )
     assert facts(done.stdout) == [(REWRITTEN, 0)]
     assert done.stderr.count("Graphs cannot be written") == 1
 
@@ -201,7 +198,7 @@ def test_nowhere_to_say_anything(tmp_path: Path) -> None:
     script.write_text(WORK + "open(sys.argv[1], 'w').write(repr(work()[1:]))")
     result = tmp_path / "result"
     with open("/dev/full", "w") as full:
-        environment = {**os.environ, **AMP, "PYTHONPATH": str(REPOSITORY)}
+        environment = {**os.environ, **FLOAT16, "PYTHONPATH": str(REPOSITORY)}
         command = [sys.executable, str(script), str(result)]
         subprocess.run(command, env=environment, stdout=full, stderr=full, timeout=200, check=True)
     assert ast.literal_eval(result.read_text()) == (REWRITTEN, 0)
@@ -238,7 +235,7 @@ def test_killed_while_it_writes_a_checkpoint(tmp_path: Path) -> None:
     """What is found is of one step: the weights and the loss scale belong together."""
     script = tmp_path / "script.py"
     folder = str(tmp_path / "checkpoints")
-    environment = {**os.environ, **AMP, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, **FLOAT16, "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, str(script), folder]
     saved = 0
     for at_least in (5, 9):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from subprocess import CompletedProcess
 
 import pytest
+from environments import BFLOAT16, RunPython
 
-RunPython = Callable[..., "CompletedProcess[str]"]
 ON = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
+    **BFLOAT16,
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_COST_TABLE": "off",
 }
 # A hang must fail its own test, and soon. The start file is not there in a checkout.

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import CONVERTS, REWRITE, RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
-ENV = {
-    f"{REWRITE}_DTYPE": "bfloat16",
-    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-    f"{REWRITE}_RULES_DISABLE": "cost,cast-cut",
-}
+ENV = {**CONVERTS, f"{REWRITE}_RULES_DISABLE": "cost,cast-cut"}
 ON = {**ENV, "TF_ENABLE_AUTO_MIXED_PRECISION": "1"}
 PROGRAM = """
 from tf_amp import autoload

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from environments import RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 Facts = dict[str, dict[str, Any]]
 FLOAT, BFLOAT16 = 1, 14
 

@@ -12,17 +12,12 @@ from typing import Any
 
 import pytest
 from cluster_ports import free_ports
+from environments import FLOAT16, REWRITE
 
 from tf_amp.tracing.jobs import jobs_of
 from tf_amp.tracing.trace import read_traces
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PREFIX = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_"
-AMP = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    f"{PREFIX}IGNORE_PERFORMANCE": "1",
-    f"{PREFIX}DTYPE": "float16",
-}
 
 
 def facts(stdout: str) -> list[Any]:
@@ -91,7 +86,7 @@ os._exit(0)  # servers are never joined
 def test_parameter_servers(run_python: Any) -> None:
     """Two workers and a parameter server: what the workers run is rewritten, and trains."""
     ports = tuple(map(str, free_ports(3)))
-    ((losses, rewritten, failed),) = facts(run_python(PARAMETER_SERVER, AMP, args=ports).stdout)
+    ((losses, rewritten, failed),) = facts(run_python(PARAMETER_SERVER, FLOAT16, args=ports).stdout)
     plain = facts(run_python(PARAMETER_SERVER, args=tuple(map(str, free_ports(3)))).stdout)[0][0]
     assert rewritten > 0
     assert failed == 0
@@ -130,7 +125,7 @@ os._exit(0)  # servers are never joined
 def test_fit_with_parameter_servers(run_python: Any) -> None:
     """tf_keras refuses callbacks of batches there, and not the one that reports skipped steps."""
     ports = tuple(map(str, free_ports(2)))
-    ((losses, good_steps),) = facts(run_python(FIT_WITH_SERVERS, AMP, args=ports).stdout)
+    ((losses, good_steps),) = facts(run_python(FIT_WITH_SERVERS, FLOAT16, args=ports).stdout)
     ports = tuple(map(str, free_ports(2)))
     ((plain, _),) = facts(run_python(FIT_WITH_SERVERS, args=ports).stdout)
     assert good_steps == [12]
@@ -169,7 +164,7 @@ print("@@" + repr((losses, status.graphs_rewritten, status.graphs_failed)), flus
 
 def test_dtensor(run_python: Any) -> None:
     """A mesh of two CPUs: functions over distributed tensors are rewritten."""
-    ((losses, rewritten, failed),) = facts(run_python(DTENSOR, AMP).stdout)
+    ((losses, rewritten, failed),) = facts(run_python(DTENSOR, FLOAT16).stdout)
     ((plain, *_),) = facts(run_python(DTENSOR).stdout)
     assert rewritten > 0
     assert failed == 0
@@ -216,7 +211,7 @@ def run_workers(script: Path, folder: Path, die_at: int, **settings: str) -> lis
         config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
         environment = {
             **os.environ,
-            **AMP,
+            **FLOAT16,
             **settings,
             "TF_CONFIG": repr(config).replace("'", '"'),
             "PYTHONPATH": str(REPOSITORY),
@@ -250,7 +245,7 @@ def test_a_worker_that_is_killed_and_comes_back(tmp_path: Path) -> None:
     script.write_text(MULTI_WORKER)
     _, first = run_workers(script, tmp_path / "broken", die_at=2)
     chief, second = run_workers(script, tmp_path / "broken", die_at=-1)
-    trace = {f"{PREFIX}LOG_PATH": str(tmp_path / "trace")}
+    trace = {f"{REWRITE}_LOG_PATH": str(tmp_path / "trace")}
     chief_whole, whole = run_workers(script, tmp_path / "whole", die_at=-1, **trace)
     assert [epoch for epoch, _ in first] == [0, 1, 2]
     assert second[-1] == whole[-1] == chief[-1] == chief_whole[-1] == (True, 0)

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 
 import pytest
-
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
-AMP = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    f"{REWRITE}_DTYPE": "bfloat16",
-    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-}
+from environments import BFLOAT16, RunPython
 
 # Keras stays unimported until the first error has been seen.
 SCRIPT = """
@@ -66,7 +56,7 @@ print(json.dumps(facts))
 
 @pytest.mark.parametrize("keras", ["keras", "tf_keras"])
 def test_frames_of_the_hooks_are_left_out(run_python: RunPython, keras: str) -> None:
-    ran = run_python(SCRIPT, AMP, args=(keras,))
+    ran = run_python(SCRIPT, BFLOAT16, args=(keras,))
     assert json.loads(ran.stdout.splitlines()[-1]) == {"function": 0, "fit": 0, "replaced": False}
 
 
@@ -82,5 +72,5 @@ def pick(x, index):
 
 pick(tf.ones([4, 4]), tf.constant([9]))
 """
-    ran = run_python(shown, AMP, check=False)
+    ran = run_python(shown, BFLOAT16, check=False)
     assert "hosts/function.py" in ran.stderr

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-
 import pytest
 from cpu_units import HAS_ONEDNN, NO_ONEDNN
+from environments import RunPython
 
 from graph_passes.policy.cost_table import CHANNELS_FIRST, STRIDED
 from graph_passes.policy.cost_table_files import format_table, parse_table
 from tf_amp.tuning import chosen_probes, measure_table
-
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 ROWS = ["MatMul", "Relu", "AddV2/broadcast", "FusedBatchNormV3", "AddN", "Split"]
 

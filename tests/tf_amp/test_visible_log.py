@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from subprocess import CompletedProcess
-
 import pytest
+from environments import RunPython
 
 SAY = """
     import logging
@@ -19,7 +17,6 @@ SAY = """
     log.info("informed")
     logging.getLogger("{child}").warning("warned")
 """
-RunPython = Callable[..., "CompletedProcess[str]"]
 
 
 def _stderr(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from environments import RunPython
 
 import tf_amp
 from graph_passes.policy.rules import load_rules
@@ -19,7 +19,6 @@ from tf_amp.comparison.callables import load_signatures
 from tf_amp.comparison.compare import results_of
 from tf_amp.model_files import ModelError
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 WIDTH = 16
 LARGE, SMALL = (4.0, 4e4), (1e-4, 6e-5)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from environments import RunPython
 
 import tf_amp
 from tf_amp.comparison.callables import load_signatures
@@ -17,7 +16,6 @@ from tf_amp.comparison.compare import Comparison, compare
 from tf_amp.comparison.output_figures import OutputFigures
 from tf_amp.model_files import ModelError
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import converted_models as models
@@ -12,13 +10,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from environments import RunPython
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 import tf_amp
 from tf_amp.conversion.convert import Conversion, size_on_disk
 from tf_amp.model_files import ModelError, read_graph
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = tf_amp.PrecisionConfig(target_dtype="bfloat16", device="CPU")
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 SAVED = ("exported", "saved", "module", "v1", "v1_ref")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from environments import FLOAT16, RunPython
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,16 +24,9 @@ from tf_amp import autoload
 autoload.activate()
 runpy.run_path({str(CASES)!r}, run_name="__main__")
 """
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
-ON = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    f"{REWRITE}_DTYPE": "float16",
-    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-}
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(params=[ON, {}], ids=["on", "off"])
+@pytest.fixture(params=[FLOAT16, {}], ids=["on", "off"])
 def case(request: pytest.FixtureRequest, run_forked: RunPython) -> Callable[..., dict[str, Any]]:
     def run(name: str, *arguments: str) -> dict[str, Any]:
         done = run_forked(CODE, request.param, args=(name, *arguments))
@@ -102,7 +95,7 @@ def test_iterators_are_not_moved(case: Callable[..., dict[str, Any]]) -> None:
 
 
 def test_callback_in_fit(run_forked: RunPython) -> None:
-    found = json.loads(run_forked(CODE, ON, args=("fit",)).stdout.splitlines()[-1])
+    found = json.loads(run_forked(CODE, FLOAT16, args=("fit",)).stdout.splitlines()[-1])
     assert found["told"] == 1
     assert "planted" in found["nodes"][0]
     assert found["epochs"] == 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
+from environments import RunPython
+
 HERE = str(Path(__file__).resolve().parent)
-RunPython = Callable[..., "CompletedProcess[str]"]
 
 
 def facts_of(

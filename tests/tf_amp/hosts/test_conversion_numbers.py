@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-from collections.abc import Callable
 
 import pytest
+from environments import RunPython
 from tensorflow.core.framework import graph_pb2
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def
 from tf_amp.hosts.conversion_numbers import ConversionNumbers
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = PrecisionConfig(target_dtype="float16", device="GPU")
 
 

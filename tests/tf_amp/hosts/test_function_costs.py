@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import REWRITE, RunPython
 
 from graph_passes.policy.cost_table import CostTable, Curve, OpCost
 from graph_passes.policy.cost_table_files import format_table, shipped_table
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 ENV = {f"{REWRITE}_DTYPE": "bfloat16"}
 FAST, SLOW = Curve((1,), (1e-9,)), Curve((1,), (1e-5,))
 MEASURED, UNKNOWN = "cpu-avx512_bf16", "cpu-of-another-kind"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow as tf
+from environments import BFLOAT16, REWRITE, RunPython
 
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.tracing.trace import read_traces
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 PROGRAM = """
 from tf_amp import autoload
 autoload.activate()
@@ -46,12 +43,7 @@ step(tf.ones([32, 64]))
 
 
 def test_what_replicas_make_has_lines(run_forked: RunPython, tmp_path: Path) -> None:
-    env = {
-        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-        f"{REWRITE}_DTYPE": "bfloat16",
-        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-        f"{REWRITE}_LOG_PATH": str(tmp_path),
-    }
+    env = {**BFLOAT16, f"{REWRITE}_LOG_PATH": str(tmp_path)}
     run_forked(PROGRAM, env)
     (trace,) = read_traces(tmp_path)
     (step,) = [graph.remarks for graph in trace.graphs if graph.remarks.name == "step"]
@@ -95,12 +87,7 @@ step(tf.ones([80, 64]), tf.ones([64, 8]))
 def test_a_function_of_v1_has_no_lines_and_stops_nothing(
     run_forked: RunPython, tmp_path: Path
 ) -> None:
-    env = {
-        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-        f"{REWRITE}_DTYPE": "bfloat16",
-        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-        f"{REWRITE}_LOG_PATH": str(tmp_path),
-    }
+    env = {**BFLOAT16, f"{REWRITE}_LOG_PATH": str(tmp_path)}
     done = run_forked(CTC, env)
     assert "Traceback" not in done.stderr
     (trace,) = read_traces(tmp_path)
@@ -142,11 +129,7 @@ except tf.errors.InvalidArgumentError as error:
 
 
 def test_an_error_in_what_was_replaced_names_the_line(run_forked: RunPython) -> None:
-    env = {
-        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-        f"{REWRITE}_DTYPE": "bfloat16",
-        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-    }
+    env = BFLOAT16
     said = run_forked(ILLEGAL, env).stdout
     number = next(n for n, text in enumerate(ILLEGAL.splitlines(), 1) if "# loss" in text)
     assert "label" in said

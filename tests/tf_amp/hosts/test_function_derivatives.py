@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import BFLOAT16, REWRITE, RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 HERE = str(Path(__file__).parent)
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 
 FIT = """
 import json
@@ -41,11 +38,7 @@ print(json.dumps({"derivatives": derivatives, "loss": history.history["loss"]}))
 
 
 def test_fit_multiplies_each_gradient_once_and_trains_as_in_float32(run_forked: RunPython) -> None:
-    bfloat16 = {
-        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-        f"{REWRITE}_DTYPE": "bfloat16",
-        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-    }
+    bfloat16 = BFLOAT16
     without = {**bfloat16, f"{REWRITE}_RULES_DISABLE": "local-derivative"}
     float16 = {**bfloat16, f"{REWRITE}_DTYPE": "float16"}
     float32, *low = (

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
+from environments import BFLOAT16, RunPython
 
 from tf_amp.hosts.function_devices import captured_constants, variable_devices
-
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
-BFLOAT16 = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    f"{REWRITE}_DTYPE": "bfloat16",
-    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-}
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 

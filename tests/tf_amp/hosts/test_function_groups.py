@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable
 
 import numpy as np
 import pytest
+from environments import REWRITE, RunPython
 
 from tf_amp.hardware import probe_cpu_flags
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 ON = {"TF_ENABLE_AUTO_MIXED_PRECISION": "1", f"{REWRITE}_DTYPE": "bfloat16"}
 needs_bfloat16 = pytest.mark.skipif(
     "avx512_bf16" not in probe_cpu_flags(), reason="the CPU has no units for bfloat16"

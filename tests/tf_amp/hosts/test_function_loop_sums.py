@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from environments import CONVERTS, RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 CODE = Path(__file__).with_name("function_loop_sums_cases.py").read_text()
 ENV = {
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
+    **CONVERTS,
     # What is measured here is so small that the cost table would leave it in float32.
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_RULES_DISABLE": "cost",
 }

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 
 import tensorflow as tf
+from environments import CONVERTS
 from tensorflow.python.framework import function as legacy_function
 
 from tf_amp.hosts.function_shapes import called_shapes, static_shapes, traced_shapes
@@ -92,8 +93,7 @@ CODE = """
     print(json.dumps({"found": found, "gradient": gradient.numpy().tolist()}))
 """
 ENV = {
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
+    **CONVERTS,
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_RULES_DISABLE": "cost",
 }
 

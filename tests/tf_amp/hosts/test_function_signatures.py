@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+from environments import CONVERTS
 
 CODE = """
     import json
@@ -61,8 +62,7 @@ CODE = """
     print(json.dumps({"loss": history.history["loss"], "bodies": bodies}))
 """
 ENV = {
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
+    **CONVERTS,
     # The layers of this test are so small that the cost table would leave them in float32.
     "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_RULES_DISABLE": "cost",
 }

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import BFLOAT16, REWRITE, RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
-BFLOAT16 = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    f"{REWRITE}_DTYPE": "bfloat16",
-    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-}
 FLOAT16 = {**BFLOAT16, f"{REWRITE}_DTYPE": "float16"}
 OFF = {f"{REWRITE}_RULES_DISABLE": "fused-update"}
 

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 
 import pytest
 import tensorflow as tf
+from environments import BFLOAT16, RunPython
 from tensorflow.core.protobuf import config_pb2
 
 from graph_passes import PrecisionConfig
 from tf_amp.hosts import remapper
-
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
-BFLOAT16 = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    f"{REWRITE}_DTYPE": "bfloat16",
-    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-}
 
 FUNCTION = """
 import json

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from subprocess import CompletedProcess
-
 import pytest
+from environments import CONVERTS, RunPython
 
-RunPython = Callable[..., "CompletedProcess[str]"]
-FAST = {
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "bfloat16",
-}
 # A hang must fail its own test, and soon; the converter keeps Python's lock all the time.
 PRELUDE = """
 import faulthandler, sys
@@ -59,7 +52,7 @@ tf_amp.disable_mixed_precision_graph_rewrite()
 assert len({CONVERTERS[converter]}.convert()) > 500
 print("returned")
 """
-    assert run_python(script, FAST, timeout=150).stdout.endswith("returned\n")
+    assert run_python(script, CONVERTS, timeout=150).stdout.endswith("returned\n")
 
 
 def test_threads_that_still_run_sessions_do_not_hold_up_the_exit(run_python: RunPython) -> None:
@@ -76,7 +69,7 @@ for _ in range(2):
 time.sleep(2)
 print("leaving")
 """
-    done = run_python(script, FAST, timeout=150, check=False)
+    done = run_python(script, CONVERTS, timeout=150, check=False)
     assert done.stdout.endswith("leaving\n")
     assert "Timeout" not in done.stderr
 
@@ -103,6 +96,6 @@ waiting.join()
 assert tf_amp.status()["graphs_failed"] == 0
 print("returned")
 """
-    done = run_python(script, FAST, timeout=150)
+    done = run_python(script, CONVERTS, timeout=150)
     assert done.stdout.endswith("returned\n")
     assert "MatMul 1 of 1 in bfloat16" in done.stderr

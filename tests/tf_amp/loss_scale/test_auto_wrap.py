@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from environments import FLOAT16
 
 LOSS_SCALING = {"TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING": "1"}
 # What the .pth file of an installed tf_amp does at the start of Python.
@@ -633,11 +634,7 @@ print(type(model.optimizer).__name__, tf_amp.status()["loss_scale"]["loss_scales
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_a_library_imported_before_tensorflow_is_hooked(run_python, library: str) -> None:
-    env = {
-        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-        "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE": "float16",
-        "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1",
-    }
+    env = FLOAT16
     done = run_python(IMPORT_ORDER, env, args=(library,))
     assert done.stdout.startswith("SGD [{")
     assert "'good_steps': 1" in done.stdout

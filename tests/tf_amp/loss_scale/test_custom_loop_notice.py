@@ -5,13 +5,8 @@ from __future__ import annotations
 import ast
 
 import pytest
+from environments import FLOAT16
 
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
-FLOAT16 = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-    f"{REWRITE}_DTYPE": "float16",
-}
 SCRIPT = """
 import logging, sys
 import tf_amp.autoload

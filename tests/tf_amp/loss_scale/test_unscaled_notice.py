@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
+from environments import FLOAT16, REWRITE, RunPython
 
 START = f"""
 import sys
@@ -16,13 +14,7 @@ import tf_amp.autoload
 tf_amp.autoload.activate()
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 """
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 LOSS_SCALING = "TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING"
-FLOAT16 = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-    f"{REWRITE}_DTYPE": "float16",
-}
 SAID = "and no loss scale of tf_amp's is in it"
 REMEDIES = (
     "LossScaleManager(StaticLossScale(1024))",

@@ -6,13 +6,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import CONVERTS, REWRITE, RunPython
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 KERAS = """
 import sys
@@ -43,11 +41,7 @@ with v1.Session() as session:
 """
 
 
-ANYWHERE = {
-    f"{REWRITE}_DTYPE": "bfloat16",
-    f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-    f"{REWRITE}_COST_TABLE": "off",
-}
+ANYWHERE = {**CONVERTS, f"{REWRITE}_COST_TABLE": "off"}
 
 
 def run(

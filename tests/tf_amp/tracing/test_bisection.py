@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import CONVERTS, FLOAT16, RunPython
 
 from graph_passes import format_rules
 from tf_amp.tracing.bisection import Check
@@ -19,8 +18,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 
 
@@ -79,11 +76,7 @@ print("loss:", float(step(tf.ones([4, 32]))))
 def test_the_culprit_is_named_with_its_line_and_rule(run_python: RunPython, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
-    env = {
-        f"{REWRITE}_DTYPE": "float16",
-        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-    }
+    env = FLOAT16
     rules = tmp_path / "rules.toml"
     command = ("--", sys.executable, "-m", "tf_amp", "run", str(program))
     done = run_python(
@@ -115,7 +108,7 @@ def test_what_no_conversion_breaks(
     run_python: RunPython, tmp_path: Path, program: str, said: str
 ) -> None:
     (tmp_path / "train.py").write_text(program)
-    env = {f"{REWRITE}_DTYPE": "bfloat16", f"{REWRITE}_IGNORE_PERFORMANCE": "1"}
+    env = CONVERTS
     command = ("--", sys.executable, "-m", "tf_amp", "run", str(tmp_path / "train.py"))
     done = run_python(MAIN, env, args=("bisect", *command), check=False)
     assert done.returncode == 1

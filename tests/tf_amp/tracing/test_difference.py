@@ -6,11 +6,11 @@ import dataclasses
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from environments import RunPython
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from graph_passes import FunctionRemarks, PrecisionConfig, Remark
@@ -18,7 +18,6 @@ from tf_amp.tracing.difference import compare
 from tf_amp.tracing.jobs import jobs_of
 from tf_amp.tracing.trace import Trace, TracedGraph
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 LOW = Remark(kind="converted", rule="allow_list", node="a", op="MatMul", op_list="allow", attr="T",
              reason="on the allow list", flops=8)  # fmt: skip

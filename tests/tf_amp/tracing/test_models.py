@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import pytest
 import tensorflow as tf
+from environments import RunPython
 from google.protobuf import text_format
 
 from graph_passes import PrecisionConfig
@@ -16,7 +15,6 @@ from tf_amp.model_files import ModelError
 from tf_amp.tracing.figures import figures_of
 from tf_amp.tracing.models import plan_model
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = PrecisionConfig(target_dtype="float16", device="GPU")
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 

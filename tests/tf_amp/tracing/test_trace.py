@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from environments import BFLOAT16, REWRITE, RunPython
 
 from tf_amp.tracing.blockers import find_blockers
 from tf_amp.tracing.figures import figures_of
 from tf_amp.tracing.trace import Trace, TraceError, read_traces
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-REWRITE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 PROGRAM = """
 import tensorflow as tf
 
@@ -54,9 +51,7 @@ MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 def directory(run_forked: RunPython, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("trace")
     env = {
-        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-        f"{REWRITE}_DTYPE": "bfloat16",
-        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
+        **BFLOAT16,
         f"{REWRITE}_COST_TABLE": "off",
         f"{REWRITE}_INFERLIST_ADD": "Softplus",
         f"{REWRITE}_LOG_PATH": str(made),
@@ -112,12 +107,7 @@ with v1.Session() as session:
 def test_planning_the_graph_of_a_session_again_gives_what_was_planned(
     run_forked: RunPython, tmp_path: Path
 ) -> None:
-    env = {
-        "TF_ENABLE_AUTO_MIXED_PRECISION": "1",
-        f"{REWRITE}_DTYPE": "bfloat16",
-        f"{REWRITE}_IGNORE_PERFORMANCE": "1",
-        f"{REWRITE}_LOG_PATH": str(tmp_path),
-    }
+    env = {**BFLOAT16, f"{REWRITE}_LOG_PATH": str(tmp_path)}
     run_forked(f"from tf_amp import autoload\nautoload.activate()\n{SESSION}", env)
     (found,) = read_traces(tmp_path)
     products = [g for g in found.graphs if figures_of([g.remarks]).products]
