@@ -102,12 +102,15 @@ class _Search:
 
     def counts(self) -> set[int]:
         """The products of whole numbers that add up, and those that add up data by classes."""
+        has_classes = not self._view.ops.isdisjoint(("Equal", "OneHot"))
         return {
             product
             for product, operands in self._operands.items()
             if len(operands) > 1
             and self._adds_up(product)
-            and (self._are_whole(operands) or self._sums_classes(product, operands))
+            and (
+                self._are_whole(operands) or (has_classes and self._sums_classes(product, operands))
+            )
         }
 
     def with_constants(self) -> set[int]:

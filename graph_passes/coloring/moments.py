@@ -12,7 +12,7 @@ square, and squared itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from graph_passes.coloring.linear_steps import (
@@ -43,11 +43,14 @@ def moments(coloring: Coloring) -> set[int]:
 class _Search:
     def __init__(self, coloring: Coloring) -> None:
         self._codes, self._view, self._edges = coloring.list_codes, coloring.view, coloring.edges
+        self._origins: dict[int, int] = {}
 
     def covariance(self, product: int) -> set[int]:
         """A product that is added to one of the means of its operands; nothing otherwise."""
+        if self._view.op_of(product) not in MATRIX_PRODUCTS:
+            return set()
         sides = {*map(self._origin, self._edges.producers(product))}
-        if self._view.op_of(product) not in MATRIX_PRODUCTS or min(sides) < 0:
+        if min(sides) < 0:
             return set()
         for way, terms in self._sums(product):
             near = [v for v in self._few(terms, self._factors) if v != product]
@@ -101,7 +104,7 @@ class _Search:
         multiplies = self._view.op_of(vertex) in (*MATRIX_PRODUCTS, *_SQUARES, *SCALINGS)
         return self._edges.producers(vertex) if multiplies else self._handed(vertex)
 
-    def _handed(self, vertex: int) -> Iterable[int]:
+    def _handed(self, vertex: int) -> Sequence[int]:
         return self._edges.producers(vertex) if self._hands_on(vertex) else ()
 
     def _hands_on(self, vertex: int) -> bool:
@@ -112,15 +115,21 @@ class _Search:
 
     def _origin(self, vertex: int) -> int:
         """Where a tensor comes from, moved or scaled; less than 0 for a variable, of any read."""
+        if vertex not in self._origins:
+            origin, makers = vertex, self._scaled(vertex)
+            for _ in range(MOST_OPS):
+                if len(makers) != 1:
+                    break
+                origin, makers = makers[0], self._scaled(makers[0])
+            is_read = self._view.op_of(origin) == "ReadVariableOp"
+            number = self._view.vertex_nodes[origin]
+            self._origins[vertex] = -1 - self._view.makers(number)[0] if is_read else origin
+        return self._origins[vertex]
 
-        def makers(vertex: int) -> Iterable[int]:
-            found = [v for v in self._handed(vertex) if not self._is_number(v)]
-            return found if len(found) == 1 else ()
-
-        *_, origin = walk([vertex], makers)
-        number = self._view.vertex_nodes[origin]
-        is_read = self._view.op_of(origin) == "ReadVariableOp"
-        return -1 - self._view.makers(number)[0] if is_read else origin
+    def _scaled(self, vertex: int) -> Sequence[int]:
+        """What an op moves or scales, without the number that it scales by."""
+        makers = self._handed(vertex)
+        return makers if len(makers) < 2 else [v for v in makers if not self._is_number(v)]
 
     def _is_number(self, vertex: int) -> bool:
         number = self._view.vertex_nodes[vertex]
