@@ -72,12 +72,10 @@ def figures_of(graphs: Iterable[FunctionRemarks]) -> Figures:
     timed: list[Remark] = []
     for graph in graphs:
         casts += (r for r in graph.remarks if r.kind == "cast")
-        timed += {(r.function, r.node): r for r in graph.remarks if r.seconds is not None}.values()
+        timed += of_nodes(r for r in graph.remarks if r.seconds is not None)
         for remark in graph.remarks:
             elements[remark.kind == "converted"] += elements_made(remark, graph.unknown_dimension)
-        # A product has one type attribute, or several that change together.
-        of_node = {(r.function, r.node): r for r in graph.remarks if r.is_product}
-        products += of_node.values()
+        products += of_nodes(r for r in graph.remarks if r.is_product)
     low = [r for r in products if r.kind == "converted"]
     cast_bytes = sum(r.bytes or 0 for r in casts)
     back = sum(r.bytes or 0 for r in casts if r.rule == "to_float32")
@@ -100,6 +98,20 @@ def figures_of(graphs: Iterable[FunctionRemarks]) -> Figures:
         seconds_float32=sum(r.seconds_float32 or 0 for r in timed),
         kept=Counter((r.op, why(r)) for r in products if r.kind == "kept"),
     )
+
+
+def of_nodes(remarks: Iterable[Remark]) -> list[Remark]:
+    """One remark for each node: of a function that is called twice, each node counts twice.
+
+    A product has one type attribute, or several that change together.
+    """
+    turns = Counter[tuple[str, str, str]]()
+    found: dict[tuple[str, str, int], Remark] = {}
+    for remark in remarks:
+        turns[remark.function, remark.node, remark.attr] += 1
+        turn = turns[remark.function, remark.node, remark.attr]
+        found[remark.function, remark.node, turn] = remark
+    return list(found.values())
 
 
 def plain(figures: Figures) -> dict[str, Any]:

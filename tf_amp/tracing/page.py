@@ -19,7 +19,7 @@ from graph_passes import FunctionRemarks, Remark
 from tf_amp import __version__
 from tf_amp.tracing.blockers import Search
 from tf_amp.tracing.columns import columns, packed, shapes_text
-from tf_amp.tracing.figures import Figures, figures_of, why
+from tf_amp.tracing.figures import Figures, figures_of, of_nodes, why
 from tf_amp.tracing.jobs import Job, JobFunction
 from tf_amp.tracing.text import gain, in_bytes, in_flops, in_seconds, not_tried, percent, states
 from tf_amp.tracing.trace import Trace, in_force
@@ -116,8 +116,7 @@ class _Section:
 
     def _products(self) -> Iterator[Remark]:
         for graph in self.job.graphs:
-            seen = {(r.function, r.node): r for r in graph.remarks.remarks if r.is_product}
-            yield from seen.values()
+            yield from of_nodes(remark for remark in graph.remarks.remarks if remark.is_product)
 
 
 def _of_rank(trace: Trace, name: str) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from graph_passes import FunctionRemarks, Remark
-from tf_amp.tracing.figures import why
+from tf_amp.tracing.figures import of_nodes, why
 
 
 def workflow_lines(graphs: Iterable[FunctionRemarks]) -> Iterator[str]:
@@ -25,9 +25,7 @@ def workflow_lines(graphs: Iterable[FunctionRemarks]) -> Iterator[str]:
         if graph.failure is not None:
             title = _property(f"{graph.name} stays float32")
             yield f"::error title={title}::{_message(graph.failure)}"
-        # A product has one type attribute, or several that change together.
-        products = {(r.function, r.node): r for r in graph.remarks if r.is_product}
-        for remark in products.values():
+        for remark in of_nodes(remark for remark in graph.remarks if remark.is_product):
             if remark.kind == "kept":
                 key = (_place(remark), remark.op, why(remark))
                 kept[key] += 1
