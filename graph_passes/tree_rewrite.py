@@ -85,7 +85,9 @@ class TreeRewriter:
             device=self.config.device,
             total_nodes=sum(len(region.nodes) for region in regions),
             planned_with=frozenset(one.name for one in regions[1:]),
-            called_apart=frozenset(name for one in regions for name in one.called_apart()),
+            called_apart=frozenset(name for one in regions for name in one.called_apart())
+            if regions[1:]
+            else frozenset(),
             notes=lists.notes,
         )
         one = _TreeRewrite(self, tree, preserve, shapes)

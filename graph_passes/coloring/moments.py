@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
+import numpy as np
+
 from graph_passes.coloring.linear_steps import (
-    ADDITIONS,
     MATRIX_PRODUCTS,
     SCALINGS,
     is_by_a_tensor,
 )
 from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
+from graph_passes.ops.reasons import Reason
 
 MOST_OPS = 24
 """Ops between a product and the sum, and between the means and that."""
@@ -37,7 +39,29 @@ def moments(coloring: Coloring) -> set[int]:
     search = _Search(coloring)
     products = coloring.where(coloring.eligible & (coloring.list_codes == ALLOW))
     two = [v for v in products if len(coloring.edges.producers(v)) == 2]
-    return set().union(*map(search.covariance, two), *(search.window(v, two) for v in two))
+    found = set[int]()
+    near = _before_differences(coloring)
+    for product in filter(near.__getitem__, two):
+        for way, other in search.differences(product):
+            found |= search.covariance(product, way, other)
+            found |= search.window(product, way, other, two)
+    return found
+
+
+def _before_differences(coloring: Coloring) -> np.ndarray:
+    """The vertices that may be terms of differences, moved or scaled; bool.
+
+    Steps of variables, from which gradients are taken, are no moments.
+    """
+    view, why = coloring.view, coloring.why
+    differences = [view.base[number] for number in view.of_op("Sub")]
+    differences = [v for v in differences if why[v] != Reason.VARIABLE_UPDATE]
+    scales = view.is_vertex_of(lambda node_type: node_type.op in SCALINGS)
+    ways = scales | (coloring.list_codes == CLEAR)
+    reached = coloring.edges.reach(differences, ways, backward=True)
+    found = np.zeros(len(reached), bool)
+    found[view.sources[reached[view.targets]]] = True
+    return found
 
 
 class _Search:
@@ -45,18 +69,25 @@ class _Search:
         self._codes, self._view, self._edges = coloring.list_codes, coloring.view, coloring.edges
         self._origins: dict[int, int] = {}
 
-    def covariance(self, product: int) -> set[int]:
-        """A product that is added to one of the means of its operands; nothing otherwise."""
+    def differences(self, product: int) -> Iterable[tuple[set[int], int]]:
+        """For each difference that a product is a term of: what leads there, and the other term."""
+        way = self._few([product], lambda v: filter(self._hands_on, self._edges.readers(v)))
+        for vertex in {r for v in way for r in self._edges.readers(v)}:
+            if self._view.op_of(vertex) == "Sub":
+                for other in self._edges.producers(vertex):
+                    if other not in way:
+                        yield {*way, vertex}, other
+
+    def covariance(self, product: int, way: set[int], other: int) -> set[int]:
+        """A product from which one of the means of its operands is taken; nothing otherwise."""
         if self._view.op_of(product) not in MATRIX_PRODUCTS:
             return set()
-        sides = {*map(self._origin, self._edges.producers(product))}
-        if min(sides) < 0:
+        near = [v for v in self._few([other], self._factors) if v != product]
+        averaged = {v for term in near for v in self._averaged(term)}
+        sides = {*map(self._origin, self._edges.producers(product))} if averaged else {-1}
+        if min(sides) < 0 or not sides <= averaged:
             return set()
-        for way, terms in self._sums(product):
-            near = [v for v in self._few(terms, self._factors) if v != product]
-            if sides <= {v for term in near for v in self._averaged(term)}:
-                return way.union(v for v in near if self._view.op_of(v) not in _MEANS)
-        return set()
+        return way.union(v for v in near if self._view.op_of(v) not in _MEANS)
 
     def _averaged(self, vertex: int) -> set[int]:
         """What a vertex is a mean of, or a sum, also by a product with ones."""
@@ -65,39 +96,36 @@ class _Search:
         ones = {v for v in origins if v >= 0 and self._view.op_of(v) in _ONES}
         return origins - ones if op in _MEANS or ones else set()
 
-    def window(self, product: int, others: Iterable[int]) -> set[int]:
+    def window(self, product: int, way: set[int], other: int, others: Iterable[int]) -> set[int]:
         """What a window makes of a square, and of its parts, whose product is taken off."""
-        sides = [*map(self._origin, self._edges.producers(product))]
+        terms = self._few([other], self._handed)
+        found = [(term, laid) for term in terms if (laid := self._products_of(term))]
+        sides = [*map(self._origin, self._edges.producers(product))] if found else []
         squares = [v for v in sides if v >= 0 and self._view.op_of(v) in _SQUARES]
         if len(squares) != 1 or len({*sides}) < 2:
             return set()
         square, window = squares[0], sides[1 - sides.index(squares[0])]
         factors = {*map(self._origin, self._edges.producers(square))}
-        for way, terms in self._sums(product):
-            for term in self._few(terms, self._handed):
-                makers = [*map(self._origin, self._edges.producers(term))]
-                is_square = self._view.op_of(term) in _SQUARES and makers
-                if is_square and all(self._lays(v, window, factors) for v in makers):
-                    same = {v for v in others if self._reads(v, window)}
-                    return way.union({square, term}, self._few(terms, self._handed), same)
+        for term, laid in found:
+            if all(self._lays(v, window, factors) for v in laid):
+                same = (v for v in others if self._reads(v, window))
+                return way.union({square, term}, terms, same)
         return set()
+
+    def _products_of(self, vertex: int) -> list[int]:
+        """The products that a square, or a product of two, is made of, if it is of nothing else."""
+        if self._view.op_of(vertex) not in _SQUARES:
+            return []
+        made = [*map(self._origin, self._edges.producers(vertex))]
+        return made if all(v >= 0 and self._codes[v] == ALLOW for v in made) else []
 
     def _lays(self, vertex: int, window: int, factors: set[int]) -> bool:
         """Whether a product lays a window on one of some tensors."""
-        if vertex < 0 or self._codes[vertex] != ALLOW:
-            return False
         sides = {*map(self._origin, self._edges.producers(vertex))}
         return window in sides and not factors.isdisjoint(sides)
 
     def _reads(self, product: int, window: int) -> bool:
         return window in map(self._origin, self._edges.producers(product))
-
-    def _sums(self, product: int) -> Iterable[tuple[set[int], list[int]]]:
-        """For each sum that a product is a term of: what leads there, and the other terms."""
-        way = self._few([product], lambda v: filter(self._hands_on, self._edges.readers(v)))
-        for vertex in {r for v in way for r in self._edges.readers(v)}:
-            if self._view.op_of(vertex) in ADDITIONS:
-                yield {*way, vertex}, [v for v in self._edges.producers(vertex) if v not in way]
 
     def _factors(self, vertex: int) -> Iterable[int]:
         """What a product of means is made of."""
