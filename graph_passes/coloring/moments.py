@@ -17,17 +17,13 @@ from itertools import islice
 
 import numpy as np
 
-from graph_passes.coloring.linear_steps import (
-    MATRIX_PRODUCTS,
-    SCALINGS,
-    is_by_a_tensor,
-)
+from graph_passes.coloring.linear_steps import MATRIX_PRODUCTS, SCALINGS, is_by_a_tensor
 from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ops.reasons import Reason
 
 MOST_OPS = 24
-"""Ops between a product and the sum, and between the means and that."""
+"""Ops between a product and the difference, and between the means and that."""
 
 _MEANS = ("Mean", "Sum")
 _ONES = ("Const", "Fill", "OnesLike")
@@ -35,7 +31,7 @@ _SQUARES = ("Mul", "Square", "Pow")
 
 
 def moments(coloring: Coloring) -> set[int]:
-    """The vertices of moments, between the products and the sums that they are terms of."""
+    """The vertices of moments, between the products and the differences of which they are terms."""
     search = _Search(coloring)
     products = coloring.where(coloring.eligible & (coloring.list_codes == ALLOW))
     two = [v for v in products if len(coloring.edges.producers(v)) == 2]
