@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
@@ -200,7 +200,7 @@ class _Search:
             operands, _, result = node.attr["equation"].s.partition(b"->")
             return not {*operands} - {*b", "} <= {*result}
         shape = self._view.shape(node.input[0])
-        return not shape or shape[-2 if _is_turned(node, 0) else -1] != 1
+        return not shape or shape[-2 if self._is_turned(product, 0) else -1] != 1
 
     def _sums_classes(self, product: int, operands: Sequence[int]) -> bool:
         """Whether one operand says of which class each row of the other is, which is data."""
@@ -222,7 +222,13 @@ class _Search:
         if "equation" in node.attr:
             terms, _, result = node.attr["equation"].s.partition(b"->")
             return not turns and terms.split(b",")[side].strip()[-1:] in result
-        return (turns + side + _is_turned(node, side)) % 2 == 1
+        return (turns + side + self._is_turned(product, side)) % 2 == 1
+
+    def _is_turned(self, product: int, side: int) -> bool:
+        """Whether a product transposes one of its operands."""
+        names = (("transpose_a", "adj_x"), ("transpose_b", "adj_y"))[side]
+        number = self._view.vertex_nodes[product]
+        return any(self._view.attr(number, name).b for name in names)
 
     def _moved(self, vertex: int) -> Sequence[int]:
         makers = self._edges.producers(vertex) if self._codes[vertex] == CLEAR else ()
@@ -297,12 +303,6 @@ class _Constants:
         if self._view.node_type(number).is_inlined_call:  # what enters it there, and each round
             return self._producers(vertex)
         return self._view.producers(number)
-
-
-def _is_turned(node: node_def_pb2.NodeDef, side: int) -> bool:
-    """Whether a product transposes one of its operands."""
-    names = (("transpose_a", "adj_x"), ("transpose_b", "adj_y"))[side]
-    return any(name in node.attr and node.attr[name].b for name in names)
 
 
 def _may_be_constant(node_type: NodeType) -> list[bool]:

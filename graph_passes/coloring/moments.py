@@ -67,7 +67,7 @@ class _Search:
 
     def differences(self, product: int) -> Iterable[tuple[set[int], int]]:
         """For each difference that a product is a term of: what leads there, and the other term."""
-        way = self._few([product], lambda v: filter(self._hands_on, self._edges.readers(v)))
+        way = _few([product], lambda v: filter(self._hands_on, self._edges.readers(v)))
         for vertex in {r for v in way for r in self._edges.readers(v)}:
             if self._view.op_of(vertex) == "Sub":
                 for other in self._edges.producers(vertex):
@@ -78,7 +78,7 @@ class _Search:
         """A product from which one of the means of its operands is taken; nothing otherwise."""
         if self._view.op_of(product) not in MATRIX_PRODUCTS:
             return set()
-        near = [v for v in self._few([other], self._factors) if v != product]
+        near = [v for v in _few([other], self._factors) if v != product]
         averaged = {v for term in near for v in self._averaged(term)}
         sides = {*map(self._origin, self._edges.producers(product))} if averaged else {-1}
         if min(sides) < 0 or not sides <= averaged:
@@ -94,7 +94,7 @@ class _Search:
 
     def window(self, product: int, way: set[int], other: int, others: Iterable[int]) -> set[int]:
         """What a window makes of a square, and of its parts, whose product is taken off."""
-        terms = self._few([other], self._handed)
+        terms = _few([other], self._handed)
         found = [(term, laid) for term in terms if (laid := self._products_of(term))]
         sides = [*map(self._origin, self._edges.producers(product))] if found else []
         squares = [v for v in sides if v >= 0 and self._view.op_of(v) in _SQUARES]
@@ -159,5 +159,6 @@ class _Search:
         number = self._view.vertex_nodes[vertex]
         return number >= 0 and self._view.shape(self._view.names[number]) == ()
 
-    def _few(self, starts: Iterable[int], steps: Callable[[int], Iterable[int]]) -> list[int]:
-        return list(islice(walk(starts, steps), MOST_OPS))
+
+def _few(starts: Iterable[int], steps: Callable[[int], Iterable[int]]) -> list[int]:
+    return list(islice(walk(starts, steps), MOST_OPS))
