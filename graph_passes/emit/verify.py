@@ -292,4 +292,4 @@ def _ends(cast: NodeType) -> tuple[int, int]:
 
 
 def _name(dtype: int) -> str:
-    return types_pb2.DataType.Name(int(dtype))  # type: ignore[no-any-return]
+    return types_pb2.DataType.Name(int(dtype))

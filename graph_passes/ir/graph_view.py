@@ -176,7 +176,7 @@ class GraphView:
 
     def of_node_type(self, fits: Callable[[NodeType], bool]) -> list[int]:
         """The nodes whose node type fits, in order."""
-        return self.is_of_node_type(fits).nonzero()[0].tolist()  # type: ignore[no-any-return]
+        return self.is_of_node_type(fits).nonzero()[0].tolist()
 
     def of_op(self, *ops: str) -> list[int]:
         """The nodes that have one of some ops, in order."""
@@ -357,7 +357,7 @@ class GraphView:
     def producers(self, number: int) -> list[int]:
         """The vertices of the tensors that a node reads, by port."""
         edges = slice(self.edge_starts[number], self.edge_starts[number + 1])
-        return self.sources[edges].tolist()  # type: ignore[no-any-return]
+        return self.sources[edges].tolist()
 
 
 def elements(shape: Iterable[int | None], unknown: int | None = None) -> int | None:

@@ -234,8 +234,7 @@ class Emitter:
         if None not in sizes and (known is None or None in known or prod(known) != prod(filled)):
             raise NoMatchError(f"{tensor!r} of shape {known} may not fit the shape {sizes}")
         wanted = self.constant(np.array(filled, np.int32), name=f"{name}_shape", beside=tensor)
-        made: str = self.add("Reshape", tensor, wanted, name=name, shape=shape or sizes)
-        return made
+        return self.add("Reshape", tensor, wanted, name=name, shape=shape or sizes)
 
     def reshape_like(self, tensor: str, like: str, *, name: str) -> str:
         """Adds a Reshape to the shape of the tensor `like`, as `reshape`."""
@@ -243,8 +242,7 @@ class Emitter:
         if shape is not None and _follows(shape):
             return self.reshape(tensor, shape, name=name)
         wanted = self.add("Shape", like, name=f"{name}_shape")
-        made: str = self.add("Reshape", tensor, wanted, name=name, shape=shape)
-        return made
+        return self.add("Reshape", tensor, wanted, name=name, shape=shape)
 
 
 def _follows(sizes: Shape) -> bool:

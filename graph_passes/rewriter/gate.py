@@ -306,4 +306,4 @@ def _levels(view: GraphView) -> list[int]:
 
 
 def _name(dtype: int) -> str:
-    return types_pb2.DataType.Name(dtype)[3:].lower()  # type: ignore[no-any-return]
+    return types_pb2.DataType.Name(dtype)[3:].lower()

@@ -147,7 +147,7 @@ class Matcher:
         """The axes or sizes that a node is given by a constant at a port, None without one."""
         if self.op(self.source(number, port)) != "Const":
             return None
-        return self.constant(self.tensor(number, port)).ravel().tolist()  # type: ignore[no-any-return]
+        return self.constant(self.tensor(number, port)).ravel().tolist()
 
     def stored_shape(self, tensor: str) -> Shape | None:
         """The static shape of a tensor, or that of the constant or variable that it comes from.

@@ -124,8 +124,7 @@ def _write_cdf(new: Emitter, x: str) -> tuple[str, str]:
 
 
 def _write_product(new: Emitter, x: str, cdf: str) -> str:
-    made: str = new.op.Mul(cdf, x, name="gelu")
-    return made
+    return new.op.Mul(cdf, x, name="gelu")
 
 
 def _own(op: str, operand: Polynomial) -> Polynomial | None:

@@ -139,8 +139,7 @@ def _clamped(new: Replacement, cube: int, x: str) -> str:
         new.constant(bound, name=side, beside=x)
         for side, bound in (("least", -CLAMP), ("most", CLAMP))
     ]
-    made: str = new.op.ClipByValue(x, *bounds, name="")
-    return made
+    return new.op.ClipByValue(x, *bounds, name="")
 
 
 def _lower_exponential(new: Replacement, erf: int) -> None:

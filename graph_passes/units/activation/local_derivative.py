@@ -344,7 +344,7 @@ class _Writer:
                 inputs.append(new.constant(m.constant(tensor), name="constant", beside=tensor))
             else:
                 inputs.append(tensor)
-        made: str = new.copy(m.node(number), *inputs, name=m.op(number))
+        made = new.copy(m.node(number), *inputs, name=m.op(number))
         listed = new.accepted.node_lists.get(m.node(number).name)
         if listed is not None:
             new.node_lists[new.makers[made].name] = listed
@@ -358,5 +358,4 @@ class _Writer:
         return any(view.index[name] in self._way.terms for name in awaited)
 
     def _add(self, op: str, *inputs: str) -> str:
-        made: str = self._new.add(op, *inputs, name=op)
-        return made
+        return self._new.add(op, *inputs, name=op)

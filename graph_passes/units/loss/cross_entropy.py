@@ -118,5 +118,4 @@ def _places(new: Replacement, labels: str, column: str) -> str:
     )
     count = new.op.Size(column, name="rows", out_type=dtype)
     rows = new.op.Range(start, count, step, name="row", shape=new.fact(labels).shape)
-    made: str = new.op.Pack(rows, labels, name="row_and_label", axis=1)
-    return made
+    return new.op.Pack(rows, labels, name="row_and_label", axis=1)

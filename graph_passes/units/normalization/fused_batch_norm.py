@@ -204,8 +204,7 @@ def _population_variance(new: Replacement, x: str, variance: str, gamma: str) ->
         counts[name] = new.op.Cast(size, name=f"{name}_float", DstT=FLOAT)
     inverse = new.op.RealDiv(counts["channels"], counts["elements"], name="inverse_count")
     one = new.constant(np.array(1, np.float32), name="one", beside=variance)
-    made: str = new.op.Mul(variance, new.op.Sub(one, inverse, name="factor"), name="variance")
-    return made
+    return new.op.Mul(variance, new.op.Sub(one, inverse, name="factor"), name="variance")
 
 
 def _vector(

@@ -148,5 +148,4 @@ def _filled(new: Replacement, name: str, images: str, value: float, rows: int | 
     sizes = new.op.Shape(images, name=f"{name}/sizes")
     length = new.op.StridedSlice(sizes, *bounds, name=f"{name}/rows", shape=(1,))
     one = new.constant(value, name=f"{name}/value", beside=images)
-    made: str = new.op.Fill(length, one, name=name, shape=(None,))
-    return made
+    return new.op.Fill(length, one, name=name, shape=(None,))

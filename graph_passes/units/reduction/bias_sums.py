@@ -45,8 +45,7 @@ def use_bias_gradients(search: UnitSearch) -> None:
     """Replaces sums of a gradient over its leading axes by BiasAddGrad."""
 
     def write(new: Replacement, tensor: str, _: Shape) -> str:
-        made: str = new.op.BiasAddGrad(tensor)
-        return made
+        return new.op.BiasAddGrad(tensor)
 
     if search.infers("BiasAddGrad"):
         _replace_sums(search, BIAS_GRADIENT, lambda *_: True, write)

@@ -77,7 +77,6 @@ def _length(new: Replacement, tensor: str, beside: str) -> str:
         new.constant([value], name=f"count_{end}", beside=beside)
         for end, value in (("begin", 0), ("end", 1), ("step", 1))
     ]
-    made: str = new.op.StridedSlice(
+    return new.op.StridedSlice(
         new.op.Shape(tensor, name="count_of"), *ends, name="count", shape=(1,)
     )
-    return made

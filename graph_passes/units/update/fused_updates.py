@@ -137,5 +137,4 @@ def _write(
 def _of_shape(new: Replacement, tensor: str, shape: Shape | None, name: str) -> str:
     """A tensor repeated to a shape, as element-wise ops do; one that has it is passed on."""
     sizes = new.constant(list(shape or ()), name=f"{name}_shape", beside=tensor)
-    made: str = new.op.BroadcastTo(tensor, sizes, name=name, shape=shape)
-    return made
+    return new.op.BroadcastTo(tensor, sizes, name=name, shape=shape)
