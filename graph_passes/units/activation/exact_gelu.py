@@ -55,22 +55,20 @@ class ExactGelu:
 
     def is_derivative(self, terms: Mapping[tuple[str, ...], float]) -> bool:
         """Whether a sum of products, each with its coefficient, is the derivative of the GELU."""
-        total = constant(0)
-        for factors, coefficient in terms.items():
-            product = constant(coefficient)
-            for tensor in factors:
-                if tensor not in self.values:
-                    return False
-                product *= self.values[tensor]
-            total += product
-        return _are_close(total, _CDF + X * _PDF)
+        if not self.values.keys() >= {tensor for factors in terms for tensor in factors}:
+            return False
+        products = (
+            math.prod(map(self.values.__getitem__, factors), start=constant(coefficient))
+            for factors, coefficient in terms.items()
+        )
+        return _are_close(sum(products, constant(0)), _CDF + X * _PDF)
 
 
 def find_gelu(m: Matcher, erf: int) -> ExactGelu | None:
     """The GELU that a node of `ERFS` is part of, None where it is of none."""
     x, factor = m.tensor(erf, 0), constant(1)
     for _ in range(MOST_STEPS):
-        if _is_mirrored(factor) is not None and (found := _gelu_of(m, x, m.output(erf))):
+        if _sign(factor) and (found := _gelu_of(m, x, m.output(erf))):
             return found
         number = m.maker(x)
         tensors = [t for t in m.inputs(number) if m.scalar(t) is None]
@@ -92,7 +90,7 @@ def _gelu_of(m: Matcher, x: str, erf: str) -> ExactGelu | None:
 
 def write_gelu(new: Emitter, x: str) -> str:
     """Adds what makes y, in the order in which TensorFlow's remapper looks for it."""
-    return _write_product(new, x, _write_cdf(new, x)[1])
+    return new.op.Mul(_write_cdf(new, x)[1], x, name="gelu")
 
 
 def write_with_derivative(new: Replacement, end: int, dy: str, gelu: ExactGelu) -> None:
@@ -102,7 +100,7 @@ def write_with_derivative(new: Replacement, end: int, dy: str, gelu: ExactGelu) 
     gradient of dy.
     """
     scaled, cdf = _write_cdf(new, gelu.x)
-    new.redirect[gelu.y] = _write_product(new, gelu.x, cdf)
+    new.redirect[gelu.y] = new.op.Mul(cdf, gelu.x, name="gelu")
     # That the density at 0 is part of the exponent saves a product.
     height = new.constant(math.log(_HEIGHT), name="log_height", beside=scaled)
     exponent = new.op.Sub(height, new.op.Square(scaled, name="square"), name="exponent")
@@ -123,33 +121,21 @@ def _write_cdf(new: Emitter, x: str) -> tuple[str, str]:
     return scaled, new.op.Mul(shifted, half, name="cdf")
 
 
-def _write_product(new: Emitter, x: str, cdf: str) -> str:
-    return new.op.Mul(cdf, x, name="gelu")
-
-
 def _own(op: str, operand: Polynomial) -> Polynomial | None:
     """What the ops that GELU is told by make."""
     if op in ERFS:
-        return _of_erf(op, operand)
+        sign = _sign(operand * symbol("x", -1))
+        erf = None if sign is None else constant(sign) * (_CDF + _CDF - constant(1))
+        return erf if erf is None or op == "Erf" else constant(1) - erf
     if op != "Exp" or not _are_close(operand, X * X * constant(Fraction(-1, 2))):
         return None
     return _PDF * constant(1 / _HEIGHT)
 
 
-def _of_erf(op: str, argument: Polynomial) -> Polynomial | None:
-    is_mirrored = _is_mirrored(argument * symbol("x", -1))
-    if is_mirrored is None:
-        return None
-    erf = _CDF + _CDF - constant(1)
-    erf = -erf if is_mirrored else erf
-    return erf if op == "Erf" else constant(1) - erf
-
-
-def _is_mirrored(factor: Polynomial) -> bool | None:
-    """Whether x is multiplied by -sqrt(0.5), None where it is by neither that nor sqrt(0.5)."""
-    if _are_close(factor, constant(_ROOT)):
-        return False
-    return True if _are_close(-factor, constant(_ROOT)) else None
+def _sign(factor: Polynomial) -> int | None:
+    """1 where x is multiplied by sqrt(0.5), -1 by -sqrt(0.5), None by something else."""
+    signs = (sign for sign in (1, -1) if _are_close(factor * constant(sign), constant(_ROOT)))
+    return next(signs, None)
 
 
 def _are_close(one: Polynomial, other: Polynomial) -> bool:

@@ -10,7 +10,6 @@ in place of 2.7 (two cores with AVX512_BF16).
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 from graph_passes.ir.graph_view import FLOAT
@@ -27,23 +26,6 @@ _Y = X * _SIGMOID
 _DERIVATIVE = _SIGMOID + _Y - _Y * _SIGMOID
 
 
-@dataclasses.dataclass(frozen=True)
-class SiluGradient:
-    """One SiLU with a gradient.
-
-    Attributes:
-        x: the tensor that it is of.
-        y: the tensor that it makes.
-        dy: the gradient with regard to y.
-        dx: the node that makes that with regard to x.
-    """
-
-    x: str
-    y: str
-    dy: str
-    dx: int
-
-
 def make_derivatives_early(search: UnitSearch, rule: str) -> None:
     """Replaces every SiLU that has a gradient, under the name of a rule."""
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
@@ -53,9 +35,9 @@ def make_derivatives_early(search: UnitSearch, rule: str) -> None:
         if x in seen or view.dtypes[view.base[number]] != FLOAT:
             continue
         seen.add(x)
-        for silu in edits.attempt(number, find) or ():
-            stem = f"{view.names[silu.dx]}/local_derivative"
-            edits.propose(rule, silu.dx, _write, silu, stem=stem)
+        for dx, *tensors in edits.attempt(number, find) or ():
+            stem = f"{view.names[dx]}/local_derivative"
+            edits.propose(rule, dx, _write, dx, *tensors, stem=stem)
 
 
 def _argument(m: Matcher, sigmoid: int) -> str:
@@ -72,12 +54,13 @@ def _own(op: str, operand: Polynomial) -> Polynomial | None:
     return _SIGMOID if op in OPS and operand == X else None
 
 
-def _gradients(m: Matcher, sigmoid: int) -> list[SiluGradient]:
+def _gradients(m: Matcher, sigmoid: int) -> list[tuple[int, str, str, str]]:
+    """Of each gradient of a SiLU the node that makes it, and the tensors x, y and dy."""
     x = _argument(m, sigmoid)
     values = made_of(m, x, _own)
     y = next((tensor for tensor, value in values.items() if value == _Y), None)
     return [
-        SiluGradient(x, y, m.other_input(reader, tensor), reader)
+        (reader, x, y, m.other_input(reader, tensor))
         for tensor, value in values.items()
         if y is not None and value == _DERIVATIVE
         for reader in m.readers(m.maker(tensor))
@@ -85,11 +68,10 @@ def _gradients(m: Matcher, sigmoid: int) -> list[SiluGradient]:
     ]
 
 
-def _write(new: Replacement, silu: SiluGradient) -> None:
-    x = silu.x
+def _write(new: Replacement, dx: int, x: str, y: str, dy: str) -> None:
     sigmoid = new.op.Sigmoid(x, name="sigmoid")
-    new.redirect[silu.y] = new.op.Mul(x, sigmoid, name="silu")
+    new.redirect[y] = new.op.Mul(x, sigmoid, name="silu")
     slope = new.op.SigmoidGrad(sigmoid, x, name="slope")
     derivative = new.op.AddV2(sigmoid, slope, name="derivative")
     new.node_lists.update((node.name, FLOAT32) for node, _, _ in new.new_nodes)
-    new.replace(silu.dx, new.op.Mul(silu.dy, derivative, name="dx"))
+    new.replace(dx, new.op.Mul(dy, derivative, name="dx"))
