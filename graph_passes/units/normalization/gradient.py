@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.matcher import SHAPERS, SUMS, Matcher, NoMatchError
@@ -180,7 +179,7 @@ def _read(m: Matcher, norm: Norm, dy: str) -> NormGradient:
     algebra = norm.algebra
     algebra.name(dy, "d")
     algebra.reach([m.maker(dy)])
-    formula = _formula(
+    of_x, of_gamma, of_beta = _formula(
         algebra.fixed,
         norm.roles,
         is_centred=norm.is_centred,
@@ -191,15 +190,15 @@ def _read(m: Matcher, norm: Norm, dy: str) -> NormGradient:
     for number, value in algebra.of_node.items():
         if number not in norm.nodes and m.ops[number] not in _SAME:
             of_value.setdefault(value, []).append(number)
-    dx, terms = _input_gradient(m, norm, formula.dx, of_value)
+    dx, terms = _input_gradient(m, norm, of_x, of_value)
     ends = set() if dx is None else {m.maker(tensor) for tensor in terms} or {dx}
-    d_gamma = [] if norm.gamma is None else of_value.get(formula.d_gamma, [])
+    d_gamma = [] if norm.gamma is None else of_value.get(of_gamma, [])
     outer = [n for n, (value, _) in algebra.outer_sums.items() if "r" in value.names]
     ends.update(d_gamma, outer)
     if not ends:
         raise NoMatchError("what flows back is not the gradient of r g (x - m) + b")
     nodes = algebra.behind(ends) - norm.nodes
-    sums = [] if norm.beta is None else of_value.get(formula.d_beta, [])
+    sums = [] if norm.beta is None else of_value.get(of_beta, [])
     # Units that share dy have a sum each.
     first = [n for n in sums if n in nodes]
     own = [n for n in sums if n in nodes or not nodes.isdisjoint(m.makers(n))]
@@ -242,18 +241,11 @@ def _input_gradient(
     return first[0], tuple(m.tensor(first[0], port) for port in found[first[0]])
 
 
-class _Formula(NamedTuple):
-    """The gradients with regard to x, and to a scale and an offset that the sums leave alone."""
-
-    dx: Polynomial
-    d_gamma: Polynomial
-    d_beta: Polynomial
-
-
 @functools.lru_cache(_REMEMBERED)
 def _formula(
     fixed: frozenset[str], roles: Roles, *, is_centred: bool, is_stored: bool, is_weighted: bool
-) -> _Formula:
+) -> tuple[Polynomial, Polynomial, Polynomial]:
+    """The gradients with regard to x, and to a scale and an offset that the sums leave alone."""
     r, i, x, d = symbol("r"), symbol("i"), symbol("x"), symbol("d")
     m = symbol(roles.mean or "m") if is_centred else constant(0)
     q = d if roles.gamma is None else d * symbol(roles.gamma)
@@ -263,4 +255,4 @@ def _formula(
         cubed = symbol("r", 3) * spread
         dx = dx - r * spread * mean - cubed * (x - m) * ((q * x).total(fixed) - m * mean)
     d_gamma = r * ((d * x).total(fixed) - m * d.total(fixed))
-    return _Formula(dx, d_gamma, d.total(fixed))
+    return dx, d_gamma, d.total(fixed)

@@ -18,7 +18,6 @@ import dataclasses
 from graph_passes.ir.graph_view import FLOAT
 from graph_passes.rewriter.matcher import ADDS, SHAPERS, SPREADS, Matcher, NoMatchError
 
-_SQUARES = ("Square", "Mul", "Pow")
 _STORED = ("ReadVariableOp", "VariableV2", "Const")
 _GIVEN = ("_Arg", "Placeholder")
 _ARITHMETIC = frozenset((*ADDS, "Mul", "Sub", "SquaredDifference", "Neg"))
@@ -181,36 +180,22 @@ def _weighting(m: Matcher, weights: str, x: str) -> frozenset[int]:
 
 def _find_deviation(m: Matcher, squares: int) -> tuple[str, int | None] | None:
     """The tensor whose squared deviation a node makes, and its mean, None for a mean of 0."""
-    inputs = m.inputs(squares)
-    if m.op(squares) == "SquaredDifference":
-        for x, centre in (inputs, inputs[::-1]):
-            mean = _mean_of(m, x, centre)
-            if mean is not None:
-                return x, mean
+    op, inputs = m.op(squares), m.inputs(squares)
+    is_product = op == "Mul" and inputs[0] == inputs[1]
+    is_square = op == "Square" or is_product or (op == "Pow" and m.scalar(inputs[1]) == 2)
+    if op == "SquaredDifference":
+        differences = [inputs, inputs[::-1]]
+    elif is_square:
+        difference = m.maker(inputs[0])
+        differences = [m.inputs(difference)] if m.op(difference) == "Sub" else []
+    else:
         return None
-    if m.op(squares) not in _SQUARES or not _squares_its_input(m, squares):
-        return None
-    difference = m.maker(inputs[0])
-    if m.op(difference) == "Sub":
-        x, centre = m.inputs(difference)
-        mean = _mean_of(m, x, centre)
-        if mean is not None:
+    for x, centre in differences:
+        mean = m.maker(m.through(centre, *SHAPERS))
+        average = _average(m, mean)
+        if average is not None and average.tensor == x:
             return x, mean
-    return inputs[0], None
-
-
-def _mean_of(m: Matcher, x: str, tensor: str) -> int | None:
-    """The node that averages x to a tensor, None where another does."""
-    number = m.maker(m.through(tensor, *SHAPERS))
-    average = _average(m, number)
-    return number if average is not None and average.tensor == x else None
-
-
-def _squares_its_input(m: Matcher, number: int) -> bool:
-    inputs = m.inputs(number)
-    if m.op(number) == "Mul":
-        return inputs[0] == inputs[1]
-    return m.op(number) != "Pow" or m.scalar(inputs[1]) == 2
+    return (inputs[0], None) if is_square else None
 
 
 def is_parameter(m: Matcher, tensor: str) -> bool:
@@ -226,8 +211,9 @@ def is_parameter(m: Matcher, tensor: str) -> bool:
             stored = stored or op != "Const" or m.constant(m.output(number)).size > 1
             continue
         makers = m.makers(number)
-        if op in _GIVEN and _is_vector(m, number):
-            stored = True
+        shape = m.shape(number) if op in _GIVEN else None
+        if shape is not None and sum(size != 1 for size in shape) <= 1:
+            stored = True  # at most a vector
         elif depth == _DEEPEST_PARAMETER or not makers or op in _GIVEN:
             return False
         elif op in _KEEPS_PARAMETER:
@@ -235,9 +221,3 @@ def is_parameter(m: Matcher, tensor: str) -> bool:
         else:
             pending.extend((maker, depth + 1) for maker in makers)
     return stored
-
-
-def _is_vector(m: Matcher, number: int) -> bool:
-    """Whether what a node makes is known to have at most one axis that is longer than 1."""
-    shape = m.shape(number)
-    return shape is not None and sum(size != 1 for size in shape) <= 1

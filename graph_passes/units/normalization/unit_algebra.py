@@ -15,7 +15,7 @@ import numpy as np
 
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import Shape
-from graph_passes.rewriter.algebra import Polynomial, constant, symbol
+from graph_passes.rewriter.algebra import Polynomial, combined, constant, symbol
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
 from graph_passes.rewriter.matcher import SHAPERS, SPREADS, SUMS, Matcher
 from graph_passes.units.normalization.statistics import Statistics, is_parameter
@@ -167,23 +167,14 @@ class UnitAlgebra:
     def _quotient(self, number: int, read: Polynomial) -> Polynomial | None:
         return read * symbol("i") if self.axes.is_count(self._m.makers(number)[1]) else None
 
-    def _added(self, number: int, total: Polynomial) -> Polynomial | None:
+    def _combined(self, number: int, read: Polynomial) -> Polynomial | None:
+        op, values = self._m.ops[number], [read]
         for port in range(1, len(self._m.makers(number))):
-            term = self.of(number, port)
-            if term is None:
+            value = self.of(number, port)
+            if value is None or (op == "Mul" and not _WHOLE.isdisjoint(read.names & value.names)):
                 return None
-            total += term
-        return total
-
-    def _difference(self, number: int, read: Polynomial) -> Polynomial | None:
-        other = self.of(number, 1)
-        return None if other is None else read - other
-
-    def _product(self, number: int, read: Polynomial) -> Polynomial | None:
-        other = self.of(number, 1)
-        if other is None or not _WHOLE.isdisjoint(read.names & other.names):
-            return None
-        return read * other
+            values.append(value)
+        return combined(op, values)
 
     def _rsqrt_gradient(self, number: int, _: Polynomial) -> Polynomial | None:
         other, is_own = self.of(number, 1), self._m.makers(number)[0] == self._statistics.rsqrt
@@ -231,11 +222,8 @@ class UnitAlgebra:
 
 _VALUES: dict[str, Callable[[UnitAlgebra, int, Polynomial], Polynomial | None]] = {
     **dict.fromkeys(SPREADERS, UnitAlgebra._spread),
-    **dict.fromkeys(SUMS, UnitAlgebra._added),
+    **dict.fromkeys((*SUMS, "Sub", "Mul", "Neg"), UnitAlgebra._combined),
     **dict.fromkeys(DIVISIONS, UnitAlgebra._quotient),
-    "Sub": UnitAlgebra._difference,
-    "Mul": UnitAlgebra._product,
-    "Neg": lambda _, __, read: -read,
     "Pow": UnitAlgebra._power,
     "RsqrtGrad": UnitAlgebra._rsqrt_gradient,
     "Sum": UnitAlgebra._sum,
