@@ -1,7 +1,7 @@
 """Makes the views of graphs: of a GraphDef and of the body of a function.
 
-The same kind of view serves a GraphDef and the body of a FunctionDef, whose arguments and results
-appear as pseudo-nodes of the ops `_Arg` and `_Retval`.
+The same kind of view serves both; the arguments and results of a function appear as pseudo-nodes of
+the ops `_Arg` and `_Retval`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
 
+from graph_passes.ir.copying import Graph
 from graph_passes.ir.graph_view import (
     ARGUMENT,
     RESULT,
@@ -23,47 +24,43 @@ from graph_passes.ir.node_order import require_acyclic
 from graph_passes.ops.node_types import NodeTypeTable
 
 
-def view_graph(
-    graph_def: graph_pb2.GraphDef,
-    shapes: Shapes | None = None,
-    node_types: NodeTypeTable | None = None,
-) -> GraphView:
-    """Indexes the main graph of a GraphDef.
-
-    Args:
-        graph_def: the graph.
-        shapes: static shapes of its tensors, where they are known.
-        node_types: those of graphs that belong to it; by default it has some of its own.
-
-    Raises:
-        InvalidGraphError: an input names no tensor, a name is used twice, a node has the wrong
-            number of inputs, or nodes read each other in a circle.
-    """
-    if node_types is None:
-        node_types = NodeTypeTable(
-            {f.signature.name: f.signature for f in graph_def.library.function}.get
-        )
-    nodes = list(graph_def.node)  # a field makes each object anew
-    return _indexed(nodes, node_types, shapes, is_function=False)
-
-
-def view_function(
-    function_def: function_pb2.FunctionDef,
+def view_body(
+    graph: Graph,
     shapes: Shapes | None = None,
     node_types: NodeTypeTable | None = None,
     devices: FunctionDevices = no_devices,
 ) -> GraphView:
-    """Indexes the body of a function.
+    """Indexes the main graph of a GraphDef, or the body of a function.
 
     Args:
-        function_def: the function.
-        shapes: static shapes of the body's tensors, where they are known.
-        node_types: those of graphs that belong to it; by default it calls no function as an op.
-        devices: of the variables among its arguments; the pseudo-nodes have them.
+        graph: the graph or the function.
+        shapes: static shapes of its tensors, where they are known.
+        node_types: those of graphs that belong to it; by default it has some of its own, and a
+            function calls none as an op.
+        devices: of the variables among a function's arguments; the pseudo-nodes have them.
 
     Raises:
-        InvalidGraphError: as `view_graph`, or an argument stands for several tensors.
+        InvalidGraphError: an input names no tensor, a name is used twice, a node has the wrong
+            number of inputs, nodes read each other in a circle, or an argument stands for several
+            tensors.
     """
+    is_function = isinstance(graph, function_pb2.FunctionDef)
+    if node_types is None:
+        library = () if is_function else graph.library.function
+        node_types = NodeTypeTable({f.signature.name: f.signature for f in library}.get)
+    # A field makes each object anew.
+    nodes = _nodes_of_function(graph, devices) if is_function else list(graph.node)
+    index = NodeIndex(node_types, named_outputs=is_function)
+    index.extend(nodes)
+    view = GraphView(nodes, index, is_function=is_function, shapes=shapes)
+    require_acyclic(view)  # whatever follows tensors back must come to an end
+    return view
+
+
+def _nodes_of_function(
+    function_def: function_pb2.FunctionDef, devices: FunctionDevices
+) -> list[node_def_pb2.NodeDef]:
+    """The nodes of a function's body between the pseudo-nodes."""
     nodes: list[node_def_pb2.NodeDef] = []
     owner = graph_pb2.GraphDef()  # of the pseudo-nodes, which then share memory
     for arg in function_def.signature.input_arg:
@@ -82,33 +79,7 @@ def view_function(
         pseudo = _add_pseudo_node(owner, RESULT, arg.type, f"{arg.name}/{RESULT}")
         pseudo.input.append(result)
         nodes.append(pseudo)
-    return _indexed(nodes, node_types or NodeTypeTable(), shapes, is_function=True)
-
-
-def _indexed(
-    nodes: list[node_def_pb2.NodeDef],
-    node_types: NodeTypeTable,
-    shapes: Shapes | None,
-    *,
-    is_function: bool,
-) -> GraphView:
-    index = NodeIndex(node_types, named_outputs=is_function)
-    index.extend(nodes)
-    view = GraphView(nodes, index, is_function=is_function, shapes=shapes)
-    require_acyclic(view)  # whatever follows tensors back must come to an end
-    return view
-
-
-def view_body(
-    graph: graph_pb2.GraphDef | function_pb2.FunctionDef,
-    shapes: Shapes | None = None,
-    node_types: NodeTypeTable | None = None,
-    devices: FunctionDevices = no_devices,
-) -> GraphView:
-    """Indexes a graph or a function, as `view_graph` and `view_function`."""
-    if isinstance(graph, graph_pb2.GraphDef):
-        return view_graph(graph, shapes, node_types)
-    return view_function(graph, shapes, node_types, devices)
+    return nodes
 
 
 def _add_pseudo_node(

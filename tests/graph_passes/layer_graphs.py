@@ -12,7 +12,7 @@ from tensorflow.core.framework import graph_pb2, types_pb2
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def
 from graph_passes.ir.graph_view import Shape
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.policy.op_lists import FLOAT32
 from graph_passes.units.fusion import Fusion, find_units
 from tf_amp.hosts.function_shapes import static_shapes
@@ -47,7 +47,7 @@ class LayerGraph:
 
     def find(self, config: PrecisionConfig) -> Fusion:
         """The units of the graph."""
-        view = view_graph(self.graph_def, self.shapes)
+        view = view_body(self.graph_def, self.shapes)
         return find_units(self.graph_def, view, config, self.preserve)
 
     def rewrite(self, config: PrecisionConfig) -> RewriteResult:

@@ -6,7 +6,7 @@ import functools
 
 import tensorflow as tf
 
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.placement.work_sizes import WorkSizes
 from tf_amp.hosts.function_shapes import static_shapes
 
@@ -15,7 +15,7 @@ def sizes_of(function, *shapes):
     """The sizes of a function's graph, and the numbers of its nodes by name."""
     specs = [tf.TensorSpec(shape) for shape in shapes]
     graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
-    view = view_graph(graph.as_graph_def(), static_shapes(graph))
+    view = view_body(graph.as_graph_def(), static_shapes(graph))
     return WorkSizes(view), view.index
 
 

@@ -6,7 +6,7 @@ import pytest
 from graph_text import graph
 
 from graph_passes import PrecisionConfig, Reason
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.pipeline import STAGES, paint
 from graph_passes.policy.config import RULES
 from graph_passes.policy.op_lists import FLOAT32
@@ -26,7 +26,7 @@ def reasons(
     node_lists: dict[str, str], text: str = TEXT, config: PrecisionConfig | None = None
 ) -> dict[str, Reason | None]:
     """The reason of each float32 node, None for a converted one."""
-    view = view_graph(graph(text))
+    view = view_body(graph(text))
     coloring = paint(view, config or PrecisionConfig(device="GPU"), (), node_lists)
     floats = [vertex for vertex in range(1, len(view.dtypes)) if view.is_float[vertex]]
     return {

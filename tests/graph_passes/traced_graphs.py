@@ -12,7 +12,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from graph_passes import PrecisionConfig, RewriteResult, rewrite_graph_def
 from graph_passes.ir.graph_view import Shape
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.units.fusion import Fusion, find_units
 from tf_amp.hosts.function_shapes import static_shapes
 
@@ -35,7 +35,7 @@ class Traced:
 
     def find(self, config: PrecisionConfig, preserve: Iterable[str] = ()) -> Fusion:
         """The units of the graph."""
-        view = view_graph(self.graph_def, self.shapes)
+        view = view_body(self.graph_def, self.shapes)
         return find_units(self.graph_def, view, config, {*self.results, *preserve})
 
     def rewrite(self, config: PrecisionConfig, preserve: Collection[str] = ()) -> RewriteResult:

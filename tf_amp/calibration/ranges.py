@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 
-from graph_passes.ir.view import view_function
+from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.comparison.callables import Arrays, Signature
 from tf_amp.comparison.steps import fed, step_of
@@ -88,7 +88,7 @@ class Tensors:
         types = NodeTypeTable(lambda op: None if (f := functions.get(op)) is None else f.signature)
         found: dict[Key, set[str]] = {}
         for function in functions.values():
-            view = view_function(function, node_types=types)
+            view = view_body(function, node_types=types)
             traced = traced_name(function.signature.name)
             for node in function.node_def:
                 attrs = converted.get(node.name)

@@ -13,7 +13,7 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 
 from graph_passes import PrecisionConfig, load_op_lists
 from graph_passes.ir.eligibility import node_name
-from graph_passes.ir.view import view_function
+from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.comparison.callables import Arrays, Signature
 from tf_amp.comparison.output_figures import OutputFigures, Sums
@@ -110,7 +110,7 @@ def _pairs(
     found: dict[Key, tuple[Key, str]] = {}
     alone: set[Key] = set()
     for low, original in _function_pairs(originals, original_main, converted, converted_main):
-        view = view_function(converted[low], node_types=types)
+        view = view_body(converted[low], node_types=types)
         ops = {node.name: node.op for node in originals[original].node_def}
         ends = _unit_ends(converted[low], ops)
         made_by = {node.name: node.op for node in converted[low].node_def}

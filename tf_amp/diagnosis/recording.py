@@ -14,7 +14,7 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.python.eager import context as context_lib
 
 from graph_passes.ir.graph_view import ARGUMENT, GraphView
-from graph_passes.ir.view import view_function
+from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.hosts.function_redirects import called_names
 
@@ -190,7 +190,7 @@ def _recording_copy(
     copy = FunctionDef()
     copy.CopyFrom(function)
     name = traced_name(function.signature.name)
-    view = view_function(copy, node_types=types)
+    view = view_body(copy, node_types=types)
     told: dict[str, str] = {}  # tensor -> the same behind the recorder
     for node in list(copy.node_def):
         for position, tensor in enumerate(node.input):

@@ -16,7 +16,7 @@ from graph_text import graph, inferred_shapes
 from traced_graphs import Traced, of_op, trace
 
 from graph_passes import PrecisionConfig, Reason
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.pipeline import paint
 from graph_passes.policy.config import ListEdit
 
@@ -296,7 +296,7 @@ v = Mean(s, [0, 1])
 def kept(text: str, config: PrecisionConfig = GPU) -> set[str]:
     """What belongs to a loss, or is made again of what it reads."""
     graph_def = graph(DIFFERENCES + text)
-    view = view_graph(graph_def, inferred_shapes(graph_def))
+    view = view_body(graph_def, inferred_shapes(graph_def))
     coloring = paint(view, config, (), {})
     inside = (v for v in range(1, len(view.dtypes)) if coloring.why[v] == Reason.INSIDE_UNIT)
     return {view.node_of(vertex).name for vertex in inside}

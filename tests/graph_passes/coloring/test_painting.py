@@ -7,7 +7,7 @@ from graph_text import graph, inferred_shapes
 from tensorflow.core.framework import graph_pb2
 
 from graph_passes import PrecisionConfig, Reason
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.pipeline import paint
 from graph_passes.policy.op_lists import FLOAT32
 
@@ -31,7 +31,7 @@ def reasons(
 ) -> dict[str, Reason | None]:
     """Why the nodes stay float32, None for converted ones; results of units are float32."""
     graph_def = graph(INPUTS + text) if isinstance(text, str) else text
-    view = view_graph(graph_def, inferred_shapes(graph_def))
+    view = view_body(graph_def, inferred_shapes(graph_def))
     coloring = paint(view, config, preserve, dict.fromkeys(units, FLOAT32))
     return {
         view.node_of(v).name: None

@@ -9,7 +9,7 @@ import pytest
 from graph_text import graph
 
 from graph_passes.emit.verify_units import VerificationError, verify_units
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
 
 GIVEN = """
@@ -31,9 +31,7 @@ def verify(changes: dict[str, str], preserve: tuple[str, ...] = ("d",), given: s
         name = line.partition(" ")[0]
         lines.extend(changes[name].splitlines() if name in changes else [line])
     node_types = NodeTypeTable(lambda _: None)
-    before, after = (
-        view_graph(graph(text), None, node_types) for text in (given, "\n".join(lines))
-    )
+    before, after = (view_body(graph(text), None, node_types) for text in (given, "\n".join(lines)))
     verify_units(before, after, preserve)
 
 
@@ -81,12 +79,12 @@ def test_a_location_names_no_node_that_is_gone() -> None:
     before, after = (graph(GIVEN), graph(GIVEN.replace("c = Tanh(b)\n", "").replace("(c,", "(b,")))
     for graph_def in (before, after):
         graph_def.node[-1].attr["_class"].list.s.append(b"loc:@c")
-    views = [view_graph(graph_def, None, node_types) for graph_def in (before, after)]
+    views = [view_body(graph_def, None, node_types) for graph_def in (before, after)]
     with pytest.raises(VerificationError, match="'d' is to stand beside 'c', now gone"):
         verify_units(*views)
     for graph_def in (before, after):
         graph_def.node[-1].attr["_class"].list.s[:] = [b"loc:@elsewhere"]
-    verify_units(*(view_graph(graph_def, None, node_types) for graph_def in (before, after)))
+    verify_units(*(view_body(graph_def, None, node_types) for graph_def in (before, after)))
 
 
 @pytest.mark.parametrize("length", [1, 400])
@@ -95,9 +93,9 @@ def test_a_circle_is_found_behind_any_number_of_nodes(length: int, by_control: b
     chain = [f"n{number} = Neg(n{number - 1})" for number in range(1, length + 1)]
     text = "\n".join(["x = Const(0.5, [2])", "n0 = Neg(x)", *chain, "out = Exp(x)"])
     node_types = NodeTypeTable(lambda _: None)
-    before = view_graph(graph(text), None, node_types)
+    before = view_body(graph(text), None, node_types)
     after = graph(f"{text}\nnew = Tanh(n{length})")
-    view = view_graph(after, None, node_types)
+    view = view_body(after, None, node_types)
     verify_units(before, view)
     after.node[1].input[:] = ["x", "^new"] if by_control else ["new"]
     numbers = np.arange(len(view.nodes), dtype=np.int32)

@@ -16,7 +16,7 @@ from graph_passes.functions.call_tree import CallTrees, Region, node_types_with
 from graph_passes.functions.inlining import Inlined, outline
 from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.indexing import NodeIndex
-from graph_passes.ir.view import view_function, view_graph
+from graph_passes.ir.view import view_body
 
 SPEC = tf.TensorSpec([4, 8], tf.float32)
 
@@ -58,12 +58,7 @@ def test_the_view_of_an_inlined_graph_is_made_of_those_of_its_bodies(
     """As if all of its nodes were read; the bodies that have no view are."""
     tree, library = tree_of(shape, is_function)
     inlined, node_types = Inlined(tree), node_types_with(library.get)
-    views = {}
-    for region in tree.walk():
-        is_body = is_function or not region.is_main
-        views[region] = (view_function if is_body else view_graph)(
-            region.proto, node_types=node_types
-        )
+    views = {region: view_body(region.proto, node_types=node_types) for region in tree.walk()}
 
     def assert_view_of(known: Collection[Region]) -> None:
         shapes = dict.fromkeys(tree.walk())

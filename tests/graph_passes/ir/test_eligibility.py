@@ -5,7 +5,7 @@ from graph_text import graph
 
 from graph_passes import PrecisionConfig, Reason
 from graph_passes.ir.eligibility import find_ineligible, node_name
-from graph_passes.ir.view import view_function, view_graph
+from graph_passes.ir.view import view_body
 
 
 @pytest.mark.parametrize("reference", ["name", "name:0", "name:12", "^name"])
@@ -14,7 +14,7 @@ def test_node_that_a_reference_names(reference: str) -> None:
 
 
 def ineligible(text: str, device: str, *preserve: str) -> dict[str, Reason]:
-    view = view_graph(graph(text))
+    view = view_body(graph(text))
     found = find_ineligible(view, preserve, PrecisionConfig(device=device))
     return {view.nodes[number].name: reason for number, reason in found.items()}
 
@@ -45,6 +45,6 @@ def test_preserved_nodes_may_be_named_as_tensors_and_need_not_exist() -> None:
 
 def test_signature_of_a_function_is_preserved() -> None:
     function = graph("def f(x: float32):\n    y = Relu(x)\n    return y").library.function[0]
-    view = view_function(function)
+    view = view_body(function)
     found = find_ineligible(view, (), PrecisionConfig())
     assert [view.nodes[number].op for number in found] == ["_Arg", "_Retval"]

@@ -13,7 +13,7 @@ from view_checks import assert_same
 
 from graph_passes.ir import indexing
 from graph_passes.ir.indexing import InvalidGraphError, NodeIndex
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
 
 
@@ -46,7 +46,7 @@ def test_nodes_that_are_read_before_they_are_met(
     monkeypatch.setattr(indexing, "_CHUNK", chunk)
     graph_def = graph("x = Const(0.5, [4])\ny = Relu(x)\nz = Tanh(y)")
     backwards = graph_pb2.GraphDef(node=reversed(graph_def.node))
-    view = view_graph(backwards)
+    view = view_body(backwards)
     assert [view.node_of(v).name for v in view.producers(view.index["z"])] == ["y"]
     assert list(index_of(backwards).references) == references
 
@@ -69,7 +69,7 @@ def test_devices_and_control_inputs_are_kept_apart() -> None:
         z = Tanh(y, after=[x]) @ '/device:CPU:0'
         """
     )
-    view = view_graph(graph_def)
+    view = view_body(graph_def)
     assert view.devices == {"/device:CPU:0": [0, 2]}
     assert view.awaited == {"x"}
     assert view.waits == {2: ["x"]}
@@ -79,7 +79,7 @@ def test_devices_and_control_inputs_are_kept_apart() -> None:
 def test_an_edited_view_is_that_of_the_edited_graph(made: RandomGraph, seed: int) -> None:
     """Some nodes that nothing reads go, some read another tensor of their dtype, some are new."""
     graph_def, chance = made.graph_def, random.Random(seed)
-    view = view_graph(graph_def)
+    view = view_body(graph_def)
     read = {view.split(name.lstrip("^"))[0] for node in graph_def.node for name in node.input}
     alive = [node.name in read or chance.random() < 0.5 for node in graph_def.node]
     changed = {}
@@ -94,12 +94,12 @@ def test_an_edited_view_is_that_of_the_edited_graph(made: RandomGraph, seed: int
     moved = np.where(alive, np.cumsum(alive) - 1, -1).astype(np.int32)
     anew = sorted({*(int(moved[n]) for n in changed), len(nodes) - 2, len(nodes) - 1})
     expected = graph_pb2.GraphDef(node=nodes)
-    assert_same(view.edited(nodes, moved, anew, {}), view_graph(expected))
+    assert_same(view.edited(nodes, moved, anew, {}), view_body(expected))
 
 
 def test_an_edit_must_not_leave_a_reader_without_its_tensor() -> None:
     graph_def = graph("x = Const(0.5, [4])\ny = Relu(x)\nz = Tanh(y)")
-    view = view_graph(graph_def)
+    view = view_body(graph_def)
     kept = [graph_def.node[0], graph_def.node[2]]
     with pytest.raises(InvalidGraphError, match="one that is gone"):
         view.edited(kept, np.array([0, -1, 1], np.int32), [], {})

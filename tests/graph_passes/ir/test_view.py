@@ -11,7 +11,7 @@ from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.ir.graph_view import FLOAT
 from graph_passes.ir.indexing import InvalidGraphError
 from graph_passes.ir.vertices import OPAQUE
-from graph_passes.ir.view import view_function, view_graph
+from graph_passes.ir.view import view_body
 
 
 def names(view, vertices) -> list[str]:
@@ -19,7 +19,7 @@ def names(view, vertices) -> list[str]:
 
 
 def test_readers_and_producers() -> None:
-    view = view_graph(
+    view = view_body(
         graph("x = Const(0.5, [4, 4])\ny = MatMul(x, x)\nz = Cast(y, DstT=int32, after=[x])")
     )
     x, y, z = (view.base[view.index[name]] for name in "xyz")
@@ -32,7 +32,7 @@ def test_readers_and_producers() -> None:
 
 def test_tensors_have_numbers() -> None:
     # Read before it is made, at other ports than the first, and twice.
-    view = view_graph(
+    view = view_body(
         graph("y = AddN(s[1], s, s[1], T=float32)\nn = Const(0)\nx = Const(0.5, [4, 4])\n"
               "s = Split(n, x, num_split=2)")
     )  # fmt: skip
@@ -41,7 +41,7 @@ def test_tensors_have_numbers() -> None:
 
 
 def test_reach_follows_edges_of_one_dtype() -> None:
-    view = view_graph(
+    view = view_body(
         graph(
             "x = Const(0.5, [4])\na = Relu(x)\nb = Relu(a)\nn = Cast(b, DstT=int32)\n"
             "f = Cast(n, DstT=float32)\nc = Relu(f)"
@@ -66,7 +66,7 @@ def test_body_of_a_function() -> None:
             return y, x
         """
     ).library.function[0]
-    view = view_function(function)
+    view = view_body(function)
     assert view.is_function
     assert [node.op for node in view.nodes] == ["_Arg", "_Arg", "Split", "MatMul"] + ["_Retval"] * 2
     assert view.split("parts:output:1") == ("parts", 1)
@@ -79,7 +79,7 @@ def test_unknown_op_is_opaque() -> None:
     graph_def = graph("x = Const(0.5, [4, 4])\ny = Relu(x)")
     graph_def.node.add(name="custom", op="OpOfSomeLibrary", input=["y"])
     graph_def.node.add(name="z", op="Relu", input=["custom:3"]).attr["T"].type = FLOAT
-    view = view_graph(graph_def)
+    view = view_body(graph_def)
     assert view.readers(view.base[1]) == [OPAQUE]
     assert view.producers(3) == [OPAQUE]
     assert view.op_of(OPAQUE) == ""
@@ -107,7 +107,7 @@ def broken(change: str) -> graph_pb2.GraphDef:
 )
 def test_graph_that_cannot_run(change: str, message: str) -> None:
     with pytest.raises(InvalidGraphError, match=message):
-        view_graph(broken(change))
+        view_body(broken(change))
 
 
 def test_nodes_that_read_an_output() -> None:
@@ -115,7 +115,7 @@ def test_nodes_that_read_an_output() -> None:
         "x = Const(0.5, [4])\ny = AddV2(x, x)\nz = Relu(x)\nw = Tanh(z, after=[x])\nu = Tanh(w)"
     )
     graph_def.node.add(name="v", op="OpOfAnotherLibrary", input=["x:0", "u"])
-    view = view_graph(graph_def)
+    view = view_body(graph_def)
     read_by = {name: view.reading_nodes(view.index[name]) for name in ("x", "z", "u", "v")}
     names = {name: [view.nodes[n].name for n in readers] for name, readers in read_by.items()}
     assert names == {"x": ["y", "z", "v"], "z": ["w"], "u": ["v"], "v": []}
@@ -131,7 +131,7 @@ CIRCLES = [
 @pytest.mark.parametrize("text", CIRCLES)
 def test_a_circle_is_no_graph(text: str) -> None:
     with pytest.raises(InvalidGraphError, match="reads what is made of its own output"):
-        view_graph(graph(text))
+        view_body(graph(text))
 
 
 def test_a_rewrite_of_a_circle_comes_to_an_end() -> None:
@@ -163,4 +163,4 @@ def test_nodes_in_any_order_make_no_circle(seed: int) -> None:
     nodes = list(before.node)
     random.Random(seed).shuffle(nodes)
     shuffled = graph_pb2.GraphDef(node=nodes)
-    assert len(view_graph(shuffled).nodes) == 4
+    assert len(view_body(shuffled).nodes) == 4

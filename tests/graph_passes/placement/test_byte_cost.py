@@ -12,7 +12,7 @@ from graph_text import graph, inferred_shapes
 from tensorflow.core.framework import graph_pb2
 
 from graph_passes import PrecisionConfig, Reason, rewrite_graph_def
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.pipeline import paint
 from graph_passes.policy.cost_table import CostTable, Curve
 from graph_passes.policy.op_lists import FLOAT32
@@ -266,7 +266,7 @@ def test_behind_a_denied_op_values_may_be_moved_in_the_target_dtype_and_not_chan
 
 def _painted(unit: str, text: str) -> set[str]:
     graph_def = graph(text)
-    view = view_graph(graph_def, inferred_shapes(graph_def))
+    view = view_body(graph_def, inferred_shapes(graph_def))
     coloring = paint(view, ON, ("out",), {unit: FLOAT32})
     return {view.node_of(v).name for v in range(1, len(view.dtypes)) if coloring.low[v]}
 

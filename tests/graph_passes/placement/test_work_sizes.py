@@ -10,7 +10,7 @@ from sized_graphs import sizes_of
 
 from graph_passes.functions.call_tree import CallTrees, node_types_with
 from graph_passes.functions.inlining import Inlined
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.placement.work_sizes import UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
 from graph_passes.policy.cost_table import (
     Curve,
@@ -238,7 +238,7 @@ def test_a_depthwise_convolution_sums_over_one_channel():
 
 
 def test_outputs_that_no_shape_is_given_for_have_no_size():
-    view = view_graph(graph("x = Placeholder(dtype=float32, shape=[8])"), lambda _: ())
+    view = view_body(graph("x = Placeholder(dtype=float32, shape=[8])"), lambda _: ())
     assert WorkSizes(view).elements(0) is None
 
 
@@ -255,7 +255,7 @@ def test_an_argument_has_the_size_of_what_the_calling_node_takes():
     library = {function.signature.name: function for function in graph_def.library.function}
     tree = CallTrees(library.get, lambda op: op == "MatMul", graph_def).build(graph_def)
     inlined = Inlined(tree)
-    views = {tree: view_graph(graph_def, node_types=node_types_with(library.get))}
+    views = {tree: view_body(graph_def, node_types=node_types_with(library.get))}
     (layer,) = tree.calls[0].callees
     view = inlined.view(views, {tree: inferred_shapes(graph_def), layer: None})
     sizes = WorkSizes(view)

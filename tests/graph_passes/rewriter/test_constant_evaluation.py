@@ -7,13 +7,13 @@ import pytest
 from graph_text import graph
 from tensorflow.core.framework import graph_pb2
 
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
 from graph_passes.rewriter.matcher import Matcher
 
 
 def value_of(graph_def: graph_pb2.GraphDef, tensor: str) -> np.ndarray:
-    return ConstantEvaluator(Matcher(view_graph(graph_def))).value(tensor)
+    return ConstantEvaluator(Matcher(view_body(graph_def))).value(tensor)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from graph_text import graph
 from tensorflow.core.framework import graph_pb2, types_pb2
 
-from graph_passes.ir.view import view_function, view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
@@ -22,7 +22,7 @@ SHAPES = {"x": (4, 8), "w": (8, 2), "y": (4, 2), "out": (4, 2)}
 
 
 def replacement(graph_def: graph_pb2.GraphDef, name: str = "y") -> Replacement:
-    view = view_graph(graph_def, lambda node: (SHAPES.get(node),))
+    view = view_body(graph_def, lambda node: (SHAPES.get(node),))
     return Replacement(GraphEdits(view), view.index[name])
 
 
@@ -68,7 +68,7 @@ def test_a_reshape_leaves_one_size_open_at_most() -> None:
 
 def test_tensors_of_a_function_are_named_by_arguments() -> None:
     function = graph("def f(x: float32):\n    y = Neg(x)\n    return y").library.function[0]
-    view = view_function(function)
+    view = view_body(function)
     new = Replacement(GraphEdits(view), view.index["y"])
     assert new.op.Relu("x") == "y/Relu:activations:0"
     assert new.op.Split(new.constant(0, name="axis", beside="x"), "x", num_split=2) == (

@@ -9,7 +9,7 @@ from graph_text import graph, inferred_shapes
 from tensorflow.core.framework import graph_pb2
 
 from graph_passes.ir.copying import copy_graph
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.replacement import Replacement
 
@@ -34,7 +34,7 @@ def proposed(
     write: Callable[[Replacement], None] = to_relu,
     preserve: tuple[str, ...] = ("out",),
 ) -> GraphEdits:
-    edits = GraphEdits(view_graph(graph_def, inferred_shapes(graph_def)), preserve)
+    edits = GraphEdits(view_body(graph_def, inferred_shapes(graph_def)), preserve)
     edits.propose("rule", edits.view.index["b"], write)
     return edits
 
@@ -193,7 +193,7 @@ out = AddV2(late, d)
         new.replace(new.view.index["b"], left)
         new.replace(new.view.index["d"], right)
 
-    edits = GraphEdits(view_graph(graph("axis0 = Const(0)\n" + text)), ("out",))
+    edits = GraphEdits(view_body(graph("axis0 = Const(0)\n" + text)), ("out",))
     edits.propose("rule", edits.view.index["b"], write)
     assert "could make a cycle" in why(edits)
 

@@ -7,7 +7,7 @@ from graph_text import graph
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from graph_passes.ir.copying import copy_graph
-from graph_passes.ir.view import view_function, view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.rewriter.surgery import Edits, Unread, leave_out_unread, make_edits
 
 TEXT = """
@@ -27,7 +27,7 @@ def edited(
     preserve: tuple[str, ...] = ("out",),
     controls: dict[str, list[str]] | None = None,
 ) -> graph_pb2.GraphDef:
-    before = view_graph(graph_def)
+    before = view_body(graph_def)
     kept = [before.index[name] for name in preserve if name in before.index]
     edits = Edits(redirect, inputs or {}, controls or {}, new_nodes=list(new_nodes))
     view = make_edits(before, edits, Unread(before, kept))
@@ -107,7 +107,7 @@ def test_results_of_a_function_follow() -> None:
     ).library.function[0]
     function.attr["custom"].i = 7
     new = relu("new", "x")
-    before = view_function(function)
+    before = view_body(function)
     edits = Edits({"b:y:0": "new:activations:0"}, new_nodes=[new])
     view = make_edits(before, edits, Unread(before, ()))
     after = copy_graph(function, view)
@@ -122,10 +122,10 @@ def test_what_nobody_reads_is_left_out_with_what_only_it_reads() -> None:
     text = f"{TEXT}dead = Tanh(b)\nmore = Exp(a)\nlast = Neg(more)\nwaits = Neg(x, after=[more])"
     before = graph(text)
     before.node[4].attr["_class"].list.s.extend((b"loc:@dead", b"loc:@a"))
-    view = view_graph(before)
+    view = view_body(before)
     kept = [view.index[name] for name in ("out", "waits")]
     after = copy_graph(before, leave_out_unread(view, Unread(view, kept)))
     assert set(reads(after)) == {"x", "a", "b", "c", "out", "more", "waits"}
     (out,) = (node for node in after.node if node.name == "out")
     assert list(out.attr["_class"].list.s) == [b"loc:@a"]
-    assert leave_out_unread(view_graph(after), Unread(view_graph(after), [4, 6])).is_edited is False
+    assert leave_out_unread(view_body(after), Unread(view_body(after), [4, 6])).is_edited is False

@@ -10,7 +10,7 @@ import pytest
 from training_steps import Step, residual_cnn, token_mlp, trace
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.policy.config import RULES
 from graph_passes.units.fusion import UNIT_PASSES, Fusion, find_units, passes_in_force
 from graph_passes.units.unit_pass import UnitPass
@@ -27,7 +27,7 @@ def named_step(request: pytest.FixtureRequest) -> tuple[str, Step]:
 
 
 def units_of(step: Step, config: PrecisionConfig, preserve: frozenset[str] = frozenset()) -> Fusion:
-    view = view_graph(step.graph_def, step.shapes)
+    view = view_body(step.graph_def, step.shapes)
     return find_units(step.graph_def, view, config, step.preserve | preserve)
 
 
@@ -53,7 +53,7 @@ def test_a_look_at_the_graph_behind_each_pass_changes_nothing(named_step):
     _, step = named_step
     for config in (CPU, GPU):
         seen = {}
-        view = view_graph(step.graph_def, step.shapes)
+        view = view_body(step.graph_def, step.shapes)
         fusion = find_units(step.graph_def, view, config, step.preserve, seen.__setitem__)
         assert fusion.proto == units_of(step, config).proto == [*seen.values()][-1]
         assert list(seen) == [each.rule for each in passes_in_force(config) if each.rule in seen]
@@ -117,7 +117,7 @@ def test_a_reader_outside_is_a_near_miss():
     inside = next(node.name for node in graph_def.node if node.op == "SquaredDifference")
     spy = graph_def.node.add(name="spy", op="Neg", input=[inside])
     spy.attr["T"].type = 1
-    view = view_graph(graph_def, step.shapes)
+    view = view_body(graph_def, step.shapes)
     fusion = find_units(graph_def, view, CPU, step.preserve | {"spy"})
     assert node_types(fusion)["batch-norm"] == 2
     assert any("outside the unit" in miss.why for miss in fusion.misses)
@@ -136,7 +136,7 @@ def test_a_network_without_matrix_products_is_left_alone():
     step = trace(residual_cnn, 8)
     graph_def = type(step.graph_def)()
     graph_def.node.extend(n for n in step.graph_def.node if n.op in ("Const", "VarHandleOp"))
-    assert find_units(graph_def, view_graph(graph_def), CPU, ()).proto is graph_def
+    assert find_units(graph_def, view_body(graph_def), CPU, ()).proto is graph_def
 
 
 def test_passes_come_behind_what_they_rely_on():

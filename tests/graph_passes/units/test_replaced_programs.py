@@ -12,7 +12,7 @@ from tensorflow.core.framework import graph_pb2
 from traced_graphs import Traced, node_types, of_op, trace
 
 from graph_passes import PrecisionConfig
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.units.fusion import find_units
 
 CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU")
@@ -111,7 +111,7 @@ def replaced(traced: Traced, config: PrecisionConfig) -> list[str]:
 
 def fused(graph_def: graph_pb2.GraphDef, traced: Traced, config: PrecisionConfig, *kept: str):
     preserve = {*traced.results, *traced.arguments, *kept}
-    return find_units(graph_def, view_graph(graph_def, traced.shapes), config, preserve)
+    return find_units(graph_def, view_body(graph_def, traced.shapes), config, preserve)
 
 
 def assert_close(new: np.ndarray, old: np.ndarray, what: str = "") -> None:

@@ -13,7 +13,7 @@ from traced_graphs import trace as trace_function
 from training_steps import Step, trace
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.policy.op_lists import FLOAT32
 from graph_passes.units.fusion import Fusion, find_units
 
@@ -30,9 +30,7 @@ def named_step(request: pytest.FixtureRequest) -> tuple[str, Step]:
 
 
 def units_of(step: Step, config: PrecisionConfig) -> Fusion:
-    return find_units(
-        step.graph_def, view_graph(step.graph_def, step.shapes), config, step.preserve
-    )
+    return find_units(step.graph_def, view_body(step.graph_def, step.shapes), config, step.preserve)
 
 
 def test_every_norm_is_a_unit_and_no_near_miss(named_step: tuple[str, Step]) -> None:
@@ -112,7 +110,7 @@ def test_a_gradient_of_which_nothing_comes_hinders_no_unit() -> None:
     twin = graph_def.node.add()
     twin.CopyFrom(next(node for node in graph_def.node if node.op == "RsqrtGrad"))
     twin.name = "twin"
-    fusion = find_units(graph_def, view_graph(graph_def, step.shapes), CPU, step.preserve)
+    fusion = find_units(graph_def, view_body(graph_def, step.shapes), CPU, step.preserve)
     assert sum(unit.startswith("layer-norm") for unit in fusion.units) == 3
     assert not fusion.misses
 
@@ -128,7 +126,7 @@ def test_a_near_miss_is_reported_and_left_alone() -> None:
     other.name = variance.input[1] = "other_axes"
     other.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([1], tf.int32))
     assert variance.op == "Mean"
-    fusion = find_units(graph_def, view_graph(graph_def, step.shapes), CPU, step.preserve)
+    fusion = find_units(graph_def, view_body(graph_def, step.shapes), CPU, step.preserve)
     assert sum(unit.startswith("layer-norm") for unit in fusion.units) == 2
     assert {miss.why for miss in fusion.misses} == {"mean and variance are over different axes"}
     once = rewrite_graph_def(graph_def, GPU, preserve=step.preserve, shapes=step.shapes)

@@ -28,7 +28,7 @@ from tensorflow.core.framework import types_pb2
 from traced_graphs import trace
 
 from graph_passes import PrecisionConfig
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.rewriter.editor import GraphEdits
@@ -209,7 +209,7 @@ def find(
 ) -> tuple[list[str], list[str]]:
     """The units in a graph, and what came close."""
     known = {"x": (8, 8), "y": (8, 8), "gamma": (8,), "beta": (8,), "mean": (8,), **shapes}
-    edits = GraphEdits(view_graph(graph(text), lambda name: (known.get(name),)), preserve)
+    edits = GraphEdits(view_body(graph(text), lambda name: (known.get(name),)), preserve)
     config = PrecisionConfig(target_dtype="float16", device="CPU")
     support = kernel_support("CPU", config.target)
     search = UnitSearch(edits, config, load_op_lists(config), support)

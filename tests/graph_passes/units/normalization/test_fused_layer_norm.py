@@ -17,7 +17,7 @@ from traced_graphs import trace as trace_function
 from training_steps import Step, trace
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.units.fusion import Fusion, find_units
 
 # Graphs as small as these are not worth their Casts, and their updates are others' business.
@@ -35,7 +35,7 @@ def step(request: pytest.FixtureRequest) -> Step:
 def units_of(
     step: Step, config: PrecisionConfig = GPU, preserve: frozenset[str] = frozenset()
 ) -> Fusion:
-    view = view_graph(step.graph_def, step.shapes)
+    view = view_body(step.graph_def, step.shapes)
     return find_units(step.graph_def, view, config, step.preserve | preserve)
 
 

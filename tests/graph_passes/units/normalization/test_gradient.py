@@ -7,7 +7,7 @@ from norm_networks import NORMS, token_network
 from tensorflow.core.framework import graph_pb2
 from training_steps import Step, trace
 
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.units.normalization.norms import FoundNorm, find_norms
 
@@ -15,7 +15,7 @@ from graph_passes.units.normalization.norms import FoundNorm, find_norms
 def norms_of(
     step: Step, graph_def: graph_pb2.GraphDef | None = None
 ) -> tuple[GraphEdits, list[FoundNorm]]:
-    edits = GraphEdits(view_graph(graph_def or step.graph_def, step.shapes))
+    edits = GraphEdits(view_body(graph_def or step.graph_def, step.shapes))
     return edits, find_norms(edits)
 
 
@@ -93,6 +93,6 @@ def test_a_wrong_count_is_noticed(layer: Step) -> None:
 
 
 def test_unknown_shapes_prove_nothing(layer: Step) -> None:
-    edits = GraphEdits(view_graph(layer.graph_def))
+    edits = GraphEdits(view_body(layer.graph_def))
     found = find_norms(edits)
     assert not any(norm.gradient is not None and norm.gradient.is_proved for norm in found)

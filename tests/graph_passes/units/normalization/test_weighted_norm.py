@@ -24,7 +24,7 @@ from layer_graphs import (
 )
 
 from graph_passes import PrecisionConfig
-from graph_passes.ir.view import view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.units.normalization.statistics import Statistics, find_statistics
 
@@ -114,7 +114,7 @@ rsqrt = Rsqrt(shifted)
 
 
 def statistics_of(text: str) -> Statistics | None:
-    matcher = Matcher(view_graph(graph(text)))
+    matcher = Matcher(view_body(graph(text)))
     return find_statistics(matcher, matcher.view.index["rsqrt"])
 
 
@@ -122,7 +122,7 @@ def test_written_moments_are_found() -> None:
     found = statistics_of(MOMENTS)
     assert found is not None
     assert (found.x, found.weights, found.axes) == ("x", "w", (1,))
-    nodes = view_graph(graph(MOMENTS)).nodes
+    nodes = view_body(graph(MOMENTS)).nodes
     wanted = "zeros spread count weighted total mean square product squares variance shifted rsqrt"
     assert {nodes[number].name for number in found.nodes} == set(wanted.split())
 

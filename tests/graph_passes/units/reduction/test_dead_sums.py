@@ -9,7 +9,7 @@ import tensorflow as tf
 from traced_graphs import node_types, of_op, trace
 
 from graph_passes import PrecisionConfig
-from graph_passes.ir.view import view_function, view_graph
+from graph_passes.ir.view import view_body
 from graph_passes.units.fusion import find_units
 
 FLOAT = tf.float32.as_datatype_enum
@@ -92,7 +92,7 @@ def test_a_sum_that_is_read_is_denied():
 
 def test_where_fetches_are_not_said_everything_may_be_one():
     traced = trace(dropout_gradient, SPEC)
-    view = view_graph(traced.graph_def, traced.shapes)
+    view = view_body(traced.graph_def, traced.shapes)
     assert "unread-sum" not in node_types(find_units(traced.graph_def, view, CPU, ()))
 
 
@@ -102,7 +102,7 @@ def test_results_of_a_function_are_read():
         return tf.reduce_sum(tf.matmul(x, tf.ones((32, 32))))
 
     body = total.get_concrete_function(SPEC).function_def
-    assert "unread-sum" not in node_types(find_units(body, view_function(body), CPU, ()))
+    assert "unread-sum" not in node_types(find_units(body, view_body(body), CPU, ()))
 
 
 def test_nodes_without_outputs_are_passed_over():
@@ -118,5 +118,5 @@ def test_nodes_without_outputs_are_passed_over():
     waited_for |= {f"^{name}" for name in body.control_ret.values()}
     assert {f"^{n.name}" for n in body.node_def if n.op == "NoOp"} - waited_for
     kept = dataclasses.replace(CPU, disabled_rules=frozenset(("unread",)))
-    found = find_units(body, view_function(body), kept, ())
+    found = find_units(body, view_body(body), kept, ())
     assert "unread-sum" in node_types(found)
