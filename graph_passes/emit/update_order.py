@@ -41,49 +41,35 @@ def await_products(view: GraphView, body: Graph) -> frozenset[int]:
     updates = view.of_node_type(lambda node_type: node_type.op.startswith(_UPDATE))
     if not updates or not view.ops.isdisjoint(CONTROL_FLOW):
         return frozenset()
-    holders = _Holders(view, body)
-    found = {update: users for update in updates if (users := holders.of(update))}
-    changed = set()
-    for update, awaited in _unordered(view, found) if found else ():
-        holders.node(update).input.extend(sorted(f"^{view.names[n]}" for n in awaited))
-        changed.add(update)
-    return frozenset(changed)
+    nodes, first = nodes_of(body), view.body.start
+    found = {update: users for update in updates if (users := _holders(view, nodes, update))}
+    awaited = dict(_unordered(view, found)) if found else {}
+    for update, products in awaited.items():
+        nodes[update - first].input.extend(sorted(f"^{view.names[n]}" for n in products))
+    return frozenset(awaited)
 
 
-class _Holders:
-    """Finds who holds the value of a variable in a body with Casts."""
+def _holders(view: GraphView, nodes: Sequence[node_def_pb2.NodeDef], update: int) -> list[int]:
+    """The products with what the variable of an update holds before, in a body with Casts."""
+    ops, devices, handle = view.op_names, view.node_index.device_of, view.nodes[update].input[0]
 
-    def __init__(self, view: GraphView, body: Graph) -> None:
-        self._view, self._nodes = view, nodes_of(body)
-
-    def node(self, number: int) -> node_def_pb2.NodeDef:
-        """A node of the body."""
-        return self._nodes[number - self._view.body.start]
-
-    def of(self, update: int) -> list[int]:
-        """The products with what the variable of an update holds before."""
-        view, ops = self._view, self._view.op_names
-        handle, devices = view.nodes[update].input[0], view.node_index.device_of
-        reads = [
-            number
-            for number in view.reading_nodes(view.makers(update)[0])
-            if ops[number] == READ and view.nodes[number].input[0] == handle
-        ]
-        names = set(walk(reads, lambda n: [r for r in self._readers(n) if ops[r] in SHAPERS]))
-        users = {reader for number in names for reader in self._readers(number)}
-        return [n for n in users if ops[n] in PRODUCTS and devices[n] == devices[update]]
-
-    def _readers(self, number: int) -> list[int]:
+    def readers(number: int) -> Iterator[int]:
         """The nodes that read what a node makes as it is, without a Cast between."""
-        view = self._view
-        found = []
         for reader in view.reading_nodes(number):
             if reader in view.body:
                 tensors = zip(view.makers(reader), view.nodes[reader].input, strict=False)
                 held = {tensor for maker, tensor in tensors if maker == number}
-                if not held.isdisjoint(self.node(reader).input):
-                    found.append(reader)
-        return found
+                if not held.isdisjoint(nodes[reader - view.body.start].input):
+                    yield reader
+
+    reads = [
+        number
+        for number in view.reading_nodes(view.makers(update)[0])
+        if ops[number] == READ and view.nodes[number].input[0] == handle
+    ]
+    names = set(walk(reads, lambda n: [r for r in readers(n) if ops[r] in SHAPERS]))
+    users = {reader for number in names for reader in readers(number)}
+    return [n for n in users if ops[n] in PRODUCTS and devices[n] == devices[update]]
 
 
 def _unordered(

@@ -204,7 +204,8 @@ class _Verification:
             return
         producer = new.partition(":")[0]
         cast = self._types.get(producer)
-        if cast is None or cast.op != "Cast" or new != self._output(producer):
+        output = f"{producer}:y:0" if self._view.is_function else producer
+        if cast is None or cast.op != "Cast" or new != output:
             if not self._knows(producer):
                 raise VerificationError(f"no node makes the tensor {new!r}")
             raise VerificationError(f"{name!r} reads {new!r}, not {old!r}")
@@ -218,10 +219,6 @@ class _Verification:
                 f"the Cast {producer!r} is from {_name(ends[0])} to {_name(ends[1])} "
                 f"between {_name(made)} and {_name(taken)}"
             )
-
-    def _output(self, node: str) -> str:
-        """The name of a Cast's output."""
-        return f"{node}:y:0" if self._view.is_function else node
 
     def _check_added(self) -> None:
         for name, inputs in self._added.items():
