@@ -116,7 +116,7 @@ class GraphView:
             shapes: name of an added node -> static shapes of its outputs.
 
         Raises:
-            InvalidGraphError: as `view_graph`, or a node reads one that is gone.
+            InvalidGraphError: as `view_body`, or a node reads one that is gone.
         """
         return GraphView(
             nodes,
@@ -160,11 +160,9 @@ class GraphView:
     def attr(self, number: int, name: str) -> attr_value_pb2.AttrValue:
         """An attribute of a node, or the op's default; an empty one where there is neither."""
         op_type = self.op_type(number)
-        return (
-            attr_value_pb2.AttrValue()
-            if op_type is None
-            else op_type.attr(self.nodes[number], name)
-        )
+        if op_type is None:
+            return attr_value_pb2.AttrValue()
+        return op_type.attr(self.nodes[number], name)
 
     def layout(self, number: int) -> Layout:
         """A node's layout."""
@@ -203,9 +201,8 @@ class GraphView:
         is_wanted = (among & self.is_float).tobytes()
         for number in self.of_op("Const"):
             if is_wanted[self.base[number]]:
-                value = self.nodes[number].attr.get(
-                    "value"
-                )  # [] would write to a map that lacks it
+                # get: [] would write to a map that lacks the key.
+                value = self.nodes[number].attr.get("value")
                 if value is not None:
                     yield number, value.tensor
 
@@ -231,10 +228,10 @@ class GraphView:
     def devices(self) -> dict[str, list[int]]:
         """Device -> the nodes that name it, for those that name one."""
         codes = np.asarray(self.node_index.device_of)
-        named = {
-            device: code for device, code in self.node_index.node_types.devices.items() if code
+        known = self.node_index.node_types.devices
+        return {
+            name: np.flatnonzero(codes == code).tolist() for name, code in known.items() if code
         }
-        return {device: np.flatnonzero(codes == code).tolist() for device, code in named.items()}
 
     def split(self, tensor: str) -> tuple[str, int]:
         """The node and the output port that a tensor's name stands for."""

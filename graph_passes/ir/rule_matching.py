@@ -181,10 +181,10 @@ def _names_of_functions(functions: Sequence[str]) -> list[str]:
 def _has_value(node: node_def_pb2.NodeDef, rule: Rule) -> bool:
     if rule.attr not in node.attr:  # to read it would add it
         return False
-    value = _plain(node.attr[rule.attr])
-    if isinstance(value, _Dtype):
-        return isinstance(rule.value, str) and _dtype_name(rule.value) == value
-    wanted = _as_stored(rule.value)
+    attr = node.attr[rule.attr]
+    if attr.WhichOneof("value") == "type":
+        return isinstance(rule.value, str) and _dtype_name(rule.value) == _dtype(attr.type)
+    value, wanted = _plain(attr), _as_stored(rule.value)
     return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
 
 
@@ -195,17 +195,11 @@ def _as_stored(value: Value) -> Value:
     return attr_value_pb2.AttrValue(f=value).f if isinstance(value, float) else value
 
 
-class _Dtype(str):
-    """The name of a dtype."""
-
-
 def _plain(value: attr_value_pb2.AttrValue) -> Any:
-    """The value of an attribute as a rule has it, None for a tensor or a function."""
+    """The value of an attribute as a rule has it, None for a tensor, a function or a dtype."""
     kind = value.WhichOneof("value")
     if kind == "s":
         return value.s.decode(errors="replace")
-    if kind == "type":
-        return _dtype(value.type)
     if kind in ("i", "f", "b"):
         return getattr(value, kind)
     if kind == "shape":
@@ -217,8 +211,8 @@ def _plain(value: attr_value_pb2.AttrValue) -> Any:
     return None
 
 
-def _dtype(dtype: int) -> _Dtype:
-    return _Dtype(_dtype_name(types_pb2.DataType.Name(dtype)))  # type: ignore[arg-type]
+def _dtype(dtype: int) -> str:
+    return _dtype_name(types_pb2.DataType.Name(dtype))  # type: ignore[arg-type]
 
 
 def _dtype_name(name: str) -> str:
