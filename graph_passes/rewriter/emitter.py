@@ -214,6 +214,13 @@ class Emitter:
             self.makers[tensor].input.append(f"^{beside.partition(':')[0]}")
         return tensor
 
+    def length(self, tensor: str, axis: int, *, name: str) -> str:
+        """Adds what tells the size of an axis when the graph runs, a vector of one number."""
+        ends = (("begin", axis), ("end", axis + 1), ("step", 1))
+        bounds = [self.constant([at], name=f"{name}_{end}", beside=tensor) for end, at in ends]
+        sizes = self.add("Shape", tensor, name=f"{name}_of")
+        return self.add("StridedSlice", sizes, *bounds, name=name, shape=(1,))
+
     def reshape(self, tensor: str, sizes: Shape, *, name: str, shape: Shape | None = None) -> str:
         """Adds a Reshape to certain sizes, of which one may be None, and returns its tensor.
 
@@ -300,7 +307,7 @@ def _finished(op: str, attrs: dict[str, attr_value_pb2.AttrValue]) -> Prototype:
             node.attr[attr.name].CopyFrom(attrs[attr.name])
         elif attr.HasField("default_value"):
             node.attr[attr.name].CopyFrom(attr.default_value)
-        elif op != "Const":
+        else:
             raise ValueError(f"a new {op} needs the attribute {attr.name!r}")
     node_type = NodeTypeTable().node_types_of([node])[0]
     return Prototype(node, node_type)
@@ -311,11 +318,8 @@ def _constant(value: np.ndarray, shape: Shape | None) -> Prototype:
     tensor = tensor_util.make_tensor_proto(value)
     for size in shape or ():
         tensor.tensor_shape.dim.add(size=size)
-    blank = prototype_of("Const", (), (("dtype", tensor.dtype),))
-    node = node_def_pb2.NodeDef()
-    node.CopyFrom(blank.node)
-    node.attr["value"].tensor.CopyFrom(tensor)
-    return blank._replace(node=node)
+    dtype = attr_value_pb2.AttrValue(type=tensor.dtype)
+    return _finished("Const", {"dtype": dtype, "value": attr_value_pb2.AttrValue(tensor=tensor)})
 
 
 @functools.lru_cache(maxsize=1024)

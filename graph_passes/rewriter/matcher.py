@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2, tensor_pb2, tensor_shape_pb2
 from tensorflow.python.framework import tensor_util
 
-from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import GraphView, Shape
 
 SHAPERS = ("Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient")
@@ -88,11 +87,6 @@ class Matcher:
     def node(self, number: int) -> node_def_pb2.NodeDef:
         """A node by its number."""
         return self.view.nodes[number]
-
-    def read_outputs(self, number: int) -> set[str]:
-        """The tensors of a node that are read."""
-        read = {tensor for reader in self.readers(number) for tensor in self.inputs(reader)}
-        return {tensor for tensor in read if self.maker(tensor) == number}
 
     def tensor(self, number: int, port: int) -> str:
         """The tensor that a node reads at a port."""
@@ -169,10 +163,6 @@ class Matcher:
             tensor = self.tensor(number, 0)
             shape = self.shape_of(tensor) if op != "ReadVariableOp" else None
         return None
-
-    def is_made_by(self, tensor: str, ops: Collection[str]) -> bool:
-        """Whether an op of some types is among those that a tensor is made with."""
-        return any(self.op(number) in ops for number in walk([self.maker(tensor)], self.makers))
 
     def constant(self, tensor: str) -> np.ndarray:
         """The value of a constant tensor.

@@ -62,7 +62,10 @@ def _lower_powers(new: Replacement, tanh: int, clamp: bool) -> None:
             raise NoMatchError(f"{m.node(number).name!r} is to be preserved")
     names = [m.node(number).name for number in powers]
     if clamp and names[0] not in new.accepted.inputs:
-        clamped = _clamped(new, cube, x)
+        new.stem = f"{names[0]}/clamped"
+        sides = ("least", -CLAMP), ("most", CLAMP)
+        bounds = [new.constant(bound, name=side, beside=x) for side, bound in sides]
+        clamped = new.op.ClipByValue(x, *bounds, name="")
         for number, name in zip(powers, names, strict=True):
             new.inputs[name] = (clamped, m.tensor(number, 1))
     new.node_lists.update(dict.fromkeys(names, "infer"))
@@ -131,15 +134,6 @@ def _is_slope_of(m: Matcher, number: int, x: str, exponent: str) -> bool:
     return m.scalar(m.output(lowered)) == 2 and all(
         m.op(maker) == "Mul" and 3 in map(m.scalar, m.inputs(maker)) for maker in makers
     )
-
-
-def _clamped(new: Replacement, cube: int, x: str) -> str:
-    new.stem = f"{new.view.names[cube]}/clamped"
-    bounds = [
-        new.constant(bound, name=side, beside=x)
-        for side, bound in (("least", -CLAMP), ("most", CLAMP))
-    ]
-    return new.op.ClipByValue(x, *bounds, name="")
 
 
 def _lower_exponential(new: Replacement, erf: int) -> None:

@@ -65,7 +65,7 @@ def _write(new: Replacement, number: int) -> None:
     exponentials = op.Exp(below, name="exponentials")
     total = op.Sum(exponentials, axis, name="total", keep_dims=True, shape=column)
     loss = m.output(number)
-    read = m.read_outputs(number)
+    read = {t for r in m.readers(number) for t in m.inputs(r) if m.maker(t) == number}
     if loss in read:
         largest, logarithm = (
             new.reshape(tensor, (None,), name=name, shape=rows)

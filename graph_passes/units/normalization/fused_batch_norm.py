@@ -89,7 +89,9 @@ def _may_round(
 
     Data that comes with a mean far from 0 would lose in the rounding what the unit is to bring out.
     """
-    return gradient is None or gradient.dx is not None or m.is_made_by(x, products)
+    if gradient is None or gradient.dx is not None:
+        return True
+    return any(m.op(number) in products for number in walk([m.maker(x)], m.makers))
 
 
 def _images(m: Matcher, norm: Norm) -> Images:
@@ -131,12 +133,7 @@ def _write(new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | 
     gamma = _vector(new, images, norm.x, "gamma", norm.gamma, 1.0)
     beta = _vector(new, images, norm.x, "beta", norm.beta, 0.0)
     x = images.enter(new, "x", norm.x)
-    common = {
-        "epsilon": epsilon,
-        "data_format": images.data_format,
-        "is_training": not norm.is_stored,
-        "shape": images.sizes,
-    }
+    common = images.attributes(norm)
     if norm.is_stored:
         mean = _vector(new, images, norm.x, "mean", norm.stored_mean, 0.0)
         variance = _vector(new, images, norm.x, "variance", norm.statistics.stored_variance, 1.0)

@@ -60,12 +60,7 @@ def _write(new: Replacement, found: FoundNorm) -> None:
     if (stray := misplaced(new.matcher, norm)) is not None:
         raise NoMatchError(f"{stray!r} varies along an axis of the statistics")
     images = Images((rows, size), axis=0)
-    common = {
-        "epsilon": epsilon,
-        "data_format": images.data_format,
-        "is_training": True,
-        "shape": images.sizes,
-    }
+    common = images.attributes(norm)
     x = images.enter(new, "x", norm.x)
     ones, zeros = _filled(new, "ones", x, 1.0, rows), _filled(new, "zeros", x, 0.0, rows)
     empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
@@ -141,11 +136,6 @@ def _filled(new: Replacement, name: str, images: str, value: float, rows: int | 
     """A tensor [rows] of one value."""
     if rows is not None:
         return new.constant(value, name=name, beside=images, shape=(rows,))
-    bounds = [
-        new.constant(np.array([at], np.int32), name=f"{name}/{bound}", beside=images)
-        for bound, at in (("begin", 1), ("end", 2), ("stride", 1))
-    ]
-    sizes = new.op.Shape(images, name=f"{name}/sizes")
-    length = new.op.StridedSlice(sizes, *bounds, name=f"{name}/rows", shape=(1,))
+    length = new.length(images, 1, name=f"{name}/rows")
     one = new.constant(value, name=f"{name}/value", beside=images)
     return new.op.Fill(length, one, name=name, shape=(None,))

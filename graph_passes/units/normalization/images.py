@@ -10,10 +10,12 @@ channels elsewhere, is a Reshape away from one of both:
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from graph_passes.ir.graph_view import Shape, elements
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.normalization.forward import Norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +34,6 @@ class Images:
     def channels(self) -> int | None:
         """The number of channels, None where it is not known."""
         return self.shape[self.axis]
-
-    @property
-    def data_format(self) -> str:
-        """The layout of the images, as the fused op names it."""
-        return "NHWC" if self.axis == len(self.shape) - 1 else "NCHW"
 
     @property
     def sizes(self) -> Shape:
@@ -61,6 +58,15 @@ class Images:
             raise NoMatchError("the number of channels is not known")
         if self.sizes != self.shape and self.sizes.count(None) > 1:
             raise NoMatchError("neither the axes before nor those behind the channels are known")
+
+    def attributes(self, norm: Norm) -> dict[str, Any]:
+        """What the fused op of a normalization, and that of its gradient, are told."""
+        return {
+            "epsilon": norm.statistics.epsilon,
+            "data_format": "NHWC" if self.axis == len(self.shape) - 1 else "NCHW",
+            "is_training": not norm.is_stored,
+            "shape": self.sizes,
+        }
 
     def enter(self, new: Replacement, name: str, tensor: str) -> str:
         """A tensor of this layout as images; itself where it is such."""

@@ -43,12 +43,13 @@ _Write = Callable[[Replacement, str, Shape], str]
 
 def use_bias_gradients(search: UnitSearch) -> None:
     """Replaces sums of a gradient over its leading axes by BiasAddGrad."""
-
-    def write(new: Replacement, tensor: str, _: Shape) -> str:
-        return new.op.BiasAddGrad(tensor)
-
     if search.infers("BiasAddGrad"):
-        _replace_sums(search, BIAS_GRADIENT, lambda *_: True, write)
+        _replace_sums(
+            search,
+            BIAS_GRADIENT,
+            lambda *_: True,
+            lambda new, tensor, _: new.op.BiasAddGrad(tensor),
+        )
 
 
 def multiply_by_ones(search: UnitSearch) -> None:

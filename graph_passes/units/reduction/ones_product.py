@@ -59,7 +59,7 @@ def sum_rows(new: Replacement, tensor: str, shape: Shape) -> str:
     if len(shape) > 2:
         flat = new.reshape(tensor, (None, channels), name="rows", shape=(rows, channels))
     if rows is None:
-        count = _length(new, flat, tensor)
+        count = new.length(flat, 0, name="count")
     else:
         count = new.constant([rows], name="count", beside=tensor)
     one = new.constant(1.0, name="one", beside=tensor)
@@ -69,14 +69,3 @@ def sum_rows(new: Replacement, tensor: str, shape: Shape) -> str:
     vector = new.reshape(product, (None,), name="channels", shape=(channels,))
     new.stem = stem
     return vector
-
-
-def _length(new: Replacement, tensor: str, beside: str) -> str:
-    """A vector of one number: the length of the first axis of a tensor."""
-    ends = [
-        new.constant([value], name=f"count_{end}", beside=beside)
-        for end, value in (("begin", 0), ("end", 1), ("step", 1))
-    ]
-    return new.op.StridedSlice(
-        new.op.Shape(tensor, name="count_of"), *ends, name="count", shape=(1,)
-    )

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from graph_passes.ir.graph_view import Shape
 from graph_passes.ops.kernels import has_float32_kernel
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.rewriter.editor import GraphEdits
@@ -124,7 +123,9 @@ def _write(
         elif isinstance(value, str):
             inputs[name] = update.tensors[value]
             if value in update.broadcast and len(update.contraction.writes) > 1:
-                inputs[name] = _of_shape(new, inputs[name], update.shape, name)
+                shape, tensor = list(update.shape or ()), inputs[name]
+                sizes = new.constant(shape, name=f"{name}_shape", beside=tensor)
+                inputs[name] = new.op.BroadcastTo(tensor, sizes, name=name, shape=update.shape)
         else:
             inputs[name] = write_scalar(new, update, value, name, constants)
     if read is None:
@@ -132,9 +133,3 @@ def _write(
         return
     del inputs[SQUARES]
     write_rows(new, update.contraction, op, inputs, read, inputs.pop(SHIFT))
-
-
-def _of_shape(new: Replacement, tensor: str, shape: Shape | None, name: str) -> str:
-    """A tensor repeated to a shape, as element-wise ops do; one that has it is passed on."""
-    sizes = new.constant(list(shape or ()), name=f"{name}_shape", beside=tensor)
-    return new.op.BroadcastTo(tensor, sizes, name=name, shape=shape)
