@@ -11,10 +11,6 @@ from graph_passes.rewriter.matcher import Matcher
 _Values = Sequence[np.ndarray]
 
 
-def _squeezed(m: Matcher, number: int, values: _Values) -> np.ndarray:
-    return np.squeeze(values[0], tuple(m.attr(number, "squeeze_dims").list.i) or None)
-
-
 def _of_values(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     return lambda _, __, values: function(*values)
 
@@ -24,7 +20,9 @@ _FUNCTIONS: dict[str, Callable[[Matcher, int, _Values], np.ndarray]] = {
     "Identity": _of_values(lambda value: value),
     "Reshape": _of_values(lambda value, sizes: value.reshape(sizes.ravel().tolist())),
     "ExpandDims": _of_values(lambda value, axis: np.expand_dims(value, int(axis.item()))),
-    "Squeeze": _squeezed,
+    "Squeeze": lambda m, number, values: np.squeeze(
+        values[0], tuple(m.attr(number, "squeeze_dims").list.i) or None
+    ),
     "AddV2": _of_values(np.add),
     "Add": _of_values(np.add),
     "Sub": _of_values(np.subtract),
@@ -34,31 +32,24 @@ _FUNCTIONS: dict[str, Callable[[Matcher, int, _Values], np.ndarray]] = {
 }
 
 
-class ConstantEvaluator:
-    """Evaluates subgraphs of constants, each node once."""
-
-    def __init__(self, matcher: Matcher) -> None:
-        self._m = matcher
-        self._values: dict[int, np.ndarray] = {}
-
-    def value(self, tensor: str) -> np.ndarray | None:
-        """The value of a tensor; None where other ops or no constants make it, or it has none."""
-        m, values = self._m, self._values
-        pending = [m.maker(tensor)]
-        while pending:
-            number = pending[-1]
-            function = _FUNCTIONS.get(m.op(number))
-            if function is None:
-                return None
-            makers = m.makers(number)
-            missing = [maker for maker in makers if maker not in values]
-            if missing:
-                pending.extend(missing)
-                continue
-            try:
-                with np.errstate(all="ignore"):
-                    values[number] = function(m, number, [values[maker] for maker in makers])
-            except ValueError:
-                return None
-            pending.pop()
-        return values[m.maker(tensor)]
+def evaluated(m: Matcher, tensor: str) -> np.ndarray | None:
+    """The value of a tensor; None where other ops or no constants make it, or it has none."""
+    values: dict[int, np.ndarray] = {}
+    pending = [m.maker(tensor)]
+    while pending:
+        number = pending[-1]
+        function = _FUNCTIONS.get(m.op(number))
+        if function is None:
+            return None
+        makers = m.makers(number)
+        missing = [maker for maker in makers if maker not in values]
+        if missing:
+            pending.extend(missing)
+            continue
+        try:
+            with np.errstate(all="ignore"):
+                values[number] = function(m, number, [values[maker] for maker in makers])
+        except ValueError:
+            return None
+        pending.pop()
+    return values[m.maker(tensor)]

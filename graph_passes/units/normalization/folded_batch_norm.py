@@ -20,7 +20,7 @@ from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.graph_view import Shape, elements
 from graph_passes.policy.config import UNKNOWN_DIMENSION
-from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
+from graph_passes.rewriter.constant_evaluation import evaluated
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, Matcher
 from graph_passes.rewriter.replacement import Replacement
@@ -128,7 +128,7 @@ def _scaled_constants(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """The scaled weight and the new bias; None unless both are known now, one for each channel."""
     tensors = (scale, offset, old.weight, *([] if old.bias is None else [old.bias]))
-    values = [value for value in map(ConstantEvaluator(m).value, tensors) if value is not None]
+    values = [value for tensor in tensors if (value := evaluated(m, tensor)) is not None]
     if len(values) < len(tensors):
         return None
     factor, shift, weight, *more = values

@@ -16,7 +16,7 @@ import numpy as np
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import Shape
 from graph_passes.rewriter.algebra import Polynomial, combined, constant, symbol
-from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
+from graph_passes.rewriter.constant_evaluation import evaluated
 from graph_passes.rewriter.matcher import SHAPERS, SPREADS, SUMS, Matcher
 from graph_passes.units.normalization.statistics import Statistics, is_parameter
 from graph_passes.units.normalization.unit_axes import UnitAxes
@@ -63,7 +63,6 @@ class UnitAlgebra:
         self.fixed = frozenset("mri")
         self._stored: dict[str, str] = {}
         self._takes_parameters = True
-        self._constants = ConstantEvaluator(matcher)
         self._values = {statistics.rsqrt: symbol("r")}
         self._ports: dict[int, dict[str, Polynomial]] = {}  # of nodes with several outputs
         self._others: set[int] = set()
@@ -161,7 +160,7 @@ class UnitAlgebra:
 
     def _power(self, number: int, read: Polynomial) -> Polynomial | None:
         # Of exponent 1, in the gradient of a square.
-        exponent = self._constants.value(self._m.tensor(number, 1))
+        exponent = evaluated(self._m, self._m.tensor(number, 1))
         return read if exponent is not None and exponent.ravel().tolist() == [1] else None
 
     def _quotient(self, number: int, read: Polynomial) -> Polynomial | None:

@@ -8,12 +8,12 @@ from graph_text import graph
 from tensorflow.core.framework import graph_pb2
 
 from graph_passes.ir.view import view_body
-from graph_passes.rewriter.constant_evaluation import ConstantEvaluator
+from graph_passes.rewriter.constant_evaluation import evaluated
 from graph_passes.rewriter.matcher import Matcher
 
 
 def value_of(graph_def: graph_pb2.GraphDef, tensor: str) -> np.ndarray:
-    return ConstantEvaluator(Matcher(view_body(graph_def))).value(tensor)
+    return evaluated(Matcher(view_body(graph_def)), tensor)
 
 
 @pytest.mark.parametrize(
