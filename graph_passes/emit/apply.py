@@ -42,10 +42,7 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     """
     view, target = plan.coloring.view, plan.coloring.target
     is_low = plan.coloring.low
-    folded = [number for number in view.of_op("Const") if is_low[view.base[number]]]
-    # get: [] would write to a map that lacks the key.
-    values = {number: view.nodes[number].attr.get("value") for number in folded}
-    stored = {number: value.tensor for number, value in values.items() if value is not None}
+    stored = dict(view.float_constants(plan.coloring.is_low))
     new = copy_graph(proto, view, [n for n, tensor in stored.items() if is_large(tensor)])
     editor = BodyEditor(new)
     nodes, first = editor.nodes, editor.first

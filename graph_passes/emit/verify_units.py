@@ -85,16 +85,14 @@ class _Comparison:
                 after = fused.waits.get(numbers[number], ())
                 name = original.names[number]
                 if before is not after:
-                    require_controls(name, before, {*after, *self._now_behind(name)})
+                    # Others were replaced by nothing that waits for this node.
+                    waiting = (
+                        n for n in fused.waiting.get(name, ()) if fused.op_names[n] == "NoOp"
+                    )
+                    require_controls(name, before, {*after, *map(fused.names.__getitem__, waiting)})
         for name in fused.awaited - fused.index.keys():
             if name in original.index or name not in original.awaited:
                 raise VerificationError(f"a node waits for {name!r}, which is not there")
-
-    def _now_behind(self, name: str) -> set[str]:
-        """The nodes that were replaced by nothing that waits for a node."""
-        fused = self._fused
-        waiting = fused.waiting.get(name, ())
-        return {fused.names[n] for n in waiting if fused.op_names[n] == "NoOp"}
 
     def _check_locations(self) -> None:
         original, fused = self._original, self._fused
