@@ -166,7 +166,7 @@ class GraphView:
 
     def layout(self, number: int) -> Layout:
         """A node's layout."""
-        return self.node_index.layout(number)
+        return self.node_index.node_type(number).layout
 
     def is_of_node_type(self, fits: Callable[[NodeType], bool]) -> np.ndarray:
         """For each node whether its node type fits; bool [nodes]."""

@@ -15,7 +15,7 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ops.node_types import NodeType, NodeTypeTable
-from graph_passes.ops.op_types import NO_LAYOUT, Layout
+from graph_passes.ops.op_types import NO_LAYOUT
 
 _UNKNOWN = -(1 << 31)
 _CHUNK = 4096
@@ -185,10 +185,6 @@ class NodeIndex:
         """The node type of a node."""
         return self.node_types.node_types[self.node_type_of[number]]
 
-    def layout(self, number: int) -> Layout:
-        """The layout of a node."""
-        return self.node_types.node_types[self.node_type_of[number]].layout
-
     def split(self, tensor: str) -> tuple[str, int]:
         """The node and the output port that a tensor's name stands for.
 
@@ -199,7 +195,7 @@ class NodeIndex:
             return tensor, 0
         name, _, port = tensor.partition(":")
         number = self.numbers.get(name)
-        return name, (NO_LAYOUT if number is None else self.layout(number)).port(port)
+        return name, (NO_LAYOUT if number is None else self.node_type(number).layout).port(port)
 
 
 def concatenated(parts: Sequence[tuple[str, NodeIndex]]) -> NodeIndex:

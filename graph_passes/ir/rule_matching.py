@@ -69,7 +69,8 @@ def decide(
         RuleConflictError: two rules of one level decide a node differently.
     """
     marks = [(node.name, node.attr[MARK].s) for node in nodes if MARK in node.attr]
-    index = _Index(config.rules, _names_of_functions(functions))
+    known_as = [n for name in functions for n in {name, _MADE_BY_TRACING.sub("", name)}]
+    index = _Index(config.rules, known_as)
     if not marks and index.is_empty:
         return NO_DECISIONS
     edited = {edit.op for edit in config.list_edits}
@@ -172,10 +173,6 @@ def _names_of(name: str, known: set[str]) -> Iterator[str]:
             yield above.removesuffix(_GRADIENT_OF)
         elif above in known:
             yield above
-
-
-def _names_of_functions(functions: Sequence[str]) -> list[str]:
-    return [n for name in functions for n in {name, _MADE_BY_TRACING.sub("", name)}]
 
 
 def _has_value(node: node_def_pb2.NodeDef, rule: Rule) -> bool:

@@ -66,7 +66,7 @@ def _sources(
 ) -> np.ndarray:
     base, first = vertices.base, vertices.outputs
     for alias, (call, port) in aliases.items():
-        first[alias] = int(base[call]) + index.layout(call).in_slots[port]
+        first[alias] = int(base[call]) + index.node_type(call).layout.in_slots[port]
 
     def find(tensor: str) -> int:
         producer, _, name = tensor.partition(":")

@@ -6,8 +6,6 @@ the ops `_Arg` and `_Retval`.
 
 from __future__ import annotations
 
-import functools
-
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2, types_pb2
 
 from graph_passes.ir.copying import Graph
@@ -85,15 +83,6 @@ def _nodes_of_function(
 def _add_pseudo_node(
     owner: graph_pb2.GraphDef, op: str, dtype: int, name: str
 ) -> node_def_pb2.NodeDef:
-    node = owner.node.add()
-    node.CopyFrom(_blank_pseudo_node(op, dtype))
-    node.name = name
-    return node
-
-
-@functools.cache
-def _blank_pseudo_node(op: str, dtype: int) -> node_def_pb2.NodeDef:
-    """A node to be copied: to set its attr anew takes twice as long."""
-    node = node_def_pb2.NodeDef(op=op)
+    node = owner.node.add(op=op, name=name)
     node.attr["T"].type = dtype
     return node

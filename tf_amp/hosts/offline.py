@@ -140,6 +140,6 @@ def _flat(tensor: str, index: NodeIndex) -> str:
         return tensor
     name, port = index.split(tensor)
     number = index.numbers.get(name)
-    if number is None or not 0 <= port < len(index.layout(number).out_slots):
+    if number is None or not 0 <= port < len(index.node_type(number).layout.out_slots):
         raise ValueError(f"the input {tensor!r} names no tensor")
     return f"{name}:{port}"
