@@ -186,7 +186,8 @@ def _is_indicator(matcher: Matcher, tensor: str) -> bool:
             if not np.isin(matcher.constant(tensor), (0, 1)).all():
                 return False
         elif op == "Cast":
-            if not _is_whole(matcher.node(number).attr["SrcT"].type):
+            read = dtypes.as_dtype(matcher.node(number).attr["SrcT"].type)
+            if not (read.is_bool or read.is_integer):
                 pending.append(matcher.tensor(number, 0))
         elif op in _PICKS:
             pending.append(matcher.tensor(number, 0))
@@ -202,8 +203,3 @@ def _is_indicator(matcher: Matcher, tensor: str) -> bool:
         elif op not in ("OnesLike", "ZerosLike"):
             return False
     return not pending
-
-
-def _is_whole(dtype: int) -> bool:
-    known = dtypes.as_dtype(dtype)
-    return known.is_bool or known.is_integer

@@ -22,7 +22,7 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import MOVES, SELECTS, SUMS, Matcher, NoMatchError
+from graph_passes.rewriter.matcher import MOVES, SELECTS, SUMS, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.ones_product import NAME
 from graph_passes.units.unit_pass import UnitSearch
@@ -45,15 +45,12 @@ def lower_softmax_gradients(search: UnitSearch) -> None:
                 continue
             flowing = m.other_input(product, own)
             for total in m.readers(product):
-                is_sum = m.op(total) == "Sum" and m.output(total) not in edits.redirect
-                if is_sum and (differences := _differences(m, total, flowing)):
+                if m.op(total) != "Sum" or m.output(total) in edits.redirect:
+                    continue
+                wanted, readers = [flowing, m.output(total)], m.readers(total)
+                differences = [n for n in readers if m.op(n) == "Sub" and m.inputs(n) == wanted]
+                if differences:
                     edits.propose(RULE, total, _lower, search, own, flowing, total, differences)
-
-
-def _differences(m: Matcher, total: int, flowing: str) -> list[int]:
-    """The nodes in which a sum is subtracted from what flows in."""
-    wanted = [flowing, m.output(total)]
-    return [n for n in m.readers(total) if m.op(n) == "Sub" and m.inputs(n) == wanted]
 
 
 def _lower(
@@ -95,8 +92,8 @@ def _is_from_product(search: UnitSearch, tensor: str) -> bool:
         if search.lists.list_of(op) == "allow":
             met = True
             continue
-        if op == "Const" or _is_of_booleans(m, number):
-            continue
+        if op == "Const" or (op == "Cast" and m.attr(number, "SrcT").type == types_pb2.DT_BOOL):
+            continue  # as the zeros and ones by which a mask is multiplied
         if len(seen) > LONGEST_WAY or not (op in _PASSES or _is_idle(search.edits, number)):
             return False
         if op in SUMS or op in _PRODUCTS:
@@ -108,11 +105,6 @@ def _is_from_product(search: UnitSearch, tensor: str) -> bool:
                 seen.add(maker)
                 pending.append(maker)
     return met
-
-
-def _is_of_booleans(m: Matcher, number: int) -> bool:
-    """Whether a node makes the zeros and ones by which a mask is multiplied."""
-    return m.op(number) == "Cast" and m.node(number).attr["SrcT"].type == types_pb2.DT_BOOL
 
 
 def _is_idle(edits: GraphEdits, number: int) -> bool:
