@@ -136,7 +136,9 @@ def _grow(m: Matcher, statistics: Statistics, x: str) -> Norm | None:
         found = _roles(value, statistics.mean is not None, is_stored)
         if found is not None and m.ops[number] not in SHAPERS:
             roles[number] = found
-    last = [number for number in roles if not _repeats_operand(algebra, m, number)]
+    # A product with 1, as that in `tf.nn.silu`, makes what it reads.
+    values = algebra.of_node
+    last = [n for n in roles if values[n] not in map(values.get, m.makers(n))]
     if len(last) > 1:
         read = algebra.behind(maker for number in last for maker in m.makers(number))
         last = [number for number in last if number not in read]
@@ -164,12 +166,6 @@ def _grow(m: Matcher, statistics: Statistics, x: str) -> Norm | None:
         roles=stored,
         algebra=algebra,
     )
-
-
-def _repeats_operand(algebra: UnitAlgebra, m: Matcher, number: int) -> bool:
-    """Whether a node makes what it reads: a product with 1, as that in `tf.nn.silu`."""
-    values = algebra.of_node
-    return any(values.get(maker) == values[number] for maker in m.makers(number))
 
 
 def misaligned(m: Matcher, norm: Norm) -> str | None:

@@ -64,7 +64,10 @@ def fuse_batch_norms(search: UnitSearch) -> None:
         stray = misaligned(m, norm)
         folds = is_stored and search.is_bfloat16_cpu and stray is None
         if has_kernels and not (folds and fold_batch_norm(edits, norm)):
-            if is_stored and gradient is not None and not _fits(m, norm, gradient, products):
+            # The op makes a gradient with stored statistics only with channels last.
+            is_last = norm.shape is not None and len(norm.shape) - 1 not in norm.axes
+            fits = is_last and gradient is not None and gradient.is_proved
+            if is_stored and gradient and not (fits and _may_round(m, norm.x, gradient, products)):
                 left.append(Float32Unit(f"{RULE} in float32", output, gradient.nodes))
                 gradient = None
             unit, stem = FoundNorm(norm, gradient), f"{edits.view.names[output]}/{FORWARD}"
@@ -74,12 +77,6 @@ def fuse_batch_norms(search: UnitSearch) -> None:
             left.append(Float32Unit(f"{RULE} in float32", output, found.inside))
     search.in_float32 += left
     search.exact.update(number for unit in left for number in unit.inside)
-
-
-def _fits(m: Matcher, norm: Norm, gradient: NormGradient, products: Collection[str]) -> bool:
-    """Whether the op can make a gradient with stored statistics: only with channels last."""
-    is_last = norm.shape is not None and len(norm.shape) - 1 not in norm.axes
-    return is_last and gradient.is_proved and _may_round(m, norm.x, gradient, products)
 
 
 def _may_round(
@@ -122,7 +119,11 @@ def _write(new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | 
         raise NoMatchError(f"{stray!r} varies along an axis of the statistics")
     if epsilon < (least := MIN_EPSILON[search.config.device]):
         raise NoMatchError(f"epsilon {epsilon:g} is below {least:g}")
-    images.require_known(filled=norm.is_stored or norm.gamma is None or norm.beta is None)
+    is_filled, is_reshaped = None in (norm.gamma, norm.beta), images.sizes != images.shape
+    if images.channels is None and (norm.is_stored or is_filled or is_reshaped):
+        raise NoMatchError("the number of channels is not known")
+    if is_reshaped and images.sizes.count(None) > 1:
+        raise NoMatchError("neither the axes before nor those behind the channels are known")
     if gradient is not None and not gradient.is_proved:
         raise NoMatchError("the shapes inside the gradient are not known")
     if not _may_round(m, norm.x, gradient, search.lists.ops("allow")):

@@ -13,7 +13,6 @@ import dataclasses
 from typing import Any
 
 from graph_passes.ir.graph_view import Shape, elements
-from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.forward import Norm
 
@@ -44,20 +43,6 @@ class Images:
         if not behind:
             return (1, elements(before), 1, self.channels)
         return (elements(before), self.channels, elements(behind), 1)
-
-    def require_known(self, *, filled: bool) -> None:
-        """Asks for the sizes that it takes to write the unit.
-
-        Args:
-            filled: whether a tensor [channels] of constants is needed.
-
-        Raises:
-            NoMatchError: a size is not known.
-        """
-        if self.channels is None and (filled or self.sizes != self.shape):
-            raise NoMatchError("the number of channels is not known")
-        if self.sizes != self.shape and self.sizes.count(None) > 1:
-            raise NoMatchError("neither the axes before nor those behind the channels are known")
 
     def attributes(self, norm: Norm) -> dict[str, Any]:
         """What the fused op of a normalization, and that of its gradient, are told."""
