@@ -112,6 +112,12 @@ def _adam(formula: Formula, m: int, v: int, power: int = 2) -> Arguments:
     ((root, exponent),) = roots[0]
     if exponent != 1 or formula.within(root) != symbol(f"new {v}"):
         raise _OtherFormulaError
+    by_rows: Arguments = {}
+    if power == 1:
+        kept = _number(beta1)
+        if not kept:
+            raise _OtherFormulaError
+        by_rows = {SQUARES: square, SHIFT: constant((1 - kept) / kept)}
     return {
         "m": f"old {m}",
         "v": f"old {v}",
@@ -122,15 +128,8 @@ def _adam(formula: Formula, m: int, v: int, power: int = 2) -> Arguments:
         "beta2": beta2,
         "epsilon": terms[()],
         "grad": gradient,
-        **(_by_rows(square, beta1) if power == 1 else {}),
+        **by_rows,
     }
-
-
-def _by_rows(squares: str, beta1: Polynomial) -> Arguments:
-    kept = _number(beta1)
-    if not kept:
-        raise _OtherFormulaError
-    return {SQUARES: squares, SHIFT: constant((1 - kept) / kept)}
 
 
 def _rms(formula: Formula, ms: int, mom: int, mg: int | None = None) -> Arguments:

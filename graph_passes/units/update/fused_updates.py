@@ -76,7 +76,6 @@ def _find(
         return None
     _require_one_device(edits, device, search.writes)
     try:
-        search.require_free()
         update = search.read()
         op, arguments = op_of_update(update.formula)
     except NoMatchError:
