@@ -24,9 +24,6 @@ from graph_passes.rewriter.effects import READ
 from graph_passes.rewriter.gate import CONTROL_FLOW
 from graph_passes.rewriter.matcher import SHAPERS
 
-_UPDATE = "ResourceApply"
-"""How the ops begin that update a variable and its slots."""
-
 
 def await_products(view: GraphView, body: Graph) -> frozenset[int]:
     """Adds control inputs to updates of variables; none where an update would wait for itself.
@@ -38,7 +35,7 @@ def await_products(view: GraphView, body: Graph) -> frozenset[int]:
     Returns:
         The numbers in the view of the nodes that were changed.
     """
-    updates = view.of_node_type(lambda node_type: node_type.op.startswith(_UPDATE))
+    updates = view.of_node_type(lambda node_type: node_type.op.startswith("ResourceApply"))
     if not updates or not view.ops.isdisjoint(CONTROL_FLOW):
         return frozenset()
     nodes, first = nodes_of(body), view.body.start

@@ -12,7 +12,8 @@ from graph_passes.ir.copying import Graph
 from graph_passes.ir.eligibility import numbers_of
 from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.node_order import order_edges, without_order
-from graph_passes.ops.node_types import COLOCATION, NodeType
+from graph_passes.ops.node_types import NodeType
+from graph_passes.rewriter.surgery import places
 
 
 class VerificationError(Exception):
@@ -97,8 +98,7 @@ class _Comparison:
     def _check_locations(self) -> None:
         original, fused = self._original, self._fused
         for node in [fused.nodes[number] for number in fused.located]:
-            for value in node.attr[COLOCATION].list.s:
-                name = value.decode(errors="replace").removeprefix("loc:@")
+            for name in places(node):
                 if name in original.index and name not in fused.index:
                     raise VerificationError(f"{node.name!r} is to stand beside {name!r}, now gone")
 

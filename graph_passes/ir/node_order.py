@@ -8,8 +8,6 @@ from graph_passes.ir.adjacency import in_order
 from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.indexing import InvalidGraphError
 
-_BACK = "NextIteration"
-"""The op that goes round a loop of TensorFlow 1."""
 _STEP = 2.0**-16
 """How far behind what it reads a node that is out of order counts as standing."""
 _MOST_ROUNDS = 64
@@ -40,7 +38,7 @@ def _forward_edges(view: GraphView) -> tuple[np.ndarray, np.ndarray]:
     """Maker and reader of each tensor, but of those that go round a loop of TensorFlow 1."""
     makers = np.asarray(view.maker_nodes)
     is_back = np.zeros(len(view.nodes) + 1, bool)  # the maker of number -1 is not known
-    is_back[view.of_op(_BACK)] = is_back[-1] = True
+    is_back[view.of_op("NextIteration")] = is_back[-1] = True
     kept = ~is_back[makers]
     return makers[kept], view.edge_readers[kept]
 

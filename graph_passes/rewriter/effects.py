@@ -39,7 +39,6 @@ from graph_passes.rewriter.matcher import Matcher, NoMatchError
 
 WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 READ = "ReadVariableOp"
-_HANDLE = "VarHandleOp"
 _NAMES = ("container", "shared_name")
 
 
@@ -109,7 +108,7 @@ def _require_variables(m: Matcher, unit: Contraction) -> None:
         if m.ops[number] not in WRITES or m.tensor(number, 0) != handle:
             raise NoMatchError(f"{names[number]!r} does not write to {handle!r}")
         maker = m.maker(handle)
-        is_handle = m.ops[maker] == _HANDLE
+        is_handle = m.ops[maker] == "VarHandleOp"
         known = [m.attr(maker, name).s for name in _NAMES] if is_handle else [b""]
         variables.add(tuple(known) if known[-1] else (handle,))
     if len(variables) < len(unit.writes):

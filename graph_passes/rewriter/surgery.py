@@ -125,7 +125,7 @@ def _assembled(
         gone = {view.names[number]: heirs.get(view.names[number], "") for number in dead}
         owner = graph_pb2.GraphDef()
         for number in view.located:
-            if number not in dead and not gone.keys().isdisjoint(_places(view.nodes[number])):
+            if number not in dead and not gone.keys().isdisjoint(places(view.nodes[number])):
                 if number not in changed:
                     changed[number] = owner.node.add()
                     changed[number].CopyFrom(view.nodes[number])
@@ -148,14 +148,16 @@ def _assembled(
     return view.edited(nodes, moved, sorted(anew), shapes)
 
 
-def _places(node: node_def_pb2.NodeDef) -> list[str]:
+def places(node: node_def_pb2.NodeDef) -> list[str]:
     """The nodes that a node is placed with."""
-    return [place.decode().removeprefix(_AT) for place in node.attr[COLOCATION].list.s]
+    return [
+        place.decode(errors="replace").removeprefix(_AT) for place in node.attr[COLOCATION].list.s
+    ]
 
 
 def relocate(node: node_def_pb2.NodeDef, gone: Mapping[str, str]) -> None:
     """Places a node with what stands for nodes that are gone, "" for nothing."""
-    now = dict.fromkeys(gone.get(name, name) for name in _places(node))
+    now = dict.fromkeys(gone.get(name, name) for name in places(node))
     now.pop("", None)
     now.pop(node.name, None)
     if now:

@@ -24,7 +24,6 @@ from graph_passes.units.normalization.unit_axes import is_single
 _STATISTICS = frozenset("mr")
 _OWN = _STATISTICS | {"x"}
 _ELEMENTWISE = frozenset((*SUMS, "Sub", "Mul", "SquaredDifference"))
-_REMEMBERED = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +210,7 @@ def _is_clear(shape: Shape | None, axes: tuple[int, ...], rank: int) -> bool:
     return len(shape) <= rank and is_single(shape, rank, axes)
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(maxsize=1024)
 def _roles(value: Polynomial, is_centred: bool, is_stored: bool) -> Roles | None:
     """What stored tensors are for in a polynomial, None where it is not r g (x - m) + b."""
     parts: dict[frozenset[str], set[str]] = {}

@@ -29,7 +29,6 @@ _SAME = ("Identity", "StopGradient")
 _LONGEST_CHAIN = 40
 _DEEPEST_SUMS = 3
 _MOST_TERMS = 8
-_REMEMBERED = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +240,7 @@ def _input_gradient(
     return first[0], tuple(m.tensor(first[0], port) for port in found[first[0]])
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(maxsize=256)
 def _formula(
     fixed: frozenset[str], roles: Roles, *, is_centred: bool, is_stored: bool, is_weighted: bool
 ) -> tuple[Polynomial, Polynomial, Polynomial]:

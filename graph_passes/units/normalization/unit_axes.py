@@ -14,8 +14,6 @@ from graph_passes.ir.graph_view import Shape
 from graph_passes.rewriter.matcher import SPREADS, Matcher
 from graph_passes.units.normalization.statistics import Statistics
 
-_REMEMBERED = 1024
-
 
 class UnitAxes:
     """The axes of one unit's x.
@@ -150,7 +148,7 @@ def is_single(shape: Shape, rank: int, axes: Iterable[int]) -> bool:
     return all(axis < behind or shape[axis - behind] == 1 for axis in axes)
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(maxsize=1024)
 def _keeps_places(old: Shape, new: Shape, spreads: bool) -> bool:
     """Whether elements stay on their axes from one shape to another of as many, or spread out."""
     if old == new:

@@ -13,8 +13,6 @@ from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "max-pool"
 OPS = ("MaxPool3DGrad",)
-_MADE = 1
-"""The input of the gradient that is what the pooling has made."""
 
 
 def keep_with_gradients(search: UnitSearch) -> None:
@@ -24,7 +22,7 @@ def keep_with_gradients(search: UnitSearch) -> None:
     view, m = search.edits.view, search.edits.matcher
     kept: dict[int, None] = {}
     for number in view.of_op(*OPS):
-        node_type, pool = view.node_type(number), m.source(number, _MADE)
+        node_type, pool = view.node_type(number), m.source(number, 1)  # whose result it reads
         slots = range(len(node_type.layout.slots))
         goes_low = all(search.support.supports(node_type, slot) for slot in slots)
         if m.op(pool) == "MaxPool3D" and not goes_low:

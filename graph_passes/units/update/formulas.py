@@ -36,7 +36,6 @@ from graph_passes.units.update.expression import Formula, Update, by_tensors, is
 
 _CLOSEST = Fraction(1, 1 << 14)
 """How far from a rate that of an op may be, relative to it."""
-_REMEMBERED = 1024
 _LOST = Fraction(1, 1 << 22)
 """How far from 1 the two factors of a moving average may add up to."""
 
@@ -54,7 +53,7 @@ class _OtherFormulaError(Exception):
     """The update is of another kind."""
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(maxsize=1024)
 def op_of_update(formula: Formula) -> tuple[str, Arguments]:
     """The op that computes an update, and its arguments.
 
