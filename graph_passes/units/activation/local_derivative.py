@@ -25,13 +25,7 @@ from graph_passes.ir.graph_view import FLOAT
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, SIZES, SUMS, UNARY, Matcher
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.activation import silu
-from graph_passes.units.activation.exact_gelu import (
-    ERFS,
-    ExactGelu,
-    find_gelu,
-    write_with_derivative,
-)
+from graph_passes.units.activation import exact_gelu, silu
 from graph_passes.units.unit_pass import UnitSearch
 
 RULE = "local-derivative"
@@ -69,10 +63,9 @@ def use_local_derivatives(search: UnitSearch) -> None:
             if way.end == end and way.is_longer():
                 stem = f"{view.names[end]}/local_derivative"
                 gelu = _gelu_of(m, way) if knows_times else None
-                more = end, gradient, gelu
-                if gelu and edits.propose(RULE, end, write_with_derivative, *more, stem=stem):
-                    break
-                edits.propose(RULE, end, _write, end, way, stem=stem)
+                write = exact_gelu.write_with_derivative
+                if not (gelu and edits.propose(RULE, end, write, end, gradient, gelu, stem=stem)):
+                    edits.propose(RULE, end, _write, end, way, stem=stem)
                 break
 
 
@@ -266,12 +259,12 @@ def _passes(terms: Terms) -> int:
     return products + (len(terms) > 1)
 
 
-def _gelu_of(m: Matcher, way: _Way) -> ExactGelu | None:
+def _gelu_of(m: Matcher, way: _Way) -> exact_gelu.ExactGelu | None:
     """The GELU whose derivative a way is, None where it is none."""
     factors = sorted({m.maker(tensor) for terms in way.result for tensor in terms})
     behind = walk(factors, lambda n: [m.maker(tensor) for tensor in _operands(m, n)])
     for number in itertools.islice(behind, _MOST_STEPS):
-        gelu = find_gelu(m, number) if m.op(number) in ERFS else None
+        gelu = exact_gelu.find_gelu(m, number) if m.op(number) in exact_gelu.ERFS else None
         if gelu is not None and gelu.is_derivative(way.result):
             return gelu
     return None
@@ -294,16 +287,16 @@ class _Writer:
         tensors = [self._product(key, coefficient) for key, coefficient in terms.items()]
         if len(tensors) == 1:
             return tensors[0]
-        return self._add("AddV2" if len(tensors) == 2 else "AddN", *tensors)
+        return self._new.add("AddV2" if len(tensors) == 2 else "AddN", *tensors)
 
     def _product(self, key: tuple[str, ...], coefficient: float) -> str:
         product, *others = [self._factor(tensor) for tensor in key]
         for factor in others:
-            product = self._add("Mul", product, factor)
+            product = self._new.op.Mul(product, factor)
         if coefficient == 1.0:
             return product
         constant = self._new.constant(coefficient, name="coefficient", beside=key[0])
-        return self._add("Mul", product, constant)
+        return self._new.op.Mul(product, constant)
 
     def _factor(self, tensor: str) -> str:
         if tensor not in self._written:
@@ -314,7 +307,7 @@ class _Writer:
                 number, terms = slope
                 value = self._unawaited(self._new.matcher.tensor(number, 0))
                 op = self._new.matcher.op(number)
-                self._written[tensor] = self._add(op, value, self.sum_of(terms))
+                self._written[tensor] = self._new.add(op, value, self.sum_of(terms))
         return self._written[tensor]
 
     def _unawaited(self, tensor: str) -> str:
@@ -356,6 +349,3 @@ class _Writer:
         numbers = [maker for maker in m.makers(number) if m.op(maker) == "Const"]
         awaited = [name for n in (number, *numbers) for name in view.waits.get(n, ())]
         return any(view.index[name] in self._way.terms for name in awaited)
-
-    def _add(self, op: str, *inputs: str) -> str:
-        return self._new.add(op, *inputs, name=op)

@@ -23,15 +23,10 @@ from graph_passes.ir.eligibility import find_ineligible
 from graph_passes.ir.graph_view import ARGUMENT, Shape, elements
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
+from graph_passes.units.reduction import sums
 from graph_passes.units.reduction.converted_products import ConvertedProducts
 from graph_passes.units.reduction.gradient_sums import PRODUCTS
 from graph_passes.units.reduction.ones_product import ones_products_pay, sum_rows, sum_rows_pays
-from graph_passes.units.reduction.sums import (
-    BroadcastGradients,
-    float_sums,
-    reshaped_to,
-    summed_axes,
-)
 from graph_passes.units.unit_pass import UnitSearch
 
 BIAS_GRADIENT = "bias-gradient"
@@ -88,15 +83,15 @@ def _replace_sums(
     search: UnitSearch, rule: str, pays: Callable[[int, str], bool], write: _Write
 ) -> None:
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
-    gradients = BroadcastGradients(m)
-    for number in float_sums(edits):
+    gradients = sums.BroadcastGradients(m)
+    for number in sums.float_sums(edits):
         if number in search.exact or m.op(m.source(number, 0)) in PRODUCTS:
             continue
-        tensor, kept = m.tensor(number, 0), reshaped_to(m, number)
+        tensor, kept = m.tensor(number, 0), sums.reshaped_to(m, number)
         shape = view.shape(tensor)
         if kept is None or shape is None or len(shape) < 2:
             continue
-        axes = summed_axes(m, number, shape, kept)
+        axes = sums.summed_axes(m, number, shape, kept)
         channels = elements(shape[axes:])
         if not axes or channels in (None, 1) or not pays(number, tensor):
             continue  # most sums are no gradient of a bias: no near misses
