@@ -94,24 +94,16 @@ class Variables:
         self.m, self.preserved = m, preserved
         self.awaited: dict[int, int] = {}
         for number in m.view.of_op(READ):
-            if number in m.view.waits:
-                write = self._awaited_write(number)
-                if write is not None:
-                    self.awaited[number] = write
+            for name in m.view.waits.get(number, ()):
+                write, handle = m.view.index.get(name, -1), m.tensor(number, 0)
+                if write >= 0 and is_float32_write(m, write) and m.tensor(write, 0) == handle:
+                    self.awaited.setdefault(number, write)
         slots = {m.tensor(number, 0) for number in self.awaited}
         reads = [n for handle in slots for n in m.readers(m.maker(handle)) if m.ops[n] == READ]
         starts = (number for number in reads if m.tensor(number, 0) in slots)
         self.behind = set(walk(starts, self.computing))
         self._shapes: dict[str, Shape | None] = {}
         self._constant: dict[str, bool] = {}
-
-    def _awaited_write(self, number: int) -> int | None:
-        m, handle = self.m, self.m.tensor(number, 0)
-        for name in m.view.waits[number]:
-            write = m.view.index.get(name, -1)
-            if write >= 0 and is_float32_write(m, write) and m.tensor(write, 0) == handle:
-                return write
-        return None
 
     def computing(self, number: int) -> list[int]:
         """The nodes that compute with what a node makes."""

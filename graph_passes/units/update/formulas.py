@@ -46,6 +46,7 @@ SQUARES, SHIFT = "squares", "shift"
 """Arguments that Adam's op lacks: what is averaged where that is not the gradient's square, and
 (1 - beta1) / beta1."""
 
+_Values = Sequence[Polynomial | str | bool]
 _Terms = dict[Monomial, Polynomial]
 
 
@@ -61,45 +62,36 @@ def op_of_update(formula: Formula) -> tuple[str, Arguments]:
         NoMatchError: there is none.
     """
     slots = range(1, len(formula.values))
-    for op, read, count in _FORMULAS:
+    for op, names, read, count in _FORMULAS:
         for order in itertools.permutations(slots) if count == len(slots) else ():
             with contextlib.suppress(_OtherFormulaError):
-                return op, {"var": "old 0", **read(formula, *order)}
+                values = ("old 0", *read(formula, *order))
+                return op, dict(zip(names.split(), values, strict=True))
     raise NoMatchError("it is no update that one op computes")
 
 
-def _descent(formula: Formula) -> Arguments:
+def _descent(formula: Formula) -> _Values:
     """`var -= alpha * delta`, where at least one product is saved."""
     step = _step(formula)
     if len(step) != 1 or not formula.is_scaled:
         raise _OtherFormulaError
     ((tensor, factor),) = step.items()
-    return {"alpha": -factor, "delta": _name(tensor)}
+    return -factor, _name(tensor)
 
 
-def _momentum(formula: Formula, accum: int) -> Arguments:
+def _momentum(formula: Formula, accum: int) -> _Values:
     kept, (gradient, rate) = _decayed(formula, accum)
-    step = _step(formula)
-    new = ((f"new {accum}", 1),)
-    if step == {new: constant(1)}:
-        nesterov = False
-    elif step == {new: kept, gradient: rate}:
-        nesterov = True
-    else:
+    step, new = _step(formula), ((f"new {accum}", 1),)
+    is_nesterov = step == {new: kept, gradient: rate}
+    if not is_nesterov and step != {new: constant(1)}:
         raise _OtherFormulaError
-    return {
-        "accum": f"old {accum}",
-        "lr": -rate,
-        "grad": _name(gradient),
-        "momentum": kept,
-        "use_nesterov": nesterov,
-    }
+    return f"old {accum}", -rate, _name(gradient), kept, is_nesterov
 
 
-def _adam(formula: Formula, m: int, v: int, power: int = 2) -> Arguments:
+def _adam(formula: Formula, m: int, v: int, power: int = 2) -> _Values:
     gradient, beta1 = _average(formula, m, 1)
     square, beta2 = _average(formula, v, power)
-    step = _step(formula)
+    step, none = _step(formula), constant(0)
     if (gradient == square) != (power == 2) or len(step) != 1:
         raise _OtherFormulaError
     ((tensors, factor),) = step.items()
@@ -111,27 +103,17 @@ def _adam(formula: Formula, m: int, v: int, power: int = 2) -> Arguments:
     ((root, exponent),) = roots[0]
     if exponent != 1 or formula.within(root) != symbol(f"new {v}"):
         raise _OtherFormulaError
-    by_rows: Arguments = {}
-    if power == 1:
-        kept = _number(beta1)
-        if not kept:
-            raise _OtherFormulaError
-        by_rows = {SQUARES: square, SHIFT: constant((1 - kept) / kept)}
-    return {
-        "m": f"old {m}",
-        "v": f"old {v}",
-        "beta1_power": constant(0),
-        "beta2_power": constant(0),
-        "lr": -factor,
-        "beta1": beta1,
-        "beta2": beta2,
-        "epsilon": terms[()],
-        "grad": gradient,
-        **by_rows,
-    }
+    slots, epsilon = (f"old {m}", f"old {v}"), terms[()]
+    found = (*slots, none, none, -factor, beta1, beta2, epsilon, gradient)
+    if power == 2:
+        return found
+    kept = _number(beta1)
+    if not kept:
+        raise _OtherFormulaError
+    return *found, square, constant((1 - kept) / kept)
 
 
-def _rms(formula: Formula, ms: int, mom: int, mg: int | None = None) -> Arguments:
+def _rms(formula: Formula, ms: int, mom: int, mg: int | None = None) -> _Values:
     gradient, rho = _average(formula, ms, 2)
     kept, (tensors, rate) = _decayed(formula, mom)
     below = _below(tensors, {gradient: 1})
@@ -140,35 +122,28 @@ def _rms(formula: Formula, ms: int, mom: int, mg: int | None = None) -> Argument
     terms = by_tensors(formula.within(below))
     epsilon = terms.pop((), None)
     wanted = {((f"new {ms}", 1),): constant(1)}
-    arguments: dict[str, Polynomial | str | bool] = {}
     if mg is not None:
         if _average(formula, mg, 1) != (gradient, rho):
             raise _OtherFormulaError
         wanted[((f"new {mg}", 2),)] = constant(-1)
-        arguments["mg"] = f"old {mg}"
     if terms != wanted or epsilon is None:
         raise _OtherFormulaError
-    return {
-        **arguments,
-        "ms": f"old {ms}",
-        "mom": f"old {mom}",
-        "lr": rate,
-        "rho": rho,
-        "momentum": kept,
-        "epsilon": epsilon,
-        "grad": gradient,
-    }
+    slots = (f"old {slot}" for slot in (mg, ms, mom) if slot is not None)
+    return *slots, rate, rho, kept, epsilon, gradient
 
 
-_FORMULAS: Sequence[tuple[str, Callable[..., Arguments], int]] = (
-    ("ResourceApplyGradientDescent", _descent, 0),
-    ("ResourceApplyKerasMomentum", _momentum, 1),
-    ("ResourceApplyAdam", _adam, 2),
-    ("ResourceApplyAdam", functools.partial(_adam, power=1), 2),
-    ("ResourceApplyRMSProp", _rms, 2),
-    ("ResourceApplyCenteredRMSProp", _rms, 3),
+_ADAM = "var m v beta1_power beta2_power lr beta1 beta2 epsilon grad"
+_RMS = "ms mom lr rho momentum epsilon grad"
+_FORMULAS: Sequence[tuple[str, str, Callable[..., _Values], int]] = (
+    ("ResourceApplyGradientDescent", "var alpha delta", _descent, 0),
+    ("ResourceApplyKerasMomentum", "var accum lr grad momentum use_nesterov", _momentum, 1),
+    ("ResourceApplyAdam", _ADAM, _adam, 2),
+    ("ResourceApplyAdam", f"{_ADAM} {SQUARES} {SHIFT}", functools.partial(_adam, power=1), 2),
+    ("ResourceApplyRMSProp", f"var {_RMS}", _rms, 2),
+    ("ResourceApplyCenteredRMSProp", f"var mg {_RMS}", _rms, 3),
 )
-"""Op, what finds its arguments, and how many variables it updates besides the first."""
+"""Op, its arguments, what finds all but the first, and how many variables it updates besides the
+first."""
 
 
 def _step(formula: Formula) -> _Terms:

@@ -68,18 +68,13 @@ def find_read_rows(m: Matcher, gradient: str, squares: str, unknown: int) -> Rea
         raise NoMatchError("the rows of one sum are not the squares of the other's")
     if not m.view.is_function:
         raise NoMatchError("something may read the table between the steps of its update")
-    rows, reads = m.stored_shape(gradient), _reads(m, indices, unknown)
+    rows, before = m.stored_shape(gradient), m.stored_shape(m.through(indices, "Reshape"))
+    reads = math.prod(size or unknown for size in before or (None,))
     if not rows or not rows[0]:
         raise NoMatchError("nothing shows how many rows the table has")
     if reads * _FEW > rows[0]:
         raise NoMatchError("so many rows of the table are read that one op for it is no gain")
     return ReadRows(indices, added, squared, count)
-
-
-def _reads(m: Matcher, indices: str, unknown: int) -> int:
-    """How many indices there are, before they were brought into a row."""
-    shape = m.stored_shape(m.through(indices, "Reshape"))
-    return math.prod(size or unknown for size in shape or (None,))
 
 
 def write_rows(
