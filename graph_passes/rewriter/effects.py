@@ -142,9 +142,8 @@ def write_contraction(
     names, waits = m.view.names, m.view.waits
     members = {names[number] for number in unit.members}
     new.input.extend(f"^{node.name}" for node in first)
-    awaited: dict[str, None] = {}
-    for number in (unit.last, *sorted(unit.members | unit.beside)):
-        awaited.update(dict.fromkeys(waits.get(number, ())))
+    waiting = (unit.last, *sorted(unit.members | unit.beside))
+    awaited = dict.fromkeys(name for number in waiting for name in waits.get(number, ()))
     for node in (*first, new):
         node.input.extend(f"^{name}" for name in awaited if name not in members)
     nodes = {}

@@ -11,7 +11,7 @@ import collections
 import functools
 from collections.abc import Collection, Sequence
 
-from tensorflow.core.framework import node_def_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 
 from graph_passes.ir.adjacency import Neighbours, in_order, walk
 from graph_passes.ir.graph_view import ARGUMENT, GraphView, Shape
@@ -81,18 +81,18 @@ class Gate:
                     taken = _name(node_type.dtypes[slot])
                     raise NoMatchError(f"{node.op} takes {taken}, not {_name(fact.dtype)}")
             for port, (least, most) in _RANKS.get(node_type.op, {}).items():
-                self._require_rank(facts[port].shape, node, port, least, most)
-
-    def _require_rank(
-        self, shape: Shape | None, node: node_def_pb2.NodeDef, port: int, least: int, most: int
-    ) -> None:
-        tensor = node.input[port]
-        if shape is None and self._m.view.split(tensor)[0] in self._m.view.index:
-            shape = self._m.stored_shape(tensor)
-        if shape is None:
-            raise NoMatchError(f"nothing shows the rank of {tensor!r}, which {node.op} would read")
-        if not least <= len(shape) <= most:
-            raise NoMatchError(f"{node.op} takes no operand of rank {len(shape)}, as {tensor!r} is")
+                tensor, shape = node.input[port], facts[port].shape
+                if shape is None and self._m.view.split(tensor)[0] in self._m.view.index:
+                    shape = self._m.stored_shape(tensor)
+                if shape is None:
+                    raise NoMatchError(
+                        f"nothing shows the rank of {tensor!r}, which {node.op} would read"
+                    )
+                if not least <= len(shape) <= most:
+                    rank = len(shape)
+                    raise NoMatchError(
+                        f"{node.op} takes no operand of rank {rank}, as {tensor!r} is"
+                    )
 
     def _check_results(self, new: Replacement) -> None:
         view, m = self._m.view, self._m
@@ -129,17 +129,12 @@ class Gate:
                 if reader in interior.nodes or reader in interior.rewired:
                     continue
                 left = [t for t in m.inputs(reader) if m.maker(t) == number and t not in ends]
-                if left and not self._is_harmless(number, reader):
+                asks_size = m.ops[reader] in SIZES
+                is_shaped = m.ops[number] in SHAPERS and m.ops[reader] in SHAPERS
+                if left and not (asks_size or is_shaped or self.is_idle(reader)):
                     raise NoMatchError(
                         f"{view.names[reader]!r} outside the unit reads {view.names[number]!r}"
                     )
-
-    def _is_harmless(self, number: int, reader: int) -> bool:
-        """Whether what a node outside reads of one inside asks for no more than there is."""
-        ops = self._m.ops
-        if ops[reader] in SIZES or (ops[number] in SHAPERS and ops[reader] in SHAPERS):
-            return True
-        return self.is_idle(reader)
 
     def is_idle(self, number: int, depth: int = _DEEPEST_IDLE) -> bool:
         """Whether nothing comes of a node: a gradient for what needs none.
