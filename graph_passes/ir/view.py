@@ -64,7 +64,8 @@ def _nodes_of_function(
     for arg in function_def.signature.input_arg:
         if arg.number_attr or arg.type_list_attr or arg.type_attr:
             raise InvalidGraphError(f"the argument {arg.name!r} has no fixed dtype")
-        argument = _add_pseudo_node(owner, ARGUMENT, arg.type, arg.name)
+        argument = owner.node.add(op=ARGUMENT, name=arg.name)
+        argument.attr["T"].type = arg.type
         if arg.type == types_pb2.DT_RESOURCE:
             argument.device = devices(function_def.signature.name, arg.name)
         nodes.append(argument)
@@ -74,15 +75,6 @@ def _nodes_of_function(
         result = function_def.ret.get(arg.name)  # [] would write to a map that lacks the key
         if not result:
             raise InvalidGraphError(f"nothing is named as the result {arg.name!r}")
-        pseudo = _add_pseudo_node(owner, RESULT, arg.type, f"{arg.name}/{RESULT}")
-        pseudo.input.append(result)
-        nodes.append(pseudo)
+        nodes.append(owner.node.add(op=RESULT, name=f"{arg.name}/{RESULT}", input=[result]))
+        nodes[-1].attr["T"].type = arg.type
     return nodes
-
-
-def _add_pseudo_node(
-    owner: graph_pb2.GraphDef, op: str, dtype: int, name: str
-) -> node_def_pb2.NodeDef:
-    node = owner.node.add(op=op, name=name)
-    node.attr["T"].type = dtype
-    return node
