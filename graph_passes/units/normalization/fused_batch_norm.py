@@ -147,9 +147,7 @@ def _write(new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | 
         new.open |= {n for n in shaped if not norm.depends_on_x(n)}
     else:
         empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
-        made = new.op.FusedBatchNormV3(
-            x, gamma, beta, empty, empty, name="", exponential_avg_factor=1.0, **common
-        )
+        made = new.op.FusedBatchNormV3(x, gamma, beta, empty, empty, name="", **common)
         y, saved = made[0], made[3:]
         redirect(_shaped(m, norm.statistics.mean), lambda: made[1])
         redirect(

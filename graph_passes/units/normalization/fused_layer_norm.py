@@ -64,9 +64,7 @@ def _write(new: Replacement, found: FoundNorm) -> None:
     x = images.enter(new, "x", norm.x)
     ones, zeros = _filled(new, "ones", x, 1.0, rows), _filled(new, "zeros", x, 0.0, rows)
     empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
-    made, _, _, *saved = op.FusedBatchNormV3(
-        x, ones, zeros, empty, empty, name="", exponential_avg_factor=1.0, **common
-    )
+    made, _, _, *saved = op.FusedBatchNormV3(x, ones, zeros, empty, empty, name="", **common)
     normalized = output = images.leave(new, "normalized", made, norm.x)
     if norm.gamma is not None:
         output = op.Mul(output, norm.gamma, name="scaled", shape=norm.shape)
@@ -124,7 +122,7 @@ def _write_sum(new: Replacement, norm: Norm, number: int, tensor: str) -> None:
         tensor = new.reshape(tensor, (rows, size), name="rows")
         # Else its reader would not follow what is low.
         new.node_lists[f"{new.stem}/rows"] = "infer"
-    made = new.op.BiasAddGrad(tensor, name="", shape=(size,), data_format="NHWC")
+    made = new.op.BiasAddGrad(tensor, name="", shape=(size,))
     shape = new.matcher.shape(number)
     if shape is None:
         raise NoMatchError(f"the shape of {new.view.names[number]!r} is not known")

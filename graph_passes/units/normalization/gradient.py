@@ -88,9 +88,8 @@ def _fixed(norm: Norm) -> list[str]:
     """The names of stored tensors that do not vary along the axes of the statistics."""
     roles = norm.roles
     named = ((roles.gamma, norm.gamma), (roles.beta, norm.beta), (roles.mean, norm.stored_mean))
-    found = [(name, tensor) for name, tensor in named if name is not None and tensor is not None]
     is_of_batch, is_single = norm.statistics.is_of_batch, norm.algebra.axes.is_single
-    return [name for name, tensor in found if is_of_batch or is_single(tensor, norm.axes)]
+    return [n for n, t in named if n and t and (is_of_batch or is_single(t, norm.axes))]
 
 
 class _Source:
