@@ -56,16 +56,15 @@ class Polynomial:
     def __mul__(self, other: Polynomial) -> Polynomial:
         return _multiplied(self.terms, other.terms)
 
-    def total(self, fixed: Collection[str]) -> Polynomial:
+    def total(
+        self, fixed: Collection[str], known: Sequence[tuple[str, Polynomial]] = ()
+    ) -> Polynomial:
         """The sum over axes along which the names in `fixed`, and earlier sums, do not vary.
 
-        A sum of nothing but fixed names has the name "[]", the number of elements.
+        A sum of nothing but fixed names has the name "[]", the number of elements; what is known
+        of a sum by its name takes its place.
         """
-        return _total(self, frozenset(fixed))
-
-    def replace(self, name: str, value: Polynomial) -> Polynomial:
-        """The polynomial with another in the place of a name that occurs to the first power."""
-        return _replaced(self, name, value) if name in self.names else self
+        return _total(self, frozenset(fixed), tuple(known))
 
     def inverse(self) -> Polynomial | None:
         """One divided by the polynomial, None where it is not a single monomial."""
@@ -102,26 +101,17 @@ def _multiplied(left: _Terms, right: _Terms) -> Polynomial:
 
 
 @functools.lru_cache(_REMEMBERED)
-def _total(summed: Polynomial, fixed: frozenset[str]) -> Polynomial:
-    totals = []
+def _total(
+    summed: Polynomial, fixed: frozenset[str], known: tuple[tuple[str, Polynomial], ...]
+) -> Polynomial:
+    total = constant(0)
     for monomial, coefficient in summed.terms:
         outside = [(n, e) for n, e in monomial if n in fixed or n.startswith("[")]
         inside = [(n, e) for n, e in monomial if (n, e) not in outside]
         name = "[" + " ".join(n if e == 1 else f"{n}^{e}" for n, e in inside) + "]"
-        totals.append((_product(tuple(outside), ((name, 1),)), coefficient))
-    return _collect(totals)
-
-
-@functools.lru_cache(_REMEMBERED)
-def _replaced(whole: Polynomial, name: str, value: Polynomial) -> Polynomial:
-    result = constant(0)
-    for monomial, coefficient in whole.terms:
-        rest = tuple((n, e) for n, e in monomial if n != name)
-        if dict(monomial).get(name) == 1:
-            result += _of_terms(frozenset(((rest, coefficient),))) * value
-        else:
-            result += _of_terms(frozenset(((monomial, coefficient),)))
-    return result
+        factor = _of_terms(frozenset(((tuple(outside), coefficient),)))
+        total += factor * dict(known).get(name, symbol(name))
+    return total
 
 
 def combined(op: str, values: Sequence[Polynomial]) -> Polynomial | None:

@@ -210,13 +210,11 @@ class UnitAlgebra:
         return None
 
     def _total(self, summed: Polynomial) -> Polynomial:
-        total, weights = summed.total(self.fixed), self._statistics.weights is not None
-        # The elements add up to their mean times their number.
-        count = symbol("i", -1)
-        total = total.replace("[w]" if weights else "[]", count)
-        if self._statistics.mean is not None:
-            total = total.replace("[w x]" if weights else "[x]", symbol("m") * count)
-        return total
+        weights, count = self._statistics.weights is not None, symbol("i", -1)
+        known = [("[w]" if weights else "[]", count)]
+        if self._statistics.mean is not None:  # elements add up to it times their number
+            known.append(("[w x]" if weights else "[x]", symbol("m") * count))
+        return summed.total(self.fixed, known)
 
 
 _VALUES: dict[str, Callable[[UnitAlgebra, int, Polynomial], Polynomial | None]] = {

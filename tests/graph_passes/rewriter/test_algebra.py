@@ -23,8 +23,7 @@ X, Y, R = symbol("x"), symbol("y"), symbol("r")
         ((X - Y).total([]), X.total([]) - Y.total([])),
         (R.total(["r"]), R * symbol("[]")),
         (X.total([]).total([]), X.total([]) * symbol("[]")),
-        (X.total([]).replace("[x]", Y * R), Y * R),
-        ((X + Y).replace("x", R), R + Y),
+        ((X * R + Y).total(["r"], [("[x]", Y)]), R * Y + Y.total([])),
     ],
 )
 def test_two_ways_of_writing_agree(left, right):
