@@ -58,7 +58,21 @@ def join_ports(
     Raises:
         InvalidGraphError: an input names no tensor, or a node has the wrong number of inputs.
     """
-    return _sources(index, vertices, aliases), *_targets(index, vertices)
+    sources = _sources(index, vertices, aliases)
+    arity, expected = np.asarray(index.arity), vertices.arities
+    unknown = expected < 0
+    wrong = ((arity != expected) & ~unknown).nonzero()[0].tolist()
+    if wrong:
+        number, op = wrong[0], index.node_type(wrong[0]).op
+        raise InvalidGraphError(
+            f"node {index.name(number)!r} ({op}) has {arity[number]} inputs, not {expected[number]}"
+        )
+    readers = np.arange(len(arity), dtype=np.int32).repeat(arity)
+    positions = (vertices.ports - index.starts[:-1])[readers] + np.arange(len(readers))
+    positions[unknown[readers]] = 0  # nothing is known of its ports
+    in_slots = np.asarray(index.node_types.slot_tables.in_slots)
+    read = vertices.base[readers] + in_slots[positions]
+    return sources, np.where(positions, read, OPAQUE), readers
 
 
 def _sources(
@@ -94,20 +108,3 @@ def _sources(
         found[number] = find(names[number])
     sources[by_reference] = found[read]
     return sources
-
-
-def _targets(index: NodeIndex, vertices: Vertices) -> tuple[np.ndarray, np.ndarray]:
-    arity, expected = np.asarray(index.arity), vertices.arities
-    unknown = expected < 0
-    wrong = ((arity != expected) & ~unknown).nonzero()[0].tolist()
-    if wrong:
-        number, op = wrong[0], index.node_type(wrong[0]).op
-        raise InvalidGraphError(
-            f"node {index.name(number)!r} ({op}) has {arity[number]} inputs, not {expected[number]}"
-        )
-    readers = np.arange(len(arity), dtype=np.int32).repeat(arity)
-    positions = (vertices.ports - index.starts[:-1])[readers] + np.arange(len(readers))
-    positions[unknown[readers]] = 0  # nothing is known of its ports
-    in_slots = np.asarray(index.node_types.slot_tables.in_slots)
-    read = vertices.base[readers] + in_slots[positions]
-    return np.where(positions, read, OPAQUE), readers

@@ -118,15 +118,11 @@ def _require_variables(m: Matcher, unit: Contraction) -> None:
         if write is None:
             raise NoMatchError(f"{names[number]!r} reads another variable")
         first, then = (write, number) if is_new else (number, write)
-        waits = names[first] in view.waits.get(then, ())
-        if not waits and (is_new or not _leads_to(m, number, write, unit.inside)):
+        # What is made of it inside may be what the write reads.
+        used = walk([number], lambda n: [r for r in m.readers(n) if r in unit.inside])
+        leads = not is_new and any(write in m.readers(n) for n in used)
+        if not leads and names[first] not in view.waits.get(then, ()):
             raise NoMatchError(f"{names[then]!r} does not wait for {names[first]!r}")
-
-
-def _leads_to(m: Matcher, start: int, end: int, inside: Collection[int]) -> bool:
-    """Whether what a node makes is used, inside, for what another reads."""
-    used = walk([start], lambda number: [r for r in m.readers(number) if r in inside])
-    return any(end in m.readers(number) for number in used)
 
 
 def write_contraction(
