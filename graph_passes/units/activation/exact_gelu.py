@@ -20,7 +20,7 @@ from graph_passes.rewriter.algebra import Polynomial, constant, symbol
 from graph_passes.rewriter.emitter import Emitter
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.activation.values import MOST_STEPS, X, made_of, value_of
+from graph_passes.units.activation.values import MOST_STEPS, X, made_of
 
 ERFS = ("Erf", "Erfc")
 _CDF, _PDF = symbol("cdf"), symbol("pdf")
@@ -66,18 +66,15 @@ class ExactGelu:
 
 def find_gelu(m: Matcher, erf: int) -> ExactGelu | None:
     """The GELU that a node of `ERFS` is part of, None where it is of none."""
-    x, factor = m.tensor(erf, 0), constant(1)
+    x = m.tensor(erf, 0)
     for _ in range(MOST_STEPS):
-        if _sign(factor) and (found := _gelu_of(m, x, m.output(erf))):
+        if found := _gelu_of(m, x, m.output(erf)):
             return found
         number = m.maker(x)
         tensors = [t for t in m.inputs(number) if m.scalar(t) is None]
         if m.op(number) not in ("Mul", "Neg", "RealDiv") or len(tensors) != 1:
             return None
-        by = value_of(m, number, {tensors[0]: constant(1)}, tensors[0], _own)
-        if by is None:
-            return None
-        x, factor = tensors[0], factor * by
+        x = tensors[0]
     return None
 
 
@@ -124,18 +121,14 @@ def _write_cdf(new: Emitter, x: str) -> tuple[str, str]:
 def _own(op: str, operand: Polynomial) -> Polynomial | None:
     """What the ops that GELU is told by make."""
     if op in ERFS:
-        sign = _sign(operand * symbol("x", -1))
-        erf = None if sign is None else constant(sign) * (_CDF + _CDF - constant(1))
-        return erf if erf is None or op == "Erf" else constant(1) - erf
+        for sign in map(constant, (1, -1)):
+            if _are_close(sign * operand, constant(_ROOT) * X):
+                erf = sign * (_CDF + _CDF - constant(1))
+                return erf if op == "Erf" else constant(1) - erf
+        return None
     if op != "Exp" or not _are_close(operand, X * X * constant(Fraction(-1, 2))):
         return None
     return _PDF * constant(1 / _HEIGHT)
-
-
-def _sign(factor: Polynomial) -> int | None:
-    """1 where x is multiplied by sqrt(0.5), -1 by -sqrt(0.5), None by something else."""
-    signs = (sign for sign in (1, -1) if _are_close(factor * constant(sign), constant(_ROOT)))
-    return next(signs, None)
 
 
 def _are_close(one: Polynomial, other: Polynomial) -> bool:

@@ -94,19 +94,17 @@ class _Origins:
         self._m = m
         self._found: dict[str, str] = {}
 
-    def of(self, tensor: str) -> str:
-        """The tensor that one is made of by ops that keep its shape; itself where it is of none."""
-        pending = [tensor]
-        while pending:
-            step = pending[-1]
-            behind = [] if step in self._found else self._made_of(step)
-            waiting = [t for t in behind if t not in self._found]
-            if waiting and len(pending) < _MOST_STEPS:
-                pending += waiting
-                continue
-            origins = {self._found.get(t, t) for t in behind}
-            self._found.setdefault(step, origins.pop() if len(origins) == 1 else step)
-            pending.pop()
+    def of(self, tensor: str, most: int = _MOST_STEPS) -> str:
+        """The tensor that one is made of by ops that keep its shape; itself where it is of none.
+
+        Args:
+            tensor: the one.
+            most: how many of them in a row are looked through.
+        """
+        if tensor in self._found or not most:
+            return self._found.get(tensor, tensor)
+        origins = {self.of(each, most - 1) for each in self._made_of(tensor)}
+        self._found[tensor] = origins.pop() if len(origins) == 1 else tensor
         return self._found[tensor]
 
     def _made_of(self, tensor: str) -> list[str]:

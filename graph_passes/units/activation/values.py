@@ -22,7 +22,7 @@ def made_of(m: Matcher, x: str, own: OwnOps) -> dict[str, Polynomial]:
     for number in pending:  # grows as it goes
         for reader in m.readers(number):
             made = m.output(reader)
-            value = None if made in values else value_of(m, reader, values, x, own)
+            value = None if made in values else _value_of(m, reader, values, x, own)
             if value is not None:
                 values[made] = value
                 pending.append(reader)
@@ -31,7 +31,7 @@ def made_of(m: Matcher, x: str, own: OwnOps) -> dict[str, Polynomial]:
     return values
 
 
-def value_of(
+def _value_of(
     m: Matcher, number: int, values: Mapping[str, Polynomial], x: str, own: OwnOps
 ) -> Polynomial | None:
     """What a node makes of tensors of the shape of x, None if that is not known."""
