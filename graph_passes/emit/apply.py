@@ -46,11 +46,9 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     new = copy_graph(proto, view, [n for n, tensor in stored.items() if is_large(tensor)])
     editor = BodyEditor(new)
     nodes, first = editor.nodes, editor.first
-    owners, base, node_types = view.vertex_nodes, view.base, view.node_types
-    node_type_of, touched = view.node_type_of, set()
+    touched = set()
     for vertex in plan.low:
-        number = owners[vertex]
-        slot = node_types[node_type_of[number]].layout.slots[vertex - base[number]]
+        number, slot = view.vertex_nodes[vertex], view.slot_of(vertex)
         attr = nodes[number - first].attr[slot.attr]
         if slot.index == SINGLE:
             attr.type = target

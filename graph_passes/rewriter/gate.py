@@ -89,9 +89,8 @@ class Gate:
                         f"nothing shows the rank of {tensor!r}, which {node.op} would read"
                     )
                 if not least <= len(shape) <= most:
-                    rank = len(shape)
                     raise NoMatchError(
-                        f"{node.op} takes no operand of rank {rank}, as {tensor!r} is"
+                        f"{node.op} takes no operand of rank {len(shape)}, as {tensor!r} is"
                     )
 
     def _check_results(self, new: Replacement) -> None:
