@@ -24,7 +24,7 @@ from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
 from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
 from graph_passes.units.product import product_tail
 from graph_passes.units.reduction import bias_sums, broadcast_sums, gradient_sums, max_pool, unread
-from graph_passes.units.unit_pass import Float32Unit, UnitPass, UnitSearch
+from graph_passes.units.unit_pass import UnitPass, UnitSearch
 from graph_passes.units.update import fused_updates
 
 
@@ -128,11 +128,11 @@ def ops_at_work(config: PrecisionConfig) -> frozenset[str]:
 
 
 def _keep_norms(rule: str, search: UnitSearch) -> None:
-    norms = [norm for norm in search.norms if norm.rule == rule]
-    search.in_float32 += [Float32Unit(rule, n.forward.output, n.inside) for n in norms]
-    # The statistics of a batch are sums over leading axes, as gradients of biases are.
-    of_batch = [norm for norm in norms if norm.forward.statistics.is_of_batch]
-    search.exact.update(number for norm in of_batch for number in norm.inside)
+    for norm in search.norms:
+        if norm.rule == rule:
+            # The statistics of a batch are sums over leading axes, as gradients of biases are.
+            of_batch = norm.forward.statistics.is_of_batch
+            search.keep_float32(rule, norm.forward.output, norm.inside, is_exact=of_batch)
 
 
 UNIT_PASSES = (

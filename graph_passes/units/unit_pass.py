@@ -13,26 +13,6 @@ from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.units.normalization.norms import FoundNorm, find_norms
 
 
-@dataclasses.dataclass(frozen=True)
-class Float32Unit:
-    """A subgraph that computes in float32 inside, while it takes and gives the target dtype.
-
-    Statistics are denied, and with them the pass leaves all that follows up to the next op of the
-    infer or allow list in float32: residual sums and dropouts among it. As a unit, a normalization
-    denies nothing outside: x is cast up once, y is cast down once, and so are dy and dx. Large
-    terms that cancel in dx are still added in float32.
-
-    Attributes:
-        kind: the pattern that it is an instance of.
-        output: the node that makes its result.
-        inside: its nodes.
-    """
-
-    kind: str
-    output: int
-    inside: frozenset[int]
-
-
 @dataclasses.dataclass
 class UnitSearch:
     """One graph in which units are looked for.
@@ -42,7 +22,8 @@ class UnitSearch:
         config: dtype and device.
         lists: the op lists in force.
         support: answers what has a kernel in the target dtype.
-        in_float32: the units found so far that compute in float32 inside.
+        in_float32: the units found so far that compute in float32 inside: of each the pattern, the
+            node that makes its result, and its nodes.
         exact: nodes whose sums must not be rounded, by number: they feed what flows back to x.
     """
 
@@ -50,7 +31,7 @@ class UnitSearch:
     config: PrecisionConfig
     lists: OpLists
     support: KernelSupport
-    in_float32: list[Float32Unit] = dataclasses.field(default_factory=list)
+    in_float32: list[tuple[str, int, frozenset[int]]] = dataclasses.field(default_factory=list)
     exact: set[int] = dataclasses.field(default_factory=set)
 
     @functools.cached_property
@@ -77,12 +58,31 @@ class UnitSearch:
         """Whether an op is on the infer list: a pattern around one that is not stays float32."""
         return self.lists.list_of(op) == "infer"
 
+    def keep_float32(
+        self, kind: str, output: int, inside: frozenset[int], *, is_exact: bool
+    ) -> None:
+        """Makes a subgraph compute in float32 inside, while it takes and gives the target dtype.
+
+        Statistics are denied, and with them the pass leaves all that follows up to the next op of
+        the infer or allow list in float32: residual sums and dropouts among it. As a unit, a
+        normalization denies nothing outside: x is cast up once, y is cast down once, and so are dy
+        and dx. Large terms that cancel in dx are still added in float32.
+
+        Args:
+            kind: the pattern that it is an instance of.
+            output: the node that makes its result.
+            inside: its nodes.
+            is_exact: whether their sums must not be rounded.
+        """
+        self.in_float32.append((kind, output, inside))
+        if is_exact:
+            self.exact.update(inside)
+
     def keep_inside(self) -> None:
         """Lists the nodes of float32 units as such, whatever other units have listed them as."""
         names = self.edits.view.names
-        for unit in self.in_float32:
-            inside = [names[number] for number in sorted(unit.inside)]
-            self.list_nodes(unit.kind, unit.output, inside, FLOAT32)
+        for kind, output, inside in self.in_float32:
+            self.list_nodes(kind, output, [names[n] for n in sorted(inside)], FLOAT32)
 
     def list_nodes(self, rule: str, number: int, nodes: Iterable[str], list_name: str) -> None:
         """Proposes a unit that puts nodes on a list and changes nothing else."""

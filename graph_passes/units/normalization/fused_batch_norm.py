@@ -32,7 +32,7 @@ from graph_passes.units.normalization.gradient import NormGradient
 from graph_passes.units.normalization.images import Images
 from graph_passes.units.normalization.norms import OF_BATCH as RULE
 from graph_passes.units.normalization.norms import FoundNorm
-from graph_passes.units.unit_pass import Float32Unit, UnitSearch
+from graph_passes.units.unit_pass import UnitSearch
 
 FORWARD = "FusedBatchNormV3"
 BACKWARD = "FusedBatchNormGradV3"
@@ -55,7 +55,7 @@ def fuse_batch_norms(search: UnitSearch) -> None:
     """
     edits, m, products = search.edits, search.edits.matcher, search.lists.ops("allow")
     has_kernels = has_fused_kernels(search.support)
-    left: list[Float32Unit] = []
+    keep = functools.partial(search.keep_float32, f"{RULE} in float32", is_exact=True)
     for found in search.norms:
         if found.rule != RULE:
             continue
@@ -68,15 +68,13 @@ def fuse_batch_norms(search: UnitSearch) -> None:
             is_last = norm.shape is not None and len(norm.shape) - 1 not in norm.axes
             fits = is_last and gradient is not None and gradient.is_proved
             if is_stored and gradient and not (fits and _may_round(m, norm.x, gradient, products)):
-                left.append(Float32Unit(f"{RULE} in float32", output, gradient.nodes))
+                keep(output, gradient.nodes)
                 gradient = None
             unit, stem = FoundNorm(norm, gradient), f"{edits.view.names[output]}/{FORWARD}"
             if edits.propose(RULE, output, _write, unit, search, stray, stem=stem):
                 continue
         if not is_stored:
-            left.append(Float32Unit(f"{RULE} in float32", output, found.inside))
-    search.in_float32 += left
-    search.exact.update(number for unit in left for number in unit.inside)
+            keep(output, found.inside)
 
 
 def _may_round(

@@ -214,7 +214,7 @@ def find(
     support = kernel_support("CPU", config.target)
     search = UnitSearch(edits, config, load_op_lists(config), support)
     fuse_batch_norms(search)
-    names = [edits.view.names[unit.output] for unit in search.in_float32]
+    names = [edits.view.names[output] for _, output, _ in search.in_float32]
     return edits.units + [f"float32: {name}" for name in names], [m.why for m in edits.misses]
 
 
