@@ -258,6 +258,13 @@ def test_what_computes_something_else_is_a_near_miss(old: str, new: str) -> None
     assert miss == "found no node, or several, that make r g (x - m) + b of x"
 
 
+@pytest.mark.parametrize(("read", "units"), [("x[0]", ["batch-norm: y"]), ("x[1]", [])])
+def test_other_outputs_of_what_makes_x_are_other_tensors(read: str, units: list[str]) -> None:
+    halves = "both = MatMul(weights, weights)\nx = Split(0, both, num_split=2)"
+    text = BATCH_NORM.replace("x = MatMul(weights, weights)", halves)
+    assert find(text.replace("product = Mul(x,", f"product = Mul({read},"))[0] == units
+
+
 def test_what_is_read_inside_is_left_in_float32() -> None:
     read = BATCH_NORM.replace("z = MatMul(y, weights)", "z = Mul(square, y)")
     assert find(read, ("z",)) == (
