@@ -164,17 +164,14 @@ def _decayed(formula: Formula, slot: int) -> tuple[Polynomial, tuple[Monomial, P
 def _average(formula: Formula, slot: int, exponent: int) -> tuple[str, Polynomial]:
     """Of a moving average of a gradient or its square: the gradient, and the op's beta."""
     kept, (tensors, rate) = _decayed(formula, slot)
-    gradient, factors = _name(tensors, exponent), (_number(kept), _number(rate))
-    if None in factors:
+    gradient, keeps, takes = _name(tensors, exponent), _number(kept), _number(rate)
+    if keeps is None or takes is None or abs(keeps + takes - 1) > _LOST or takes <= 0:
         raise _OtherFormulaError
-    keeps, takes = factors
-    if abs(keeps + takes - 1) > _LOST or takes <= 0:  # type: ignore[operator]
-        raise _OtherFormulaError
-    beta = np.float32(1) - np.float32(takes)  # type: ignore[arg-type]
+    beta = np.float32(1) - np.float32(float(takes))
     made = Fraction(float(np.float32(1) - beta))
-    if abs(made - takes) > _CLOSEST * takes:  # type: ignore[operator]
-        off = float(abs(made - takes) / takes)  # type: ignore[operator]
-        raise NoMatchError(f"no float32 beta gives the rate {float(takes):g}: {off:.1e} off")  # type: ignore[arg-type]
+    if abs(made - takes) > _CLOSEST * takes:
+        off = float(abs(made - takes) / takes)
+        raise NoMatchError(f"no float32 beta gives the rate {float(takes):g}: {off:.1e} off")
     return gradient, constant(Fraction(float(beta)))
 
 
@@ -213,20 +210,13 @@ def write_scalar(
     Raises:
         NoMatchError: it is another polynomial.
     """
-
-    def constant_of(number: float, name: str) -> str:
-        key = (new.device, number)
-        if key not in constants:
-            constants[key] = new.constant(number, name=name, beside=update.tensors["old 0"])
-        return constants[key]
-
-    number = _number(value)
-    if number is not None:
-        return constant_of(float(number), name)
-    ((monomial, coefficient), *more) = value.terms
+    ((monomial, coefficient), *more) = value.terms or [((), Fraction(0))]
     if more or any(exponent < 1 or not is_scalar(each) for each, exponent in monomial):
         raise NoMatchError(f"{name} is not a product of scalars")
     factors = [update.tensors[each] for each, exponent in monomial for _ in range(exponent)]
-    if coefficient != 1:
-        factors.append(constant_of(float(coefficient), f"{name}_factor"))
+    if coefficient != 1 or not factors:
+        key, own = (new.device, float(coefficient)), f"{name}_factor" if factors else name
+        if key not in constants:
+            constants[key] = new.constant(key[1], name=own, beside=update.tensors["old 0"])
+        factors.append(constants[key])
     return functools.reduce(lambda a, b: new.op.Mul(a, b, name=name, shape=()), factors)
