@@ -297,6 +297,24 @@ def test_a_stray_scale_is_not_folded_into_the_convolution() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
+def test_an_offset_that_is_subtracted_is_not_added() -> None:
+    mean, variance = tf.Variable([1.0, 2.0, 3.0, 4.0]), tf.Variable(tf.ones(4))
+    gamma, beta = tf.Variable([1.0, 2.0, 3.0, 4.0]), tf.Variable(tf.zeros(4))
+
+    def normalize(x: tf.Tensor) -> tf.Tensor:
+        factor = tf.math.rsqrt(variance + 1e-3) * gamma
+        return tf.nn.conv2d(x, kernel, 1, "VALID") * factor - (mean * factor - beta)
+
+    kernel = tf.Variable(np.random.default_rng(6).standard_normal((3, 3, 3, 4), np.float32))
+    function = tf.function(normalize, autograph=False)
+    concrete = function.get_concrete_function(tf.TensorSpec((2, 6, 6, 3)))
+    result = rewritten(concrete, CONFIGS["bfloat16"])
+    assert result.report.fused_units
+    expected = run(concrete, concrete.graph.as_graph_def(), example())
+    found = run(concrete, in_float32(result), example())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [({"epsilon": 1e-6}, "epsilon 1e-06 is below 1e-05")],
