@@ -124,7 +124,7 @@ def _normalized_with(m: Matcher, statistics: Statistics) -> list[str]:
 
 def _grow(m: Matcher, statistics: Statistics, x: str) -> Norm | None:
     """Follows statistics to the one last node in which they come together as y."""
-    shape = _shape_of(m, statistics, x)
+    shape = m.shape_of(x)
     axes = _axes_of(m, statistics, shape)
     algebra = UnitAlgebra(m, statistics, x, axes, shape)
     starts = {statistics.rsqrt, m.maker(x)}
@@ -235,22 +235,6 @@ def _roles(value: Polynomial, is_centred: bool, is_stored: bool) -> Roles | None
     if parts:
         return None
     return Roles(next(iter(scale), None), next(iter(offset or ()), None), mean)
-
-
-def _shape_of(m: Matcher, statistics: Statistics, x: str) -> Shape | None:
-    """The static shape of x; its rank and channels may also show in how statistics are reshaped."""
-    shape = m.shape_of(x)
-    if shape is not None or not statistics.is_of_batch or statistics.x is None:
-        return None if shape is None else tuple(shape)
-    shaped = set()
-    for statistic in (statistics.rsqrt, statistics.mean, statistics.variance):
-        for reader in () if statistic is None else m.readers(statistic):
-            if m.op(reader) == "Reshape" and (sizes := m.numbers_at(reader, 1)):
-                shaped.add(tuple(sizes))
-    for one in sorted(shaped):
-        if len(one) == len(statistics.axes) + 1 and all(one[a] == 1 for a in statistics.axes):
-            return tuple(None if n in statistics.axes else size for n, size in enumerate(one))
-    return None
 
 
 def _axes_of(m: Matcher, statistics: Statistics, shape: Shape | None) -> tuple[int, ...]:
