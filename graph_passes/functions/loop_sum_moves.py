@@ -12,7 +12,7 @@ from tensorflow.python.framework import tensor_util
 from graph_passes.functions.call_tree import Call, Region, is_set
 from graph_passes.functions.loop_editor import LoopEditor
 from graph_passes.functions.loop_sums import BIAS_SUM, LoopSearch, LoopSum
-from graph_passes.ir.copying import Graph, nodes_of
+from graph_passes.ir.copying import Graph
 from graph_passes.ir.eligibility import find_ineligible, node_name, numbers_of
 from graph_passes.ir.graph_view import FLOAT, Shape
 from graph_passes.ir.view import view_body
@@ -105,12 +105,12 @@ class _Mover:
         self.units: list[str] = []
         self.misses: list[NearMiss] = []
         self._bodies, self._fusions = bodies, fusions
-        self._editor: BodyEditor | None = None
+        self._given, self._editor = caller, BodyEditor(caller)
         self._moved: dict[str, str] = {}  # what loops gave -> the sums behind them
 
     def move_from(self, call: Call, config: PrecisionConfig) -> None:
         """Moves sums out of one loop."""
-        loop = next(node for node in nodes_of(self.caller) if node.name == call.node)
+        loop = self._editor.node(call.node)
         # A loop that stays one op may be for XLA, where the length of a list must be known before.
         if not ("output_shapes" in loop.attr and is_set(loop.attr, "_lower_using_switch_merge")):
             return
@@ -128,7 +128,7 @@ class _Mover:
         self.misses.extend(misses)
         if not sums:
             return
-        if self._editor is None:
+        if self.caller is self._given:
             self.caller = copy.deepcopy(self.caller)
             self._editor = BodyEditor(self.caller)
         new = {region: copy.deepcopy(self._bodies[region]) for region in (body, cond)}
@@ -145,7 +145,7 @@ class _Mover:
 
     def finish(self) -> None:
         """Lets the caller read the sums that were moved, once they all are."""
-        if self._editor is not None:
+        if self._moved:
             self._editor.redirect(self._moved)
 
 
