@@ -32,13 +32,13 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
+from graph_passes.coloring.ways import ADDITIONS, DIAGONALS, VARIABLES, Ways
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.constants import Constant, Constants, stored_floats
 from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.rewriter.matcher import SIZES
-from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
 
 MOST_OPS = 256
 """Of which a constant is made."""
@@ -51,10 +51,7 @@ _LARGE = 1 << 18
 """Elements of what nobody has written by hand."""
 _ENDS = 256
 _ROUNDS = 8
-_VARIABLES = ("ReadVariableOp", "ResourceGather", "VarHandleOp", "Variable", "VariableV2")
 _MAKE_VALUES = ("Cumsum", "LinSpace", "MatrixBandPart", "OneHot", "Range")
-_DIAGONALS = ("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "MatrixSetDiagV3")
-_SUMS = ("AddV2", "AddN", "Sub")
 _WHOLE = (
     *(types_pb2.DT_BOOL, types_pb2.DT_UINT8, types_pb2.DT_INT8),
     *(types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64),
@@ -96,8 +93,9 @@ def what_is_before(coloring: Coloring, vertex: int) -> list[int]:
 class _Search:
     def __init__(self, coloring: Coloring) -> None:
         self._codes, self._view, self._edges = coloring.list_codes, coloring.view, coloring.edges
-        self._arguments, self._origin = coloring.constants, coloring.origin
-        starts = coloring.where(coloring.eligible & (coloring.list_codes == ALLOW))
+        ways = Ways(coloring)
+        self._arguments, self._origin = coloring.constants, ways.origin
+        starts = filter(coloring.eligible.__getitem__, ways.products())
         self._operands = {vertex: self._read(vertex) for vertex in starts}
 
     def counts(self) -> set[int]:
@@ -124,7 +122,7 @@ class _Search:
                     constants.others.add(product)
                 elif kind is not _Kind.EVEN or "Conv" in self._view.op_of(product):
                     groups.setdefault((self._origin(operand), kind), set()).add(product)
-        if self._view.ops.isdisjoint(_VARIABLES):
+        if self._view.ops.isdisjoint(VARIABLES):
             groups = {key: group for key, group in groups.items() if key[1] is not _Kind.STORED}
         sure = {v for (_, kind), group in groups.items() if kind is not _Kind.STORED for v in group}
         kept = set[int]()
@@ -138,14 +136,14 @@ class _Search:
     def _read(self, product: int) -> list[int]:
         """What may be the constant of a product; of a convolution that is the filter."""
         number, op = self._view.vertex_nodes[product], self._view.op_of(product)
-        if ONES_PRODUCT in self._view.names[number] or "BackpropFilter" in op:
+        if "BackpropFilter" in op:
             return []
         read = self._view.producers(number)
         return read[1:2] if "Conv" in op else read
 
     def _reads_weights(self, product: int) -> bool:
         makers = map(self._origin, self._operands[product])
-        return any(self._view.op_of(maker) in _VARIABLES for maker in makers)
+        return any(self._view.op_of(maker) in VARIABLES for maker in makers)
 
     def _is_layer(self, product: int, with_constants: set[int]) -> bool:
         """Whether what a product gives goes on to one of a network."""
@@ -191,7 +189,7 @@ class _Search:
         found = list(islice(walk([vertex], back), MOST_OPS))
         rounds = self._view.op_of(vertex) in _ROUNDINGS
         return len(found) == MOST_OPS or any(
-            self._view.op_of(v) in _VARIABLES or (rounds and self._codes[v] == ALLOW) for v in found
+            self._view.op_of(v) in VARIABLES or (rounds and self._codes[v] == ALLOW) for v in found
         )
 
     def _adds_up(self, product: int) -> bool:
@@ -238,7 +236,7 @@ class _Search:
         """Whether a tensor is made without weights and products."""
         found = list(islice(walk([vertex], self._edges.producers), MOST_OPS))
         return len(found) < MOST_OPS and not any(
-            self._codes[v] == ALLOW or self._view.op_of(v) in _VARIABLES for v in found
+            self._codes[v] == ALLOW or self._view.op_of(v) in VARIABLES for v in found
         )
 
 
@@ -283,7 +281,7 @@ class _Constants:
         if values > FEW_VALUES or (casts and not ranges):
             return _Kind.STORED
         ops = {node.op for node in nodes}
-        is_sum = not ops.isdisjoint(_DIAGONALS) and not ops.isdisjoint(_SUMS)
+        is_sum = not ops.isdisjoint(DIAGONALS) and not ops.isdisjoint(ADDITIONS)
         if casts or is_sum or not ops.isdisjoint(_MAKE_VALUES):
             return _Kind.MADE
         return _Kind.FEW if values > 1 else _Kind.EVEN

@@ -17,14 +17,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from graph_passes.coloring.linear_steps import (
-    ADDITIONS,
-    MATRIX_PRODUCTS,
-    SCALINGS,
-    is_by_a_tensor,
-    moves,
-)
 from graph_passes.coloring.state import ALLOW, Coloring
+from graph_passes.coloring.ways import MATRIX_PRODUCTS, linear, moves
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import ARGUMENT
 from graph_passes.ops.reasons import Reason
@@ -48,8 +42,6 @@ DECOMPOSITIONS = (
     "TridiagonalSolve",
 )
 
-_LINEAR = ADDITIONS | SCALINGS | {*MATRIX_PRODUCTS}
-
 
 def keep_decompositions(coloring: Coloring) -> None:
     """Keeps what decompositions are made of, and products with what they give, in float32."""
@@ -66,7 +58,7 @@ def keep_decompositions(coloring: Coloring) -> None:
         return () if codes[vertex] == ALLOW else edges.producers(vertex)
 
     move = moves(coloring)
-    onto = move | view.is_vertex_of(lambda node_type: node_type.op in MATRIX_PRODUCTS)
+    onto = move | coloring.has_op(MATRIX_PRODUCTS)
 
     def handed_on(vertex: int) -> Iterable[int]:
         return edges.readers(vertex) if onto[vertex] or vertex in roots else ()
@@ -95,29 +87,22 @@ def keep_decompositions(coloring: Coloring) -> None:
         if codes[vertex] == ALLOW and not fed.isdisjoint(origins(edges.producers(vertex)))
     }
     found = before | behind | gradients
-    found |= _steps_between(coloring, roots, found, move)
+    found |= _steps_between(coloring, roots, found, onto)
     coloring.block(sorted(found - roots), Reason.DECOMPOSITION)
 
 
 def _steps_between(
-    coloring: Coloring, roots: set[int], kept: set[int], move: np.ndarray
+    coloring: Coloring, roots: set[int], kept: set[int], onto: np.ndarray
 ) -> set[int]:
     """What is linear around decompositions and `kept`, if further products lie between two."""
-    view = coloring.view
-    linear = view.is_vertex_of(lambda node_type: node_type.op in _LINEAR)
-    enter = (linear | move) & view.is_float
-    for number in view.of_op(*SCALINGS):
-        if is_by_a_tensor(view, view.base[number]):
-            enter[view.base[number]] = False
-    ahead, before = _both_ways(coloring, roots, enter)
+    enter = linear(coloring, onto)
+
+    def both_ways(starts: set[int]) -> tuple[np.ndarray, np.ndarray]:
+        reach = functools.partial(coloring.edges.reach, sorted(starts), enter)
+        return reach(forward=True), reach(backward=True)
+
+    ahead, before = both_ways(roots)
     if kept.issuperset(coloring.where(ahead & before & (coloring.list_codes == ALLOW))):
         return set()
-    ahead, before = _both_ways(coloring, roots | kept, enter)
+    ahead, before = both_ways(roots | kept)
     return set(coloring.where(ahead | before))
-
-
-def _both_ways(
-    coloring: Coloring, starts: set[int], enter: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    reach = functools.partial(coloring.edges.reach, sorted(starts), enter)
-    return reach(forward=True), reach(backward=True)

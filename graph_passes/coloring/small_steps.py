@@ -15,22 +15,16 @@ bfloat16 neighbouring values are a 256th apart. All that leads round such a loop
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 
+import numpy as np
 from tensorflow.core.framework import tensor_pb2
 
-from graph_passes.coloring.linear_steps import (
-    ADDITIONS,
-    MATRIX_PRODUCTS,
-    SCALINGS,
-    is_by_a_tensor,
-    moves,
-)
 from graph_passes.coloring.state import CLEAR, Coloring
+from graph_passes.coloring.ways import ADDITIONS, MATRIX_PRODUCTS, Ways, linear, moves
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.constants import stored_floats
 from graph_passes.ir.graph_view import GraphView
-from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
 SMALL_FACTOR = 1 / 32
@@ -39,40 +33,27 @@ SMALL_FACTOR = 1 / 32
 _DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
 _SPREAD = frozenset(("BroadcastTo", "Tile"))
 
+_Steps = Callable[[int], Sequence[int]]
+
 
 def keep_small_steps(coloring: Coloring) -> None:
     """Keeps sums that loops carry, small steps, and loops to a fixed point in float32."""
-    coloring.block(_sums_of_loops(coloring), Reason.SMALL_STEP)
-    coloring.block(_linear_recurrences(coloring), Reason.SMALL_STEP)
     coloring.block(_sums_of_small_parts(coloring), Reason.SMALL_STEP)
     coloring.block(_sums_of_many(coloring), Reason.SMALL_STEP)
-    coloring.block(_loops_to_a_fixed_point(coloring), Reason.SMALL_STEP)
+    if carriers := frozenset(coloring.carriers()):
+        for found in (_sums_of_loops, _linear_recurrences, _loops_to_a_fixed_point):
+            coloring.block(found(coloring, carriers), Reason.SMALL_STEP)
 
 
-def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
+def _sums_of_loops(coloring: Coloring, carriers: frozenset[int]) -> Iterator[int]:
     """The vertices on circles through loop variables that additions are on.
 
     Besides additions a circle has products with a single number, and ops that hand values on. The
     gates of a recurrent layer, which are tensors, are none of these.
     """
-    view = coloring.view
-    carriers = coloring.carriers()
-    if not carriers:
-        return
-    adds = view.is_vertex_of(_adds)
-    scales = view.is_vertex_of(lambda node_type: node_type.op in SCALINGS)
-    enter = (adds | scales | (coloring.list_codes == CLEAR)) & view.is_float
-    ahead = coloring.edges.reach(carriers, enter, forward=True)
-    behind = coloring.edges.reach(carriers, enter, backward=True)
-    around = coloring.where(enter & ahead & behind)
-    left = {vertex for vertex in around if not is_by_a_tensor(view, vertex)}
-
-    def onward(vertex: int) -> list[int]:
-        return [reader for reader in coloring.edges.readers(vertex) if reader in left]
-
-    def back(vertex: int) -> list[int]:
-        return [maker for maker in coloring.edges.producers(vertex) if maker in left]
-
+    adds = coloring.has_op(ADDITIONS)
+    left = _around(coloring, carriers, linear(coloring, coloring.list_codes == CLEAR))
+    onward, back = _within(left, coloring.edges.readers), _within(left, coloring.edges.producers)
     for carrier in carriers:
         if carrier in left:
             later, earlier = set(walk([carrier], onward)), set(walk([carrier], back))
@@ -82,40 +63,34 @@ def _sums_of_loops(coloring: Coloring) -> Iterator[int]:
                 yield from circle
 
 
-def _linear_recurrences(coloring: Coloring) -> Iterator[int]:
+def _linear_recurrences(coloring: Coloring, carriers: frozenset[int]) -> Iterator[int]:
     """What leads round a loop by one product, sums, single factors and moves alone."""
-    view, edges = coloring.view, coloring.edges
-    carriers = coloring.carriers()
-    if not carriers:
-        return
-    multiplies = view.is_vertex_of(lambda node_type: node_type.op in MATRIX_PRODUCTS)
-    scales = view.is_vertex_of(lambda node_type: node_type.op in SCALINGS)
-    enter = (multiplies | view.is_vertex_of(_adds) | scales | moves(coloring)) & view.is_float
-    for vertex in coloring.where(scales & view.is_float):
-        enter[vertex] = not is_by_a_tensor(view, vertex)
-    around = edges.reach(carriers, enter, forward=True) & edges.reach(
-        carriers, enter, backward=True
-    )
-    products = frozenset(coloring.where(around & multiplies))
-    inside = frozenset(coloring.where(around & enter)) if products else frozenset()
-
-    def onward(vertex: int) -> list[int]:
-        return [r for r in edges.readers(vertex) if r in inside and vertex not in products]
-
-    def back(vertex: int) -> list[int]:
-        return [m for m in edges.producers(vertex) if m in inside and vertex not in products]
-
-    for carrier in inside.intersection(carriers):
+    edges, multiplies = coloring.edges, coloring.has_op(MATRIX_PRODUCTS)
+    inside = _around(coloring, carriers, linear(coloring, multiplies | moves(coloring)))
+    products = {vertex for vertex in inside if multiplies[vertex]}
+    onward, back = (_within(inside, way, products) for way in (edges.readers, edges.producers))
+    for carrier in inside & carriers if products else ():
         later, earlier = set(walk([carrier], onward)), set(walk([carrier], back))
         once = later & earlier & products
-        behind = walk({r for product in once for r in edges.readers(product)}, onward)
-        yield from once | earlier.intersection(behind) if once else ()
+        behind = walk([reader for product in once for reader in edges.readers(product)], onward)
+        yield from once | earlier.intersection(behind)
+
+
+def _around(coloring: Coloring, carriers: frozenset[int], enter: np.ndarray) -> set[int]:
+    """What lies between loop variables, by what may be entered."""
+    reach = functools.partial(coloring.edges.reach, sorted(carriers), enter)
+    return {*coloring.where(enter & reach(forward=True) & reach(backward=True))}
+
+
+def _within(inside: Set[int], neighbours: _Steps, ends: Set[int] = frozenset()) -> _Steps:
+    """The steps by neighbours within some vertices, but none from the ends."""
+    return lambda vertex: [v for v in neighbours(vertex) if v in inside and vertex not in ends]
 
 
 def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     """The additions of what was multiplied by a small constant, or divided by a large one."""
     view, edges = coloring.view, coloring.edges
-    adds = view.is_vertex_of(_adds)
+    adds = coloring.has_op(ADDITIONS)
     products: list[int] = [
         reader
         for number, tensor in view.float_constants(view.is_float)
@@ -142,19 +117,16 @@ def _sums_of_many(coloring: Coloring) -> Iterator[int]:
     return walk(many, lambda v: (r for r in edges.readers(v) if view.op_of(r) == "AddN"))
 
 
-def _loops_to_a_fixed_point(coloring: Coloring) -> Iterator[int]:
+def _loops_to_a_fixed_point(coloring: Coloring, carriers: frozenset[int]) -> Iterator[int]:
     """What leads round the loops that compare the values of two rounds."""
     view, edges, codes = coloring.view, coloring.edges, coloring.list_codes
-    carriers = frozenset(coloring.carriers())
-    if not carriers:
-        return
+    ways = Ways(coloring)
 
     def handed_on(vertex: int) -> list[int]:
         return [r for r in edges.readers(vertex) if r in carriers or codes[r] == CLEAR]
 
-    differs = view.is_vertex_of(lambda node_type: node_type.op in _DIFFERENCES)
-    for difference in coloring.where(differs & view.is_float):
-        compared = set(map(coloring.origin, edges.producers(difference)))
+    for difference in coloring.where(coloring.has_op(_DIFFERENCES) & view.is_float):
+        compared = ways.origins(difference)
         for old in compared & carriers:
             for new in compared - {old}:
                 if old in walk([new], handed_on):
@@ -180,7 +152,3 @@ def _factor(tensor: tensor_pb2.TensorProto) -> float:
     """The size of the one number that a constant stores, 0 where it stores more."""
     stored = () if tensor.tensor_shape.dim else stored_floats(tensor)
     return abs(stored[0]) if len(stored) == 1 else 0.0
-
-
-def _adds(node_type: NodeType) -> bool:
-    return node_type.op in ADDITIONS

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
 
-from graph_passes.ir.adjacency import Adjacency, walk
+from graph_passes.ir.adjacency import Adjacency
 from graph_passes.ir.constants import NO_CONSTANTS, Constants
 from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.kernels import KernelSupport, kernel_support
@@ -148,15 +148,9 @@ class Coloring:
         """The vertices at which values come back to a loop in its next round."""
         return self.where(self.view.is_vertex_of(_carries) & self.view.is_float)
 
-    def origin(self, vertex: int) -> int:
-        """Where a tensor comes from, through ops that hand on what they alone read."""
-
-        def maker(vertex: int) -> Sequence[int]:
-            makers = self.edges.producers(vertex) if self.list_codes[vertex] == CLEAR else ()
-            return makers if len(makers) == 1 else ()
-
-        *_, origin = walk([vertex], maker)
-        return origin
+    def has_op(self, ops: Container[str]) -> np.ndarray:
+        """The vertices of nodes that have one of some ops; bool [vertices]."""
+        return self.view.is_vertex_of(lambda node_type: node_type.op in ops)
 
     def paint(self, vertices: Iterable[int], reason: Reason) -> None:
         """Gives vertices the colour ALLOW; the first reason stays."""

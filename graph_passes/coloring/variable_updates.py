@@ -9,8 +9,8 @@ of a tensor with itself is no such value: what gathers covariances is made to be
 
 from __future__ import annotations
 
-from graph_passes.coloring.linear_steps import ADDITIONS, MATRIX_PRODUCTS, SCALINGS, moves
 from graph_passes.coloring.state import CLEAR, INFER, Coloring
+from graph_passes.coloring.ways import ADDITIONS, MATRIX_PRODUCTS, SCALINGS, Ways, moves
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
@@ -51,22 +51,14 @@ def protect_variable_updates(coloring: Coloring) -> None:
     view = coloring.view
     assigned = view.sources[view.is_vertex_of(_assigns)[view.targets]]
     arithmetic = (coloring.list_codes == INFER) | (coloring.list_codes == CLEAR)
-    enter = arithmetic & ~view.is_vertex_of(lambda node_type: node_type.op in _REDUCTIONS)
+    enter = arithmetic & ~coloring.has_op(_REDUCTIONS)
     roots = assigned[(enter & view.is_float)[assigned]].tolist()
     if roots:
         reached = coloring.edges.reach(roots, enter, backward=True)
         coloring.block(coloring.where(reached), Reason.VARIABLE_UPDATE)
-    linear = view.is_vertex_of(lambda node_type: node_type.op in ADDITIONS | SCALINGS)
-    linear = (linear | moves(coloring)) & enter & view.is_float
+    linear = (coloring.has_op(ADDITIONS | SCALINGS) | moves(coloring)) & enter & view.is_float
     steps = coloring.edges.reach([v for v in roots if linear[v]], linear, backward=True)
     entering = {v for u in coloring.where(steps) for v in coloring.edges.producers(u)}
-    grams = (v for v in sorted(entering.union(assigned.tolist())) if _is_by_itself(coloring, v))
-    coloring.block(grams, Reason.VARIABLE_UPDATE)
-
-
-def _is_by_itself(coloring: Coloring, vertex: int) -> bool:
-    """Whether a vertex is a product of a tensor with itself, moved."""
-    if coloring.view.op_of(vertex) not in MATRIX_PRODUCTS:
-        return False
-    operands = coloring.edges.producers(vertex)
-    return len(operands) == 2 and len({*map(coloring.origin, operands)}) == 1
+    meets, ways = entering.union(assigned.tolist()), Ways(coloring)
+    products = filter(coloring.has_op(MATRIX_PRODUCTS).__getitem__, meets)
+    coloring.block(filter(ways.multiplies_itself, products), Reason.VARIABLE_UPDATE)

@@ -1,0 +1,129 @@
+"""Ways that values take: what hands them on, where they come from, and steps of linear algebra.
+
+A tensor is handed on by an op of the clear list, which moves or picks its values, and by one that
+scales them: by a single number or by what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from itertools import islice
+
+import numpy as np
+
+from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
+from graph_passes.ir.adjacency import walk
+from graph_passes.ir.graph_view import GraphView
+from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
+
+MATRIX_PRODUCTS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"))
+ADDITIONS = frozenset(("Add", "AddN", "AddV2", "Sub"))
+SCALINGS = frozenset(("Mul", "RealDiv"))
+SQUARES = frozenset(("Mul", "Pow", "Square"))
+VARIABLES = frozenset(("ReadVariableOp", "ResourceGather", "VarHandleOp", "Variable", "VariableV2"))
+DIAGONALS = frozenset(("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "MatrixSetDiagV3"))
+
+MOST_NEAR = 24
+"""Ops between a product and what it meets, each way."""
+
+_ACTIVATIONS = ("Abs", "Clip", "Max", "Min", "Relu")
+"""What the names of ops begin with that the lists call clear too."""
+
+
+class Ways:
+    """Follows the values of one graph's float32 tensors, by the vertices that make them.
+
+    Attributes:
+        makers: gives what a vertex reads.
+        readers: gives what reads a vertex.
+        op_of: gives the op of a vertex.
+    """
+
+    def __init__(self, coloring: Coloring) -> None:
+        self._codes, self._view = coloring.list_codes, coloring.view
+        self.makers, self.readers = coloring.edges.producers, coloring.edges.readers
+        self.op_of = coloring.view.op_of
+        self._origins: dict[int, int] = {}
+        self._reads: dict[int, int] = {}  # a variable -> the read of it that stands for all
+
+    def products(self) -> list[int]:
+        """The vertices of the allow list, but for products with ones, which are sums."""
+        names, owners = self._view.names, self._view.vertex_nodes
+        allowed = np.flatnonzero(self._codes == ALLOW).tolist()
+        return [vertex for vertex in allowed if ONES_PRODUCT not in names[owners[vertex]]]
+
+    def hands_on(self, vertex: int) -> bool:
+        """Whether an op gives the values of a tensor, moved or scaled."""
+        if self.op_of(vertex) in SCALINGS:
+            return any(map(self._is_number, self.makers(vertex)))
+        return bool(self._codes[vertex] == CLEAR)
+
+    def handed(self, vertex: int) -> Sequence[int]:
+        """What an op moves or scales, without the number that it scales by."""
+        if self.op_of(vertex) in SCALINGS:
+            makers = self.makers(vertex)
+            factors = [v for v in makers if not self._is_number(v)]
+            return factors if len(factors) < len(makers) else ()
+        return self.makers(vertex) if self._codes[vertex] == CLEAR else ()
+
+    def origin(self, vertex: int) -> int:
+        """Where a tensor comes from, moved or scaled; one vertex for all reads of a variable."""
+        if vertex not in self._origins:
+            *_, origin = walk([vertex], self._one_handed)
+            if self.op_of(origin) == "ReadVariableOp":
+                number = self._view.vertex_nodes[origin]
+                origin = self._reads.setdefault(self._view.makers(number)[0], origin)
+            self._origins[vertex] = origin
+        return self._origins[vertex]
+
+    def origins(self, vertex: int) -> set[int]:
+        """Where what a vertex reads comes from."""
+        return {*map(self.origin, self.makers(vertex))}
+
+    def multiplies_itself(self, vertex: int) -> bool:
+        """Whether an op reads one tensor twice, moved or scaled."""
+        return len(self.makers(vertex)) > 1 and len(self.origins(vertex)) == 1
+
+    def met(self, vertex: int, ops: Set[str]) -> tuple[list[int], set[int]]:
+        """What a vertex is handed on by, itself first, and those of some ops that read it there."""
+        way = near([vertex], lambda v: filter(self.hands_on, self.readers(v)))
+        return way, {r for v in way for r in self.readers(v) if self.op_of(r) in ops}
+
+    def _one_handed(self, vertex: int) -> Sequence[int]:
+        makers = self.handed(vertex)
+        return makers if len(makers) == 1 else ()
+
+    def _is_number(self, vertex: int) -> bool:
+        """Whether a tensor is a single number, or stored."""
+        number = self._view.vertex_nodes[vertex]
+        if number < 0:
+            return False
+        return self.op_of(vertex) == "Const" or self._view.shape(self._view.names[number]) == ()
+
+
+def near(starts: Iterable[int], steps: Callable[[int], Iterable[int]]) -> list[int]:
+    """Some vertices and what steps lead to from them, `MOST_NEAR` at most."""
+    # Many products may be terms of one sum, and each looks at the others.
+    few = walk(starts, lambda vertex: islice(steps(vertex), MOST_NEAR))
+    return list(islice(few, MOST_NEAR))
+
+
+def moves(coloring: Coloring) -> np.ndarray:
+    """The vertices that hand values on and are no activations; bool [vertices]."""
+    activates = coloring.view.is_vertex_of(lambda node_type: node_type.op.startswith(_ACTIVATIONS))
+    return (coloring.list_codes == CLEAR) & ~activates
+
+
+def linear(coloring: Coloring, others: np.ndarray) -> np.ndarray:
+    """The vertices that add or scale by a single number, and others; bool [vertices]."""
+    view = coloring.view
+    found = (coloring.has_op(ADDITIONS | SCALINGS) | others) & view.is_float
+    for number in view.of_op(*SCALINGS):
+        if is_by_a_tensor(view, view.base[number]):
+            found[view.base[number]] = False
+    return found
+
+
+def is_by_a_tensor(view: GraphView, vertex: int) -> bool:
+    """Whether a scaling multiplies or divides by more than a single number."""
+    return () not in [view.shape(name) for name in view.node_of(vertex).input if name[0] != "^"]
