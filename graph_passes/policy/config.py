@@ -7,6 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Literal, get_args
 
 from graph_passes.policy.rules import Rule
+from graph_passes.policy.toml import read_shipped
 
 if TYPE_CHECKING:
     from graph_passes.policy.cost_table import CostTable
@@ -178,53 +179,5 @@ class PrecisionConfig:
         return not self.parity and name not in self.disabled_rules
 
 
-RULES: dict[str, str] = {
-    "variable-update": "what is assigned to a variable is computed in float32",
-    "small-step": "what a loop adds up, what is added by a factor below a 32nd, and more than 32 "
-    "tensors are added in float32, and loops to a fixed point are computed in it",
-    "constant-range": "a constant that float16 cannot hold keeps its consumers in float32",
-    "bounded-constant": "a constant that bfloat16 cannot hold becomes its least or largest number",
-    "function-signatures": "functions are planned with their callers and may take and give the "
-    "target dtype",
-    "loop-hoisting": "casts of what a loop does not change move out of the loop, where functions "
-    "are planned with their callers",
-    "loop-gradient-sums": "sums of weight gradients over the rounds of a loop become one product",
-    "batch-norm": "a batch normalization written in primitives becomes one fused op, or part "
-    "of the convolution before it",
-    "idle-sum": "a sum over the axes that broadcasting added is left out where it added none",
-    "product-tail": "on a CPU biases and activations are put where TensorFlow makes one op of them "
-    "and the matrix product",
-    "weight-gradient": "the sum over a batch of matrix products becomes one matrix product",
-    "bias-gradient": "the sum of a gradient over its leading axes becomes BiasAddGrad",
-    "ones-product": "on a CPU the gradient of a bias becomes a bfloat16 matrix product with ones",
-    "constant-folding": "a constant that only converted ops read is stored in the target dtype",
-    "grouped-convolution": "on a CPU a convolution of groups that Keras has XLA compile runs by "
-    "oneDNN's kernel",
-    "max-pool": "on a CPU a pooling whose gradient has no kernel in the target dtype stays float32",
-    "cross-entropy": "on a CPU a cross entropy with labels becomes the ops that it consists of",
-    "attention-mask": "a mask before a softmax becomes one that float16 can hold",
-    "softmax-gradient": "the sum in the gradient of a softmax adds up in float32 inside one op",
-    "unread": "what nothing reads in a function is left out before costs are weighed",
-    "unread-sum": "a sum that nothing reads denies nothing, nor does what it is made with",
-    "gelu": "the powers and exponentials in a GELU and its gradient deny nothing",
-    "local-derivative": "the gradient of a GELU and the like is multiplied once, by a derivative "
-    "that is made with the value",
-    "layer-norm": "a layer or group normalization takes and gives the target dtype",
-    "rms-norm": "a root-mean-square normalization takes and gives the target dtype",
-    "fused-layer-norm": "a layer or group normalization on a GPU becomes one fused op",
-    "fused-update": "an optimizer's update of a variable and its slots becomes one op, in place",
-    "loss": "what a scalar loss or metric is reduced from is computed in float32",
-    "decomposition": "a matrix that is decomposed or solved is made, and what comes out is "
-    "multiplied, in float32",
-    "distance": "a product that is added to squares or means of its own operands is computed in "
-    "float32, and so are its gradients",
-    "constant-operand": "a product with a window, stencil or table of constants is computed in "
-    "float32, and so is one that counts",
-    "position": "what indices are made of is computed in float32",
-    "saturation": "what a logarithm takes the distance of to the bound of a sigmoid or the like is "
-    "computed in float32",
-    "comparison": "a tensor and what was picked from it are compared as rounded as either was",
-    "cost": "what is slower in the target dtype on this device stays float32",
-    "cast-cut": "without a cost table, casts are placed where they move the fewest bytes",
-}
-"""Rules of the default mode, by the name that switches each off."""
+RULES: dict[str, str] = read_shipped("lists/rules.toml")
+"""Rules of the default mode, by the name that switches each off, with what they do."""

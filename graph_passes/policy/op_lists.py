@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import importlib.resources
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from tensorflow.python.framework import op_def_registry
 
 from graph_passes.ops.kernels import missing_kernels_note
 from graph_passes.policy.config import ListEdit, ListName, PrecisionConfig
-from graph_passes.policy.toml import tomllib
+from graph_passes.policy.toml import read_shipped
 
 _OFF_LISTS = ("unlisted", "none")
 KEPT_BY_FORCE = frozenset(("Const", "SoftmaxCrossEntropyWithLogits"))
@@ -62,17 +61,10 @@ class OpLists:
         return {name: frozenset(ops) for name, ops in found.items()}
 
 
-@functools.cache
-def _read_file(target_dtype: str) -> dict[str, dict[str, Any]]:
-    resource = importlib.resources.files("graph_passes") / "lists" / f"{target_dtype}.toml"
-    with resource.open("rb") as file:
-        return tomllib.load(file)
-
-
 def _shipped(config: PrecisionConfig) -> tuple[dict[str, ListEntry], dict[str, str]]:
     entries: dict[str, ListEntry] = {}
     unlisted: dict[str, str] = {}
-    for op, row in _read_file(config.target_dtype).items():
+    for op, row in read_shipped(f"lists/{config.target_dtype}.toml").items():
         where = row["list"]
         if config.parity:
             where = row.get("upstream", where)

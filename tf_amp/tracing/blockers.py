@@ -19,17 +19,9 @@ BUDGET = 60.0
 """Seconds after which no further change is planned."""
 _LEAST = 0.01  # of all cast bytes: what saves less is not worth a setting
 _INFER_ADD = f"{REWRITE}_INFERLIST_ADD"
-_RULE_OF = {
-    Reason.CONSTANT_RANGE.name.lower(): "constant-range",
-    Reason.VARIABLE_UPDATE.name.lower(): "variable-update",
-    Reason.MOVES_MORE.name.lower(): "cast-cut",
-    Reason.DECOMPOSITION.name.lower(): "decomposition",
-    Reason.SMALL_STEP.name.lower(): "small-step",
-    Reason.DISTANCE.name.lower(): "distance",
-    Reason.CONSTANT_OPERAND.name.lower(): "constant-operand",
-    Reason.POSITION.name.lower(): "position",
-    Reason.SATURATION.name.lower(): "saturation",
-}
+_REASONS = [reason.name.lower() for reason in Reason]
+_RULE_OF = {name: name.replace("_", "-") for name in _REASONS if name.replace("_", "-") in RULES}
+_RULE_OF[Reason.MOVES_MORE.name.lower()] = "cast-cut"
 
 
 @dataclasses.dataclass(frozen=True)
