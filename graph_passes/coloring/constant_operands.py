@@ -31,19 +31,25 @@ from itertools import islice
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
-from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
-from graph_passes.coloring.ways import ADDITIONS, DIAGONALS, VARIABLES, Ways
+from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
+from graph_passes.coloring.ways import (
+    ADDITIONS,
+    DIAGONALS,
+    MOST_NEAR,
+    VARIABLES,
+    Ways,
+    what_is_before,
+)
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.constants import Constant, Constants, stored_floats
 from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
+from graph_passes.policy.op_classes import ops_of
 from graph_passes.rewriter.matcher import SIZES
 
 MOST_OPS = 256
 """Of which a constant is made."""
-MOST_NEAR = 64
-"""Between a product and the next."""
 FEW_VALUES = 9
 """A matrix of three by three has as many. Weights have more, stencils and triangles have fewer."""
 
@@ -56,11 +62,11 @@ _WHOLE = (
     *(types_pb2.DT_BOOL, types_pb2.DT_UINT8, types_pb2.DT_INT8),
     *(types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64),
 )
-_ROUNDINGS = ("Ceil", "Floor", "Rint", "Round", "Sign")
+_ROUNDINGS = ops_of("roundings")
 _SELECTIONS = ("Select", "SelectV2")
-_MAKE_WHOLE = (*_ROUNDINGS, "OneHot", "OnesLike", "ZerosLike")
-_COUNTED = (*_ROUNDINGS, *_SELECTIONS, "Cast", "OneHot")
-_STAY_WHOLE = ("Add", "AddV2", "AddN", "Mul", "Square", "Sub")
+_MAKE_WHOLE = _ROUNDINGS.union(("OneHot", "OnesLike", "ZerosLike"))
+_COUNTED = _ROUNDINGS.union((*_SELECTIONS, "Cast", "OneHot"))
+_STAY_WHOLE = ADDITIONS.union(("Mul", "Square"))
 _PARTS_OF_LAYERS = ("BiasAdd", "FusedBatchNormV3", "FusedBatchNormGradV3")
 
 
@@ -77,17 +83,6 @@ def keep_constant_operands(coloring: Coloring) -> None:
     kept = search.counts() | search.with_constants()
     before = [what_is_before(coloring, product) for product in sorted(kept)]
     coloring.block(sorted(kept.union(*before)), Reason.CONSTANT_OPERAND)
-
-
-def what_is_before(coloring: Coloring, vertex: int) -> list[int]:
-    """The infer and clear vertices between the last products and one; none if they are many."""
-    codes, producers = coloring.list_codes, coloring.edges.producers
-
-    def makers(vertex: int) -> list[int]:
-        return [maker for maker in producers(vertex) if codes[maker] in (INFER, CLEAR)]
-
-    found = list(islice(walk([vertex], makers), 1, MOST_NEAR))
-    return found if len(found) < MOST_NEAR - 1 else []
 
 
 class _Search:

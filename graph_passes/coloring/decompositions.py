@@ -22,35 +22,15 @@ from graph_passes.coloring.ways import MATRIX_PRODUCTS, linear, moves
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import ARGUMENT
 from graph_passes.ops.reasons import Reason
+from graph_passes.policy.op_classes import ops_of
 
-DECOMPOSITIONS = (
-    "BandedTriangularSolve",
-    "Cholesky",
-    "CholeskyGrad",
-    "Eig",
-    "LogMatrixDeterminant",
-    "Lu",
-    "MatrixDeterminant",
-    "MatrixInverse",
-    "MatrixSolve",
-    "MatrixSolveLs",
-    "MatrixSquareRoot",
-    "MatrixTriangularSolve",
-    "Qr",
-    "SelfAdjointEigV2",
-    "Svd",
-    "TridiagonalSolve",
-)
+DECOMPOSITIONS = ops_of("decompositions")
 
 
 def keep_decompositions(coloring: Coloring) -> None:
     """Keeps what decompositions are made of, and products with what they give, in float32."""
     codes, edges, view = coloring.list_codes, coloring.edges, coloring.view
-    roots = {
-        vertex
-        for number in view.of_op(*DECOMPOSITIONS)
-        for vertex in coloring.float_vertices(number)
-    }
+    roots = set(coloring.floats_of(DECOMPOSITIONS))
     if not roots:
         return
 
@@ -79,8 +59,7 @@ def keep_decompositions(coloring: Coloring) -> None:
         return set(walk(vertices, back))
 
     fed = origins(operands)
-    # The function of a gradient is given what fed the op.
-    fed.update(v for number in view.of_op(ARGUMENT) for v in coloring.float_vertices(number))
+    fed.update(coloring.floats_of({ARGUMENT}))  # a gradient's function is given what fed the op
     gradients = {
         vertex
         for vertex in walk(roots | behind, onward)

@@ -16,40 +16,25 @@ from itertools import islice
 
 from tensorflow.core.framework import types_pb2
 
-from graph_passes.coloring.constant_operands import what_is_before
 from graph_passes.coloring.state import CLEAR, INFER, Coloring
+from graph_passes.coloring.ways import MOST_NEAR, what_is_before
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.reasons import Reason
-
-MOST_OPS = 64
-"""Between the integers and what they are indices of."""
+from graph_passes.policy.op_classes import ops_of
 
 _TO_INTEGERS = ((FLOAT, types_pb2.DT_INT32), (FLOAT, types_pb2.DT_INT64))
 _ENDS = ("ArgMax", "ArgMin", "Cast", "Equal", "Shape", "Size", "Where")
-_INDICES = {
-    "Gather": 1,
-    "GatherNd": 1,
-    "GatherV2": 1,
-    "ResourceGather": 1,
-    "ResourceGatherNd": 1,
-    "OneHot": 0,
-    "ScatterNd": 0,
-    "SegmentSum": 1,
-    "TensorScatterAdd": 1,
-    "TensorScatterUpdate": 1,
-    "UnsortedSegmentSum": 1,
-}
-"""Op -> the input that indices are."""
+_INDICES = ops_of("indexed_by_input_0"), ops_of("indexed_by_input_1")
 
 
 def keep_positions(coloring: Coloring) -> None:
     """Keeps what indices are made of in float32."""
     view, codes = coloring.view, coloring.list_codes
-    for op, port in _INDICES.items():
-        for number in view.of_op(op):
+    for port, ops in enumerate(_INDICES):
+        for number in view.of_op(*ops):
             way = walk([view.makers(number)[port]], functools.partial(_made_of, view))
-            casts = [cast for cast in islice(way, MOST_OPS) if _is_of_floats(view, cast)]
+            casts = [cast for cast in islice(way, MOST_NEAR) if _is_of_floats(view, cast)]
             for vertex in [vertex for cast in casts for vertex in view.producers(cast)]:
                 if codes[vertex] in (INFER, CLEAR):
                     coloring.block([vertex, *what_is_before(coloring, vertex)], Reason.POSITION)

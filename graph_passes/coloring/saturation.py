@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from itertools import islice
 
 from graph_passes.coloring.state import ALLOW, Coloring
+from graph_passes.coloring.ways import MOST_NEAR
 from graph_passes.ir.adjacency import walk
 from graph_passes.ops.reasons import Reason
-
-MOST_OPS = 64
-"""Between a saturating op and a logarithm."""
 
 _DIFFERENCES: Mapping[str, frozenset[str]] = {
     "Atanh": frozenset(("Erf", "Sigmoid", "Tanh")),
@@ -39,7 +37,7 @@ def keep_saturated(coloring: Coloring) -> None:
 
     for number in coloring.view.of_op(*_DIFFERENCES):
         root = coloring.view.base[number]
-        way = list(islice(walk([root], made_of), MOST_OPS))
+        way = list(islice(walk([root], made_of), MOST_NEAR))
         ops = {op_of(vertex) for vertex in way}
         if not (ops.isdisjoint(_SATURATING) or ops.isdisjoint(_DIFFERENCES[op_of(root)])):
             coloring.block(way, Reason.SATURATION)

@@ -125,7 +125,7 @@ def _loops_to_a_fixed_point(coloring: Coloring, carriers: frozenset[int]) -> Ite
     def handed_on(vertex: int) -> list[int]:
         return [r for r in edges.readers(vertex) if r in carriers or codes[r] == CLEAR]
 
-    for difference in coloring.where(coloring.has_op(_DIFFERENCES) & view.is_float):
+    for difference in coloring.floats_of(_DIFFERENCES):
         compared = ways.origins(difference)
         for old in compared & carriers:
             for new in compared - {old}:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import numpy as np
 
@@ -148,9 +148,13 @@ class Coloring:
         """The vertices at which values come back to a loop in its next round."""
         return self.where(self.view.is_vertex_of(_carries) & self.view.is_float)
 
-    def has_op(self, ops: Container[str]) -> np.ndarray:
+    def has_op(self, ops: Set[str]) -> np.ndarray:
         """The vertices of nodes that have one of some ops; bool [vertices]."""
         return self.view.is_vertex_of(lambda node_type: node_type.op in ops)
+
+    def floats_of(self, ops: Set[str]) -> list[int]:
+        """The float32 vertices of such nodes, in order."""
+        return [v for number in self.view.of_op(*ops) for v in self.float_vertices(number)]
 
     def paint(self, vertices: Iterable[int], reason: Reason) -> None:
         """Gives vertices the colour ALLOW; the first reason stays."""

@@ -17,44 +17,14 @@ from graph_passes.ir.graph_view import GraphView
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.op_types import SINGLE
 from graph_passes.ops.reasons import Reason
+from graph_passes.policy.op_classes import ops_of
 
 HANDLE = types_pb2.DT_VARIANT
-READERS = frozenset(
-    (
-        "TensorListConcat",
-        "TensorListConcatV2",
-        "TensorListGather",
-        "TensorListGetItem",
-        "TensorListPopBack",
-        "TensorListStack",
-    )
-)
-WRITERS = frozenset(
-    (
-        "TensorListFromTensor",
-        "TensorListPushBack",
-        "TensorListPushBackBatch",
-        "TensorListScatter",
-        "TensorListScatterIntoExistingList",
-        "TensorListScatterV2",
-        "TensorListSetItem",
-        "TensorListSplit",
-    )
-)
-_BOUNDARIES = frozenset(
-    (
-        "_Arg",
-        "_Retval",
-        "OptionalFromValue",
-        "OptionalGetValue",
-        "PartitionedCall",
-        "Placeholder",
-        "StatefulPartitionedCall",
-    )
-)
+READERS, WRITERS = ops_of("list_readers"), ops_of("list_writers")
+_BOUNDARIES = ops_of("list_boundaries")
 _CONTAINERS = ("EmptyTensorList", "EmptyTensorMap", "TensorList", "TensorMap")
 # Ops that run functions: TensorFlow's pass meets them lowered and does not name them.
-_FUNCTIONAL = frozenset(("Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"))
+_FUNCTIONAL = ops_of("control_flow")
 
 
 def find_clusters(coloring: Coloring) -> None:

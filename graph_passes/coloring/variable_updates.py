@@ -13,28 +13,14 @@ from graph_passes.coloring.state import CLEAR, INFER, Coloring
 from graph_passes.coloring.ways import ADDITIONS, MATRIX_PRODUCTS, SCALINGS, Ways, moves
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
+from graph_passes.policy.op_classes import ops_of
 
 _PREFIXES = (
     *("Assign", "ResourceApply", "ResourceSparseApply", "Apply", "SparseApply"),
     *("ResourceScatter", "Scatter"),
 )
 _NOT_ASSIGNMENTS = frozenset(("ApproximateEqual", "ScatterNd"))
-_REDUCTIONS = frozenset(
-    (
-        "BiasAddGrad",
-        "EuclideanNorm",
-        "FusedBatchNormGradV2",
-        "FusedBatchNormGradV3",
-        "L2Loss",
-        "Max",
-        "Mean",
-        "Min",
-        "Prod",
-        "SegmentSum",
-        "Sum",
-        "UnsortedSegmentSum",
-    )
-)
+_REDUCTIONS = ops_of("reductions")
 
 
 def is_assignment(op: str) -> bool:

@@ -11,20 +11,20 @@ from itertools import islice
 
 import numpy as np
 
-from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
+from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import GraphView
+from graph_passes.policy.op_classes import ops_of
 from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
 
-MATRIX_PRODUCTS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"))
-ADDITIONS = frozenset(("Add", "AddN", "AddV2", "Sub"))
-SCALINGS = frozenset(("Mul", "RealDiv"))
-SQUARES = frozenset(("Mul", "Pow", "Square"))
-VARIABLES = frozenset(("ReadVariableOp", "ResourceGather", "VarHandleOp", "Variable", "VariableV2"))
-DIAGONALS = frozenset(("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "MatrixSetDiagV3"))
+MATRIX_PRODUCTS, ADDITIONS = ops_of("matrix_products"), ops_of("additions")
+SCALINGS, SQUARES = ops_of("scalings"), ops_of("squares")
+DIAGONALS, VARIABLES = ops_of("diagonals"), ops_of("variables")
 
-MOST_NEAR = 24
-"""Ops between a product and what it meets, each way."""
+MOST_NEAR = 64
+"""Ops between what is looked for and what it is looked for from."""
+_MOST_MET = 24
+"""Between a product and what it meets: many products may be terms of one sum, and look at all."""
 
 _ACTIVATIONS = ("Abs", "Clip", "Max", "Min", "Relu")
 """What the names of ops begin with that the lists call clear too."""
@@ -102,10 +102,20 @@ class Ways:
 
 
 def near(starts: Iterable[int], steps: Callable[[int], Iterable[int]]) -> list[int]:
-    """Some vertices and what steps lead to from them, `MOST_NEAR` at most."""
-    # Many products may be terms of one sum, and each looks at the others.
-    few = walk(starts, lambda vertex: islice(steps(vertex), MOST_NEAR))
-    return list(islice(few, MOST_NEAR))
+    """Some vertices and what steps lead to from them, as many as are looked at of what is met."""
+    few = walk(starts, lambda vertex: islice(steps(vertex), _MOST_MET))
+    return list(islice(few, _MOST_MET))
+
+
+def what_is_before(coloring: Coloring, vertex: int) -> list[int]:
+    """The infer and clear vertices between the last products and one; none if they are many."""
+    codes, producers = coloring.list_codes, coloring.edges.producers
+
+    def makers(vertex: int) -> list[int]:
+        return [maker for maker in producers(vertex) if codes[maker] in (INFER, CLEAR)]
+
+    found = list(islice(walk([vertex], makers), 1, MOST_NEAR))
+    return found if len(found) < MOST_NEAR - 1 else []
 
 
 def moves(coloring: Coloring) -> np.ndarray:

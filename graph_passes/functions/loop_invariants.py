@@ -16,25 +16,11 @@ from graph_passes.functions.call_tree import Call, Region
 from graph_passes.functions.loop_editor import LoopEditor
 from graph_passes.ir.eligibility import node_name
 from graph_passes.ir.function_references import called_functions, may_name_functions
+from graph_passes.policy.op_classes import ops_of
 from graph_passes.rewriter.body_editor import BodyEditor
 
 _READ = "ReadVariableOp"
-# Ops that take a resource and change no float32 variable.
-_HARMLESS = frozenset(
-    (
-        _READ,
-        "Identity",
-        "IteratorGetNext",
-        "LookupTableFindV2",
-        "LookupTableSizeV2",
-        "ResourceGather",
-        "ResourceGatherNd",
-        "RngReadAndSkip",
-        "RngSkip",
-        "VarIsInitializedOp",
-        "VariableShape",
-    )
-)
+_HARMLESS = ops_of("harmless_to_variables")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from graph_passes.ir.graph_view import FLOAT, GraphView, Shape, elements
 from graph_passes.ops.node_types import NodeType
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from graph_passes.policy.cost_table import OpCost
+from graph_passes.policy.op_classes import ops_of
 
 UNKNOWN_ELEMENTS = 1 << 18
 """What counts for a tensor whose shape is not known: neither in a cache nor large."""
@@ -26,9 +27,7 @@ CONVOLUTIONS = {
     },
     **dict.fromkeys(("Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"), 5),
 }
-PRODUCTS = frozenset(
-    (*CONVOLUTIONS, "Einsum", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-)
+PRODUCTS = ops_of("matrix_products").union(CONVOLUTIONS)
 """The ops whose work is more than a pass over what they read and write."""
 _ROWS = frozenset(("TensorListConcat", "TensorListConcatV2"))
 TO_INPUT, TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")

@@ -1,0 +1,59 @@
+"""Where tensors come from: through what moves or scales them, and no further."""
+
+from __future__ import annotations
+
+import pytest
+from graph_text import graph, inferred_shapes
+
+from graph_passes import PrecisionConfig
+from graph_passes.coloring.state import Coloring
+from graph_passes.coloring.ways import Ways
+from graph_passes.ir.view import view_body
+
+TEXT = """
+x = Placeholder(dtype=float32, shape=[8, 8])
+n = Placeholder(dtype=float32, shape=[])
+r = Reshape(x, [64])
+c = Mul(r, 2.0)
+s = RealDiv(c, n)
+m = Mul(x, x)
+j = ConcatV2(x, m, 0)
+v = VarHandleOp(dtype=float32, shape=[8, 8])
+a = ReadVariableOp(v, dtype=float32)
+b = ReadVariableOp(v, dtype=float32)
+p = MatMul(a, b)
+q = MatMul(x, m)
+"""
+
+
+@pytest.fixture
+def found() -> tuple[Ways, dict[str, int]]:
+    graph_def = graph(TEXT)
+    view = view_body(graph_def, inferred_shapes(graph_def))
+    coloring = Coloring(view, PrecisionConfig(device="GPU"), {})
+    coloring.connect([])
+    vertices = {
+        node.name: coloring.float_vertices(number) for number, node in enumerate(view.nodes)
+    }
+    return Ways(coloring), {name: of[0] for name, of in vertices.items() if of}
+
+
+def test_moves_and_scalings_by_a_number_hand_on(found: tuple[Ways, dict[str, int]]) -> None:
+    ways, vertex = found
+    assert [ways.origin(vertex[name]) for name in "rcs"] == [vertex["x"]] * 3
+    assert [ways.origin(vertex[name]) for name in "mj"] == [vertex[name] for name in "mj"]
+
+
+def test_reads_of_one_variable_are_one(found: tuple[Ways, dict[str, int]]) -> None:
+    ways, vertex = found
+    assert ways.multiplies_itself(vertex["p"]) and ways.multiplies_itself(vertex["m"])
+    assert not ways.multiplies_itself(vertex["q"])
+
+
+def test_what_a_tensor_meets_is_behind_what_hands_it_on(
+    found: tuple[Ways, dict[str, int]],
+) -> None:
+    ways, vertex = found
+    way, met = ways.met(vertex["x"], {"MatMul", "ConcatV2"})
+    assert {vertex[name] for name in "xrcsj"} == {*way}
+    assert met == {vertex["q"], vertex["j"]}
