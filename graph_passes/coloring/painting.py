@@ -8,9 +8,7 @@ so no colour ever reaches a vertex of another dtype.
 
 from __future__ import annotations
 
-import collections
 import itertools
-from collections.abc import Iterable
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
@@ -182,71 +180,49 @@ def erase_useless(coloring: Coloring) -> None:
     while pending:
         vertex = pending.pop()
         if low[vertex] and _saved_casts(coloring, readers, vertex) <= 0:
-            makers = edges.producers(vertex)
+            makers = set(edges.producers(vertex))
+            beside = [edges.readers(maker) for maker in makers if readers.lose(maker)]
             coloring.erase((vertex,), Reason.NO_ALLOW_NEAR)
-            beside = [edges.readers(maker) for maker in readers.lose(makers)]
             affected = itertools.chain(makers, edges.readers(vertex), *beside)
             pending.extend(v for v in affected if v in new)
 
 
 class _ReaderCounts:
-    """How many readers of a vertex are low, and how many float32, counted once."""
+    """How many readers of a vertex are float32, and how many low, counted once."""
 
     def __init__(self, coloring: Coloring) -> None:
         self._coloring = coloring
         self._counts: dict[int, list[int]] = {}
-        self._times: dict[int, frozenset[int]] = {}
 
     def of(self, vertex: int) -> list[int]:
         """The numbers of readers that are float32 and low."""
-        counts = self._counts.get(vertex)
-        if counts is None:
-            readers = self._coloring.edges.readers(vertex)
+        if vertex not in self._counts:
+            readers = set(self._coloring.edges.readers(vertex))
             low = sum(map(self._coloring.low.__getitem__, readers))
-            counts = self._counts[vertex] = [len(readers) - low, low]
-        return counts
+            self._counts[vertex] = [len(readers) - low, low]
+        return self._counts[vertex]
 
-    def lose(self, vertices: Iterable[int]) -> list[int]:
-        """Notes that a reader of each of some vertices is no longer low.
+    def lose(self, vertex: int) -> bool:
+        """Notes that a reader is no longer low; whether another may save fewer Casts now.
 
-        Returns:
-            Those of which another reader may save fewer Casts now.
+        A low vertex needs its Cast from the first float32 reader on; a float32 one needs its Cast
+        for the last low reader alone.
         """
-        changed = []
-        for vertex, times in collections.Counter(vertices).items():
-            counts = self._counts.get(vertex)
-            if counts is None:
-                continue
-            first = not counts[0]
-            counts[0] += times
-            counts[1] -= times
-            # A low vertex needs its Cast from the first float32 reader on; a float32 one needs its
-            # Cast for the last low reader alone.
-            if first if self._coloring.low[vertex] else counts[1] in self._times_read(vertex):
-                changed.append(vertex)
-        return changed
-
-    def _times_read(self, vertex: int) -> frozenset[int]:
-        """How often single readers read a vertex."""
-        if vertex not in self._times:
-            readers = collections.Counter(self._coloring.edges.readers(vertex))
-            self._times[vertex] = frozenset(readers.values())
-        return self._times[vertex]
+        counts = self.of(vertex)
+        counts[0] += 1
+        counts[1] -= 1
+        return counts[self._coloring.low[vertex] == 0] == 1
 
 
 def _saved_casts(coloring: Coloring, readers: _ReaderCounts, vertex: int) -> int:
     """How many Casts there are fewer for a low vertex being so, with the others as they are."""
     float32, low = readers.of(vertex)
     saved = (low > 0) - (float32 > 0)
-    for maker, times in collections.Counter(coloring.edges.producers(vertex)).items():
-        if coloring.view.op_of(maker) in _STORED:
-            continue
-        float32, low = readers.of(maker)
-        # Where others make the Cast of the maker necessary, it is there in any case.
-        if coloring.low[maker]:
-            saved += 0 if float32 else times
-        elif low == times:
-            saved -= times
+    for maker in set(coloring.edges.producers(vertex)):
+        if coloring.view.op_of(maker) not in _STORED:
+            float32, low = readers.of(maker)
+            # Where others make the Cast of the maker necessary, it is there in any case.
+            saved += not float32 if coloring.low[maker] else -(low == 1)
     return saved
 
 
