@@ -74,6 +74,7 @@ class Stage:
         return (self.name not in RULES or config.has_rule(self.name)) and self.when(config)
 
 
+_AGREED = ("lists agree", "loops agree")
 STAGES = (
     Stage("tensor-lists", tensor_lists.find_clusters, (), ("edges", "clusters")),
     Stage("variable-update", protect_variable_updates, ("edges",)),
@@ -115,18 +116,8 @@ STAGES = (
         "lists-after", tensor_lists.match_cluster_colours, ("clusters", "kernels"), ("lists agree",)
     ),
     Stage("v1-loops", match_loop_edges, ("kernels",), ("loops agree",)),
-    Stage(
-        "cast-cut",
-        place_casts,
-        ("lists agree", "loops agree"),
-        when=lambda config: config.weighs_bytes,
-    ),
-    Stage(
-        "cost",
-        keep_fast_ones,
-        ("lists agree", "loops agree"),
-        when=lambda config: not config.weighs_bytes,
-    ),
+    Stage("cast-cut", place_casts, _AGREED, when=lambda config: config.weighs_bytes),
+    Stage("cost", keep_fast_ones, _AGREED, when=lambda config: not config.weighs_bytes),
     Stage("comparison", paint_comparisons, ("kernels",)),
     Stage("existing-casts", painting.match_existing_casts, ("kernels",)),
     Stage("constant-folding", paint_constants, ("kernels",)),

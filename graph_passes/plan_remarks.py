@@ -98,22 +98,15 @@ class _Estimates:
     """What is known of work and time in one graph."""
 
     def __init__(self, plan: Plan) -> None:
-        config = plan.coloring.config
-        self._view, self._table = plan.coloring.view, config.cost_table
-        self.sizes = WorkSizes(self._view, config.unknown_dimension)
-        by_layout = self._table is not None and self._table.by_layout
-        self._variants = OpVariants(self.sizes, by_layout=by_layout)
+        view, config = plan.coloring.view, plan.coloring.config
+        self._table, self.sizes = config.cost_table, WorkSizes(view, config.unknown_dimension)
+        self._variants = None if self._table is None else OpVariants(self.sizes, self._table)
 
     def seconds(self, number: int) -> tuple[float | None, float | None]:
         """The time of a node in the target dtype and in float32, None without a cost table's."""
-        op = self._view.node_type(number).op
-        if self._table is None or not self._table.variants_of(op):
-            return None, None
-        cost = self._table.cost_of(op, self._variants.of(number))
+        cost = None if self._variants is None else self._variants.cost_of(number)[0]
         size = None if cost is None else self.sizes.size(number, cost)
-        return (
-            (None, None) if cost is None or not size else (cost.low.at(size), cost.float32.at(size))
-        )
+        return (cost.low.at(size), cost.float32.at(size)) if cost and size else (None, None)
 
     def cast_seconds(self, elements: int | None, *, to_low: bool) -> float | None:
         """The time of a Cast by the cost table."""

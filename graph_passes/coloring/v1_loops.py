@@ -24,6 +24,13 @@ def ref_variable_readers(view: GraphView) -> list[int]:
     return sorted(walk(copies, lambda number: readers(number, "Enter")))
 
 
+def back_edges(view: GraphView) -> list[list[int]]:
+    """For each NextIteration the vertex of what it gives, and those that read it."""
+    numbers = view.of_op("NextIteration")
+    made = [view.base[number] + view.layout(number).out_slots[0] for number in numbers]
+    return [[vertex, *view.readers(vertex)] for vertex in made]
+
+
 def match_loop_edges(coloring: Coloring) -> None:
     """Gives both ends of every loop's back edge one colour.
 
@@ -32,11 +39,10 @@ def match_loop_edges(coloring: Coloring) -> None:
     to read it through a Cast.
     """
     view = coloring.view
-    for number in view.of_op("NextIteration"):
-        back = view.base[number] + view.layout(number).out_slots[0]
+    for back, *readers in back_edges(view):
         if not view.is_float[back]:
             continue
-        merges = [reader for reader in view.readers(back) if view.op_of(reader) == "Merge"]
+        merges = [reader for reader in readers if view.op_of(reader) == "Merge"]
         if all(coloring.low[merge] for merge in merges):
             coloring.paint((back,), Reason.LOOP_EDGE)
         else:

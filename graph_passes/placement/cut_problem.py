@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from graph_passes.coloring.state import ALLOW, Coloring
-from graph_passes.ir.graph_view import GraphView
+from graph_passes.coloring.v1_loops import back_edges
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.min_cut import FLOAT32, LOW, LinkTable, cheapest_colours
 
@@ -60,7 +60,7 @@ def keep_cheap_ones(coloring: Coloring, prices: Prices, reason: Reason) -> None:
     """Takes the colour from the vertices that are cheaper in float32, Casts included."""
     if not any(coloring.low):
         return
-    problem = _Problem(coloring, prices, (*coloring.clusters, *_loop_groups(coloring.view)))
+    problem = _Problem(coloring, prices, (*coloring.clusters, *back_edges(coloring.view)))
     colours, skipped = cheapest_colours(problem.gains, problem.links)
     if skipped:
         _LOGGER.warning(
@@ -196,12 +196,3 @@ def _differ(values: np.ndarray) -> np.ndarray:
     differ = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=differ[1:])
     return differ
-
-
-def _loop_groups(view: GraphView) -> list[list[int]]:
-    """The vertices at both ends of each back edge of a TensorFlow 1 loop."""
-    groups = []
-    for number in view.of_op("NextIteration"):
-        back = view.base[number] + view.layout(number).out_slots[0]
-        groups.append([back, *view.readers(back)])
-    return groups

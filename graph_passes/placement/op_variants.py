@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graph_passes.ir.graph_view import Shape
-from graph_passes.placement.work_sizes import CONVOLUTIONS, TO_INPUT, WorkSizes
+from graph_passes.placement.work_sizes import CONVOLUTIONS, PRODUCTS, TO_INPUT, WorkSizes
 from graph_passes.policy.cost_table import (
     BROADCAST,
     CHANNELS_FIRST,
@@ -17,6 +17,8 @@ from graph_passes.policy.cost_table import (
     TRANSPOSED,
     WIDE,
     WIDE_STRIDED,
+    CostTable,
+    OpCost,
 )
 
 _WIDEST = 3
@@ -33,14 +35,16 @@ larger than that: 64 to 128 channels take 0.8 times as long as in float32, 128 t
 class OpVariants:
     """Tells variants from attributes and static shapes."""
 
-    def __init__(self, sizes: WorkSizes, *, by_layout: bool) -> None:
-        """Reads a graph.
+    def __init__(self, sizes: WorkSizes, table: CostTable) -> None:
+        """Takes the sizes of a graph's tensors, and the table that tells variants apart."""
+        self._view, self._sizes, self._table = sizes.view, sizes, table
 
-        Args:
-            sizes: those of its tensors.
-            by_layout: whether convolutions channels first are others, see `CostTable`.
-        """
-        self._view, self._sizes, self._by_layout = sizes.view, sizes, by_layout
+    def cost_of(self, number: int) -> tuple[OpCost | None, str]:
+        """What a node costs by the table, None where that does not tell, and its variant."""
+        op = self._view.node_type(number).op
+        has_variants = op in PRODUCTS or any(self._table.variants_of(op))
+        variant = self.of(number) if has_variants else ""
+        return self._table.cost_of(op, variant), variant
 
     def of(self, number: int) -> str:
         """The variant of its op that a node is, "" for the plain one."""
@@ -64,7 +68,7 @@ class OpVariants:
         image = self._sizes.shape(
             number if op.endswith(TO_INPUT) else self._sizes.read_by(number)[0]
         )
-        if self._by_layout and self._is_channels_first(number):
+        if self._table.by_layout and self._is_channels_first(number):
             return CHANNELS_FIRST if is_depthwise else _channels_first(weights, image)
         is_strided = max(self._view.attr(number, "strides").list.i, default=1) > 1
         if weights is None:

@@ -12,7 +12,7 @@ from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.cut_problem import keep_cheap_ones
 from graph_passes.placement.op_variants import OpVariants
-from graph_passes.placement.work_sizes import PRODUCTS, UNKNOWN_ELEMENTS, WorkSizes
+from graph_passes.placement.work_sizes import UNKNOWN_ELEMENTS, WorkSizes
 from graph_passes.policy.cost_table import CostTable, OpCost, is_channels_first
 
 UNKNOWN_FLOPS = 1 << 26
@@ -43,7 +43,7 @@ class _Times:
         self._fused = coloring.config.fused
         self._table = table
         self._sizes = WorkSizes(coloring.view, coloring.config.unknown_dimension)
-        self._variants = OpVariants(self._sizes, by_layout=table.by_layout)
+        self._variants = OpVariants(self._sizes, table)
         self._saved: dict[tuple[str, str, int | None], int | None] = {}
 
     def gains(self, numbers: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -54,16 +54,12 @@ class _Times:
 
     def _gain(self, number: int) -> int | None:
         """The time that a node saves by being low; None if that cannot be told."""
-        op = self._view.node_type(number).op
-        variant = ""
-        if op in PRODUCTS or any(self._table.variants_of(op)):
-            variant = self._variants.of(number)
-        cost = self._table.cost_of(op, variant)
+        cost, variant = self._variants.cost_of(number)
         if cost is None:
             return None
         if cost.measure == "elements" and self._fused:
             return 0
-        key = op, variant, self._sizes.size(number, cost)
+        key = self._view.node_type(number).op, variant, self._sizes.size(number, cost)
         if key not in self._saved:
             # Smaller tensors save the ops beside it little of what a convolution loses that has
             # to change the layout of what it reads and makes.

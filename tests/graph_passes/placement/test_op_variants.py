@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import tensorflow as tf
 from sized_graphs import convolution_and_gradients, sizes_of
@@ -21,10 +23,12 @@ from graph_passes.policy.cost_table import (
     WIDE,
     WIDE_STRIDED,
 )
+from graph_passes.policy.cost_table_files import shipped_table
 
 
 def variant_of(sizes, number, *, by_layout=False):
-    return OpVariants(sizes, by_layout=by_layout).of(number)
+    table = shipped_table("cpu-avx512_bf16", "bfloat16")
+    return OpVariants(sizes, dataclasses.replace(table, compiled=not by_layout)).of(number)
 
 
 @pytest.mark.parametrize(
