@@ -67,11 +67,11 @@ class RewriteResult:
         found = self.report.remarks(
             name, failure=self.failure, lines=lines, products_only=products_only
         )
-        matched = [
-            Remark(kind="note", rule=str(rule), reason=_met(count))
-            for rule, count in self.matched.items()
-        ]
-        remarks = [*matched, *found.remarks]
+        remarks = []
+        for rule, count in self.matched.items():
+            met = "1 node meets" if count == 1 else f"{count} nodes meet"
+            remarks.append(Remark(kind="note", rule=str(rule), reason=f"{met} its criteria"))
+        remarks.extend(found.remarks)
         for function, report in self.function_reports.items():
             inner = report.remarks(lines=lines_within(lines, function), products_only=products_only)
             remarks.extend(
@@ -86,10 +86,6 @@ class RewriteResult:
                 for remark, number in zip(remarks, numbers, strict=True)
             ]
         return dataclasses.replace(found, remarks=tuple(remarks))
-
-
-def _met(count: int) -> str:
-    return "1 node meets its criteria" if count == 1 else f"{count} nodes meet its criteria"
 
 
 def numbered(remark: Remark) -> tuple[str, str, str]:

@@ -31,10 +31,11 @@ _INDICES = ops_of("indexed_by_input_0"), ops_of("indexed_by_input_1")
 def keep_positions(coloring: Coloring) -> None:
     """Keeps what indices are made of in float32."""
     view, codes = coloring.view, coloring.list_codes
+    to_integers = view.is_of_node_type(lambda t: t.op == "Cast" and t.dtypes in _TO_INTEGERS)
     for port, ops in enumerate(_INDICES):
         for number in view.of_op(*ops):
             way = walk([view.makers(number)[port]], functools.partial(_made_of, view))
-            casts = [cast for cast in islice(way, MOST_NEAR) if _is_of_floats(view, cast)]
+            casts = [made for made in islice(way, MOST_NEAR) if made >= 0 and to_integers[made]]
             for vertex in [vertex for cast in casts for vertex in view.producers(cast)]:
                 if codes[vertex] in (INFER, CLEAR):
                     coloring.block([vertex, *what_is_before(coloring, vertex)], Reason.POSITION)
@@ -45,10 +46,3 @@ def _made_of(view: GraphView, number: int) -> Sequence[int]:
     op_type = view.op_type(number) if number >= 0 else None
     is_end = op_type is None or not op_type.is_pure or op_type.name in _ENDS
     return () if is_end else view.makers(number)
-
-
-def _is_of_floats(view: GraphView, number: int) -> bool:
-    if number < 0:
-        return False
-    node_type = view.node_type(number)
-    return node_type.op == "Cast" and node_type.dtypes in _TO_INTEGERS

@@ -112,8 +112,7 @@ def _sums_of_many(coloring: Coloring) -> Iterator[int]:
     TensorFlow adds up large gradients in several parts, of which the last reads the others.
     """
     view, edges = coloring.view, coloring.edges
-    sums = (n for n in view.of_op("AddN") if view.is_float[view.base[n]])
-    many = [view.base[n] for n in sums if len(view.makers(n)) > 1 / SMALL_FACTOR]
+    many = [v for v in coloring.floats_of({"AddN"}) if len(edges.producers(v)) > 1 / SMALL_FACTOR]
     return walk(many, lambda v: (r for r in edges.readers(v) if view.op_of(r) == "AddN"))
 
 

@@ -14,7 +14,6 @@ from tensorflow.core.framework import types_pb2
 from graph_passes.coloring.state import Coloring
 from graph_passes.ir.adjacency import Adjacency, walk
 from graph_passes.ir.graph_view import GraphView
-from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.op_types import SINGLE
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.op_classes import ops_of
@@ -98,14 +97,10 @@ def _element_vertices(view: GraphView) -> dict[int, int]:
     return found
 
 
-def _is_container(node_type: NodeType) -> bool:
-    return node_type.op_type is not None and node_type.op_type.name.startswith(_CONTAINERS)
-
-
 def nested(view: GraphView) -> list[tuple[int, int]]:
     """Joins a list of lists to its elements: a list that is put in comes out again elsewhere."""
     pairs: list[tuple[int, int]] = []
-    for number in view.of_node_type(_is_container):
+    for number in view.of_node_type(lambda node_type: node_type.op.startswith(_CONTAINERS)):
         handle, *elements = view.vertices_of(number, HANDLE) or [0]
         pairs.extend((handle, element) for element in elements)
     return pairs

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from graph_passes.coloring.state import CLEAR, INFER, Coloring
 from graph_passes.coloring.ways import ADDITIONS, MATRIX_PRODUCTS, SCALINGS, Ways, moves
-from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.op_classes import ops_of
 
@@ -28,14 +27,12 @@ def is_assignment(op: str) -> bool:
     return op.startswith(_PREFIXES) and op not in _NOT_ASSIGNMENTS
 
 
-def _assigns(node_type: NodeType) -> bool:
-    return node_type.op_type is not None and is_assignment(node_type.op_type.name)
-
-
 def protect_variable_updates(coloring: Coloring) -> None:
     """Keeps infer and clear vertices that compute what is assigned to a variable in float32."""
     view = coloring.view
-    assigned = view.sources[view.is_vertex_of(_assigns)[view.targets]]
+    assigned = view.sources[
+        view.is_vertex_of(lambda node_type: is_assignment(node_type.op))[view.targets]
+    ]
     arithmetic = (coloring.list_codes == INFER) | (coloring.list_codes == CLEAR)
     enter = arithmetic & ~coloring.has_op(_REDUCTIONS)
     roots = assigned[(enter & view.is_float)[assigned]].tolist()

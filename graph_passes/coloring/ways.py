@@ -13,7 +13,6 @@ import numpy as np
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.graph_view import GraphView
 from graph_passes.policy.op_classes import ops_of
 from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
 
@@ -129,11 +128,6 @@ def linear(coloring: Coloring, others: np.ndarray) -> np.ndarray:
     view = coloring.view
     found = (coloring.has_op(ADDITIONS | SCALINGS) | others) & view.is_float
     for number in view.of_op(*SCALINGS):
-        if is_by_a_tensor(view, view.base[number]):
+        if () not in [view.shape(name) for name in view.nodes[number].input if name[0] != "^"]:
             found[view.base[number]] = False
     return found
-
-
-def is_by_a_tensor(view: GraphView, vertex: int) -> bool:
-    """Whether a scaling multiplies or divides by more than a single number."""
-    return () not in [view.shape(name) for name in view.node_of(vertex).input if name[0] != "^"]
