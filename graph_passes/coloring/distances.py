@@ -56,7 +56,8 @@ class _Search:
 
     def difference(self, product: int) -> set[int]:
         """A product of a tensor with itself and what it is subtracted from, if that is squared."""
-        if not self._ways.multiplies_itself(product):
+        read = [{v, *self._ways.handed(v)} for v in self._makers(product)]
+        if len(read) < 2 or read[0].isdisjoint(read[1]):
             return set()
         _, sums = self._ways.met(product, _SUMS | {_SQUARED})
         squared = {
@@ -97,9 +98,9 @@ class _Search:
         return op.startswith(_DIAGONAL) or (op == "Einsum" and term != product)
 
     def _is_square(self, vertex: int) -> bool:
-        op = self._op_of(vertex)
+        op, makers = self._op_of(vertex), self._makers(vertex)
         if op in ("Mul", "Einsum"):
-            return self._ways.multiplies_itself(vertex)
+            return len(makers) > 1 and len({*map(self._ways.one_read, makers)}) == 1
         return op in ("Square", "Pow")
 
     def _is_gram(self, vertex: int) -> bool:

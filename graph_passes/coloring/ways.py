@@ -69,11 +69,14 @@ class Ways:
         """Where a tensor comes from, moved or scaled; one vertex for all reads of a variable."""
         if vertex not in self._origins:
             *_, origin = walk([vertex], self._one_handed)
-            if self.op_of(origin) == "ReadVariableOp":
-                number = self._view.vertex_nodes[origin]
-                origin = self._reads.setdefault(self._view.makers(number)[0], origin)
-            self._origins[vertex] = origin
+            self._origins[vertex] = self.one_read(origin)
         return self._origins[vertex]
+
+    def one_read(self, vertex: int) -> int:
+        """A vertex, or for a read of a variable the one that stands for all reads of it."""
+        if self.op_of(vertex) != "ReadVariableOp":
+            return vertex
+        return self._reads.setdefault(self._view.makers(self._view.vertex_nodes[vertex])[0], vertex)
 
     def origins(self, vertex: int) -> set[int]:
         """Where what a vertex reads comes from."""

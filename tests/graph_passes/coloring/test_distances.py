@@ -205,6 +205,9 @@ OTHERS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "a margin": lambda a, b: (
         tf.reduce_sum(a[:CODES] * b, -1)[:, None] - tf.matmul(a[:CODES], b, transpose_b=True)
     ),
+    "a margin of halves": lambda a, b: (
+        tf.reduce_sum(a[:24] * a[24:], -1)[:, None] - tf.matmul(a[:24], a[24:], transpose_b=True)
+    ),
     "a margin by the diagonal": lambda a, b: (
         0.2
         + tf.matmul(a[:CODES], b, transpose_b=True)
