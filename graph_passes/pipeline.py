@@ -18,6 +18,7 @@ from graph_passes.coloring.constant_range import deny_out_of_range
 from graph_passes.coloring.decompositions import keep_decompositions
 from graph_passes.coloring.distances import keep_distances
 from graph_passes.coloring.losses import keep_losses
+from graph_passes.coloring.periods import keep_periods
 from graph_passes.coloring.plan import Plan, make_plan
 from graph_passes.coloring.positions import keep_positions
 from graph_passes.coloring.saturation import keep_saturated
@@ -85,6 +86,7 @@ STAGES = (
     Stage("constant-operand", keep_constant_operands, ("edges",)),
     Stage("position", keep_positions, ("edges",)),
     Stage("saturation", keep_saturated, ("edges",)),
+    Stage("period", keep_periods, ("edges",)),
     Stage("rules", Coloring.move_by_rules),
     Stage(
         "constant-range",

@@ -60,6 +60,7 @@ class Reason(enum.IntEnum):
     CONSTANT_OPERAND = 44, "part of a product with a written constant, or of a count"
     POSITION = 45, "part of a position, of which indices are made"
     SATURATION = 46, "leads from a saturating op to a logarithm of the distance to its bound"
+    PERIOD = 47, "part of a product of which the rest by a period is taken"
 
     @property
     def converts(self) -> bool:
@@ -71,5 +72,5 @@ class Reason(enum.IntEnum):
         """Whether a vertex with this reason is float32 for what rounding would make of values."""
         return self in (
             *(Reason.DECOMPOSITION, Reason.SMALL_STEP, Reason.DISTANCE),
-            *(Reason.CONSTANT_OPERAND, Reason.POSITION, Reason.SATURATION),
+            *(Reason.CONSTANT_OPERAND, Reason.POSITION, Reason.SATURATION, Reason.PERIOD),
         )

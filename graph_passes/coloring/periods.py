@@ -1,0 +1,57 @@
+"""Periods: products of which nothing but the rest by a period is used.
+
+    FloorMod(bits x generator, 2)                         parities
+    FloorMod(x w + pi, 2 pi)                              wrapped phases
+    ConcatV2(Sin(2 pi x w), Cos(2 pi x w)), Complex(...)  features of random frequencies
+
+A product is rounded by its size, and what is left of it by a period is smaller: beyond 256 the
+parity of a bfloat16 number is 0, and an angle is any. So the product stays float32, and so does
+what lies between it and its period, and between the last products and its operands. A sine alone is
+an activation, and so is its gradient, a cosine: they are joined by none of these ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
+from graph_passes.coloring.ways import what_is_before
+from graph_passes.ir.adjacency import walk
+from graph_passes.ops.reasons import Reason
+
+MOST_OPS = 32
+"""Between a product and its period, and between sines and where they are joined."""
+
+_MODULOS = ("FloorMod", "Mod", "TruncateMod")
+_JOINS = ("Complex", "ConcatV2", "Pack")
+_ANGLES = frozenset(("Cos", "Sin"))
+
+
+def keep_periods(coloring: Coloring) -> None:
+    """Keeps products of which the rest by a period is taken in float32."""
+    codes, view, producers = coloring.list_codes, coloring.view, coloring.edges.producers
+
+    def near(number: int, goes_on: Callable[[int], bool]) -> list[int]:
+        def makers(vertex: int) -> Sequence[int]:
+            return producers(vertex) if goes_on(vertex) else ()
+
+        return list(islice(walk(view.producers(number), makers), MOST_OPS))
+
+    def is_moved(vertex: int) -> bool:
+        return codes[vertex] == CLEAR or view.op_of(vertex) == "Mul"
+
+    roots = {*view.of_op(*_MODULOS)}
+    integers = {view.makers(number)[0] for number in roots}
+    roots |= {number for number in integers if number >= 0 and view.nodes[number].op == "Cast"}
+    if view.ops >= _ANGLES:
+        for number in view.of_op(*_JOINS):
+            angles = [v for v in near(number, is_moved) if view.op_of(v) in _ANGLES]
+            if {*map(view.op_of, angles)} == _ANGLES:
+                roots.update(view.vertex_nodes[vertex] for vertex in angles)
+    for root in sorted(roots):
+        way = near(root, lambda vertex: codes[vertex] in (CLEAR, INFER))
+        products = [vertex for vertex in way if codes[vertex] == ALLOW]
+        before = [v for product in products for v in what_is_before(coloring, product)]
+        if products:
+            coloring.block([*way, *before], Reason.PERIOD)
