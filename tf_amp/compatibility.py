@@ -198,6 +198,8 @@ _LOSS_SCALE = (
     # Read.
     Member(f"{_EAGER}.context", "Context.host_address_space", ("self",)),
     Member("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext"),
+    Member("tensorflow.python.ops.control_flow_v2_func_graphs", "ControlFlowFuncGraph"),
+    Member("tensorflow.python.ops.control_flow_v2_func_graphs", "WhileBodyFuncGraph"),
     Member("tensorflow.python.trackable.base", "Trackable._lookup_dependency"),
     Member("tensorflow.python.trackable.base", "Trackable._track_trackable"),
     Member("tensorflow.python.trackable.base", "Trackable._trackable_children"),

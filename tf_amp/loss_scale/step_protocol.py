@@ -3,8 +3,8 @@
 A step is `scale_loss`, then optionally `unscale`, then `apply_gradients`. Python sees a call only
 while it runs eagerly or is being traced, so a step is not judged by the one before it:
 `apply_gradients` unscales, as Keras 3 does, unless the call itself says that it was done already.
-It need not say so where `unscale` was called in the same graph, or was executed eagerly as it is:
-there Python sees both calls of every step or of none.
+It need not say so where `unscale` was called in the same function, or was executed eagerly as it
+is: there Python sees both calls of every step or of none.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import enum
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from tf_amp.loss_scale.gradients import VariableUnderflow, measure_underflow
 
@@ -41,8 +42,21 @@ _EAGER = _Eager()
 
 
 def current_place() -> Any:
-    """Where a call takes place: the graph being built, or one object for all eager calls."""
-    return _EAGER if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    """Where a call takes place: the function being traced, or one object for all eager calls.
+
+    Loops and branches are traced with what is around them, and are a part of it.
+    """
+    *_, outermost = _places()
+    return outermost
+
+
+def _places() -> Iterator[Any]:
+    """The branch or body being built, those around it, and the function or graph they are in."""
+    place = _EAGER if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    yield place
+    while isinstance(place, control_flow.ControlFlowFuncGraph):
+        place = place.outer_graph
+        yield place
 
 
 class Phase(enum.Enum):
@@ -107,7 +121,10 @@ class StepProtocol:
                 "than they are by the loss scale."
             )
         self._local.phase = Phase.UNSCALED
-        self._local.place = weakref.ref(current_place())
+        # What is around a branch does not know whether it ran.
+        bodies = control_flow.WhileBodyFuncGraph
+        place = next(place for place in _places() if not isinstance(place, bodies))
+        self._local.place = weakref.ref(place)
 
     def gradients_need_unscaling(self, unscaled: bool | None = None) -> bool:
         """Ends the step and says whether its gradients still have to be unscaled.
@@ -130,7 +147,7 @@ class StepProtocol:
             self._local.phase = Phase.READY
             return not unscaled
         if phase is Phase.APPLIED or (
-            phase is Phase.UNSCALED and self._local.place() is not current_place()
+            phase is Phase.UNSCALED and self._local.place() not in _places()
         ):
             self.abandon_step()
             raise LossScaleProtocolError(_NOT_KNOWN)
@@ -165,10 +182,10 @@ class StepProtocol:
 
 _NOT_KNOWN = (
     "Whether these gradients are still scaled cannot be known: unscale() was called in another "
-    "function than apply_gradients(), or for the apply_gradients() before this one, and calls that "
-    "are traced are not seen again. Received: unscaled=None. Say it in the call: "
-    "apply_gradients(..., unscaled=True) for gradients that came out of unscale(), unscaled=False "
-    "for others."
+    "function than apply_gradients(), in a branch alone, or for the apply_gradients() before this "
+    "one, and calls that are traced are not seen again. Received: unscaled=None. Say it in the "
+    "call: apply_gradients(..., unscaled=True) for gradients that came out of unscale(), "
+    "unscaled=False for others."
 )
 
 

@@ -49,6 +49,16 @@ def own_step_that_scales(self, x):
         loss, _, tape = self.take(x)
         self.optimizer.minimize(loss, self.trainable_weights, tape=tape)
     return {"loss": loss}
+def own_step_in_a_branch(self, x):
+    weights = self.trainable_weights
+    def gradients():
+        loss, scaled, tape = self.take(x, self.optimizer.scale_loss)
+        return loss, *tape.gradient(scaled, weights)
+    def zeros():
+        return 0.0, *map(tf.zeros_like, weights)
+    loss, *found = tf.cond(tf.reduce_all(tf.math.is_finite(x)), gradients, zeros)
+    self.update(self.optimizer, found)
+    return {"loss": loss}
 def own_optimizers(self, x):
     loss, _, tape = self.take(x)
     self.update(self.own, tape.gradient(loss, self.trainable_weights))
@@ -140,6 +150,7 @@ print({
     "beside functions": heard(eager_beside_functions),
     "own step": heard(fit, own_step),
     "that scales": heard(fit, own_step_that_scales),
+    "in a branch": heard(fit, own_step_in_a_branch) if library is keras else [],
     "own optimizers": heard(fit, own_optimizers),
     "loop": heard(loop_of_a_compiled_model),
     "one loss": heard(two_optimizers, True),
@@ -187,6 +198,13 @@ def test_a_step_of_the_models_own(heard, library: str) -> None:
         assert "applies gradients with Adam, the optimizer of compile(), of a loss that" in line
         assert "optimizer.minimize(loss, variables, tape=tape)" in line
     assert heard["that scales"] == [ANNOUNCED]
+
+
+def test_a_step_that_scales_in_a_branch(heard, library: str) -> None:
+    """A branch is traced with the step that it is a part of."""
+    if library != "keras":
+        pytest.skip("optimizers of tf_keras have minimize()")
+    assert heard["in a branch"] == [ANNOUNCED]
 
 
 def test_an_optimizer_of_compile_that_nobody_uses_is_not_announced(heard) -> None:

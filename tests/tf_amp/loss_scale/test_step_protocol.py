@@ -139,6 +139,50 @@ def test_what_was_unscaled_in_another_function_must_be_said(toolbox) -> None:
     assert value(toolbox, variable) == [1.0, 2.0]
 
 
+def test_gradients_that_a_loop_unscales_and_adds_up(toolbox) -> None:
+    """Micro-batches in a `tf.range`: its body is traced with the function around it."""
+    optimizer, variable = make(toolbox)
+
+    @tf.function
+    def step() -> None:
+        total = tf.zeros_like(toolbox.tensor(variable))
+        for _ in tf.range(4):
+            total += optimizer.unscale(gradients_of(toolbox, optimizer, variable))[0]
+        optimizer.apply_gradients([(total / 4, variable)])
+
+    if toolbox.family == "keras":
+        optimizer.build([variable])
+    step()
+    step()
+    assert value(toolbox, variable) == [-1.0, 0.0]
+
+
+@pytest.mark.parametrize("half", ["unscale", "apply"])
+def test_one_half_of_a_step_in_a_branch(toolbox, half: str) -> None:
+    """What is around a branch does not know whether it ran, but what is in it knows the rest."""
+    optimizer, variable = make(toolbox)
+
+    @tf.function(autograph=False)
+    def step(yes: tf.Tensor) -> tf.Tensor:
+        gradients = gradients_of(toolbox, optimizer, variable)
+        if half == "unscale":
+            unscale = lambda: optimizer.unscale(gradients)  # noqa: E731
+            gradients = tf.cond(yes, unscale, lambda: gradients)
+            return optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+        pairs = list(zip(optimizer.unscale(gradients), [variable], strict=True))
+        return tf.cond(yes, lambda: optimizer.apply_gradients(pairs), lambda: yes)
+
+    if toolbox.family == "keras":
+        optimizer.build([variable])
+    if half == "unscale":
+        with pytest.raises(LossScaleProtocolError, match=r"cannot be known.*in a branch alone"):
+            step(tf.constant(True))
+    else:
+        step(tf.constant(True))
+        step(tf.constant(False))
+    assert value(toolbox, variable) == ([1.0, 2.0] if half == "unscale" else [0.0, 1.0])
+
+
 @pytest.mark.parametrize("said", [False, True])
 def test_unscaling_on_some_steps_only(toolbox, said: bool) -> None:
     """A function takes the gradients, and the loop looks at every second of them."""
