@@ -74,11 +74,12 @@ class UnscaledNotice:
 
 _TEXT = (
     "%r trains in float16, and no loss scale of tf_amp's is in it: it updates variables with "
-    "gradients that were computed in float16, where small ones become 0. A loop that updates "
-    "variables by hand scales by hand: manager = LossScaleManager(StaticLossScale(1024)) of "
-    "tf_amp.loss_scale, the gradients of manager.multiply(loss), then manager.unscale(gradients). "
-    "A v1 graph gets a loss scale where it is built: "
-    "optimizer = tf_amp.enable_mixed_precision_graph_rewrite(optimizer). bfloat16 needs none: "
+    "gradients that were computed in float16, where small ones become 0. An optimizer gets a loss "
+    "scale before compile(), or before a v1 graph is built with it: "
+    "optimizer = tf_amp.enable_mixed_precision_graph_rewrite(optimizer); a custom loop then takes "
+    "the gradients of optimizer.scale_loss(loss). A loop that updates variables by hand scales by "
+    "hand: manager = LossScaleManager(StaticLossScale(1024)) of tf_amp.loss_scale, the gradients "
+    "of manager.multiply(loss), then manager.unscale(gradients). bfloat16 needs none: "
     f"{DTYPE}=bfloat16. If the loss is scaled otherwise, or is to be as it is: "
     f"{ENABLE_LOSS_SCALING}=0 says so."
 )

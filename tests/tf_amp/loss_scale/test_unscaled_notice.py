@@ -111,6 +111,32 @@ def test_compiled_by_xla(run_forked: RunPython) -> None:
     assert done.stdout.splitlines() == ["step", "True"]
 
 
+OF_COMPILE = """
+import numpy as np
+import keras
+import tf_amp
+
+def fit(optimizer):
+    model = keras.Sequential([keras.layers.Dense(64, "relu"), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", jit_compile=False)
+    model.fit(np.ones((32, 64), "f"), np.ones((32, 1), "f"), verbose=0)
+
+fit(tf_amp.enable_mixed_precision_graph_rewrite(keras.optimizers.Adam()))
+if {passed}:
+    fit(tf_amp.enable_mixed_precision_graph_rewrite(keras.optimizers.SGD()))
+else:
+    fit(keras.optimizers.SGD())
+"""
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_a_second_optimizer(run_forked: RunPython, *, passed: bool) -> None:
+    """A call gives a loss scale to the optimizer that is passed in, and the others need theirs."""
+    lines = said(run_forked(START + OF_COMPILE.format(passed=passed), NOT_BY_ENABLE))
+    assert len(lines) == (not passed)
+    assert all("An optimizer gets a loss scale before compile()" in line for line in lines)
+
+
 FIT = """
 import numpy as np
 import keras
