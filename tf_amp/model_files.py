@@ -130,3 +130,23 @@ def load_keras(path: Path, *, allow_lambda: bool = False) -> Any:
         return keras.saving.load_model(path, compile=False, safe_mode=not allow_lambda)
     except Exception as error:  # whatever the layers of a model raise
         raise ModelError(f"Keras cannot load {str(path)!r}: {error}") from error
+
+
+def keras_inputs(model: Any, path: Path) -> list[Any]:
+    """The symbolic inputs of a Keras model.
+
+    Args:
+        model: the model.
+        path: its file, for messages.
+
+    Raises:
+        ModelError: it tells of none.
+    """
+    try:
+        return list(model.inputs)
+    except (AttributeError, TypeError) as error:
+        told = str(error).rstrip(".")
+        raise ModelError(
+            f"{str(path)!r} does not tell what the model takes: {told}. Build it, or call it once, "
+            "before it is saved; of a subclass of Model give what `model.export(DIRECTORY)` makes."
+        ) from error

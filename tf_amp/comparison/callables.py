@@ -15,6 +15,7 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 from tf_amp.model_files import (
     ModelError,
     ends,
+    keras_inputs,
     load_keras,
     read_graph,
     read_message,
@@ -139,13 +140,16 @@ def _tags(path: Path) -> list[str] | None:
 
 def _of_keras(path: Path) -> Signature:
     model = load_keras(path)
-    specs = {x.name: tf.TensorSpec(x.shape, x.dtype) for x in model.inputs}
+    specs = {x.name: tf.TensorSpec(x.shape, x.dtype) for x in keras_inputs(model, path)}
 
     @tf.function(reduce_retracing=True)
     def run(fed: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         given = [fed[name] for name in specs]
-        outputs = tf.nest.flatten(model(given if len(given) > 1 else given[0], training=False))
-        return {f"output_{number}": output for number, output in enumerate(outputs)}
+        made = model(given if len(given) > 1 else given[0], training=False)
+        # As in the SavedModel that Keras exports.
+        if isinstance(made, dict) and all(map(tf.is_tensor, made.values())):
+            return made
+        return {f"output_{number}": output for number, output in enumerate(tf.nest.flatten(made))}
 
     return Signature(specs, run)
 

@@ -170,7 +170,8 @@ def differences(
         judged = other.run(sample)
         if lacking := sorted(right.keys() - judged.keys()):
             raise ModelError(
-                f"The second model lacks the output {lacking[0]!r} of the signature {key!r}."
+                f"The second model lacks the output {lacking[0]!r} of the signature {key!r}. It "
+                f"has: {', '.join(sorted(judged))}."
             )
         for name, value in right.items():
             if value.shape != judged[name].shape:

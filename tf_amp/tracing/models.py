@@ -17,6 +17,7 @@ from tf_amp.hosts.process_record import variables_set
 from tf_amp.model_files import (
     ModelError,
     ends,
+    keras_inputs,
     load_keras,
     read_graph,
     read_message,
@@ -88,7 +89,7 @@ def _keras_graph(path: Path) -> tuple[GraphDef, ReadShapes]:
     import tensorflow as tf
 
     model = load_keras(path)
-    specs = [tf.TensorSpec(x.shape, x.dtype, name=x.name) for x in model.inputs]
+    specs = [tf.TensorSpec(x.shape, x.dtype, name=x.name) for x in keras_inputs(model, path)]
     call = tf.function(lambda *inputs: model([*inputs] if len(inputs) > 1 else inputs[0]))
     traced = call.get_concrete_function(*specs).graph
     graph = traced.as_graph_def()

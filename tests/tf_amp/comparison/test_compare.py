@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -174,3 +175,15 @@ def test_a_model_that_fails_says_so(tmp_path: Path) -> None:
     model = save_function(tmp_path / "model", lambda x: {"y": tf.reshape(x, (3, -1))})
     with pytest.raises(ModelError, match=r"fails with inputs of the shapes x: \(8, 4\)"):
         compare(model, model, rounds=0)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_keras_file_has_the_names_of_what_is_made_of_it(tmp_path: Path, named: bool) -> None:
+    given = keras.Input((4,), name="given")
+    made = [keras.layers.Dense(size)(given) for size in (3, 2)]
+    model = keras.Model(given, dict(zip(("logits", "value"), made, strict=True)) if named else made)
+    model.save(tmp_path / "model.keras")
+    model.export(tmp_path / "exported", verbose=False)
+    found = of(compare(tmp_path / "model.keras", tmp_path / "exported", rounds=0))
+    assert found.keys() == ({"logits", "value"} if named else {"output_0", "output_1"})
+    assert max(output.max_abs for output in found.values()) < 1e-5

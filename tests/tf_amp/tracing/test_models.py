@@ -35,6 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "graph.pbtxt").write_text(text_format.MessageToString(graph.as_graph_def()))
     (folder / "text.pb").write_text("no graph")
     (folder / "broken.keras").write_text("no model")
+    keras.Sequential([hidden, head]).save(folder / "unbuilt.keras")
     (folder / "empty").mkdir()
     return folder
 
@@ -56,6 +57,7 @@ def test_both_products_of_a_model_are_planned(models: Path, name: str) -> None:
         ("none.pb", "no file"),
         ("text.pb", "neither a GraphDef"),
         ("broken.keras", "Keras cannot load"),
+        ("unbuilt.keras", "Build it, or call it once, before it is saved"),
         ("empty", "no SavedModel"),
     ],
 )
