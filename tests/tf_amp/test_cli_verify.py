@@ -40,11 +40,25 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     module.weight = weight
     tf.saved_model.save(module, str(folder / "saved"))
+    bias = tf.Variable(tf.ones([8]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])])
+    def branches(x: tf.Tensor) -> tf.Tensor:
+        y = tf.matmul(tf.matmul(x, weight), weight)
+        total = tf.reduce_sum(y)
+        if total > 0:
+            weight.assign_sub(total * weight)
+            bias.assign_sub(total * bias)
+        return y
+
+    # Another optimizer of Grappler makes copies of both branches.
+    definition = branches.get_concrete_function().graph.as_graph_def()
+    (folder / "branches.pb").write_bytes(definition.SerializeToString())
     return folder
 
 
 @pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
-@pytest.mark.parametrize("name", ["same.pb", "saved"])
+@pytest.mark.parametrize("name", ["same.pb", "saved", "branches.pb"])
 def test_both_plans_are_the_same(
     run_forked: RunPython, models: Path, name: str, dtype: str
 ) -> None:

@@ -90,8 +90,11 @@ def run_upstream(meta_graph: meta_graph_pb2.MetaGraphDef, dtype: str) -> graph_p
     Raises:
         UpstreamError: TensorFlow refused what the pass had made of the graph.
     """
+    config = only(FIELDS[dtype])
+    # What runs all the same copies branches under names of its own.
+    config.graph_options.rewrite_options.disable_tfg_optimizer = True
     try:
-        return tf_optimizer.OptimizeGraph(only(FIELDS[dtype]), meta_graph)  # type: ignore[no-any-return]
+        return tf_optimizer.OptimizeGraph(config, meta_graph)  # type: ignore[no-any-return]
     except errors.OpError as error:
         raise UpstreamError(error.message.partition("\n")[0]) from error
 
