@@ -103,6 +103,29 @@ def test_preserved_cast(oracle: Oracle) -> None:
     assert converted(before, theirs) == {"cast1", "allow1"}
 
 
+@shows("control output of a function")
+def test_control_output_of_a_function(oracle: Oracle) -> None:
+    text = """
+    def call(a: float32):
+        read = Identity(a)
+        allow1 = MatMul(read, read)
+        y = Identity(allow1)
+        return y
+
+    x = Const(0.5, [8, 8])
+    called = call(x)
+    out = Identity(called)
+    """
+    before = graph(text)
+    (function,) = before.library.function
+    function.control_ret["read"] = "read"
+    function.signature.control_output.append("read")
+    result = rewrite_graph_def(before, parity_config(oracle), preserve=("out",))
+    theirs = oracle.rewrite(meta_graph(before, ("out",)))
+    ours, other = ({s.node for s in retyped(before, g)} for g in (result.proto, theirs))
+    assert ours - other == {"read"}
+
+
 @shows("Cast on another device")
 def test_cast_on_another_device(oracle: Oracle) -> None:
     text = """
