@@ -15,7 +15,7 @@ from tf_amp.env_variables import ENABLE, ENABLE_GRAPH_REWRITE, RULES
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from tf_amp.tracing.bisection import Check, Found
+    from tf_amp.tracing.bisection import Found
 
 _RULES = "tf_amp_rules.toml"
 
@@ -68,8 +68,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"tf-amp bisect: error: {error}", file=sys.stderr)
         return 2
 
+    printed: list[bool] = []  # of each run that ended well: whether the figure was there
+
     def passes(variables: Mapping[str, str]) -> bool:
-        return _passes(command, variables, check, arguments.timeout)
+        output = _output(command, variables, arguments.timeout)
+        if output is None or check is None:
+            return output is not None
+        printed.append(bool(check.figures(output)))
+        return check.holds(output)
 
     try:
         own = os.environ.get(RULES, "").strip()
@@ -77,6 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
         done = bisect(passes, lambda line: print(line, file=sys.stderr, flush=True), rules=rules)
     except (BisectionError, OSError) as error:
         print(f"tf-amp bisect: {error}", file=sys.stderr)
+        if check and printed and not any(printed):
+            print(
+                f"No run printed a figure {check.name!r}, so none could pass --check. Write it as "
+                f"'{check.name}: 0.25' or '{check.name}=0.25'.",
+                file=sys.stderr,
+            )
         return 1
     for found in done.found:
         print("\n".join(_described(found)))
@@ -93,21 +105,19 @@ def run(arguments: argparse.Namespace) -> int:
     return not done.passes
 
 
-def _passes(
-    command: list[str], variables: Mapping[str, str], check: Check | None, timeout: float | None
-) -> bool:
-    """Whether one run of a program does what it should."""
+def _output(command: list[str], variables: Mapping[str, str], timeout: float | None) -> str | None:
+    """What one run of a program prints; None if it fails or takes too long."""
     on = {} if os.environ.get(ENABLE_GRAPH_REWRITE, "").strip() else {ENABLE: "1"}
     child = programs.start(command, {**on, **variables}, subprocess.PIPE)
     try:
         output, _ = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         programs.stop(child)
-        return False
+        return None
     except BaseException:
         programs.stop(child)
         raise
-    return child.returncode == 0 and (check is None or check.holds(output))
+    return output if child.returncode == 0 else None
 
 
 def _described(found: Found) -> list[str]:

@@ -58,10 +58,14 @@ class Check:
             raise ValueError(f"a check is NAME < FIGURE, or with <=, > or >=; received {text!r}")
         return cls(found[1], found[2], float(found[3]))
 
+    def figures(self, output: str) -> list[str]:
+        """The figures of that name."""
+        pattern = rf"(?<![\w.]){re.escape(self.name)}['\"]?\s*[:=]?\s*({_FIGURE})(?!\w)"
+        return re.findall(pattern, output, re.IGNORECASE)
+
     def holds(self, output: str) -> bool:
         """Whether it holds for the last such figure; not where that is NaN or there is none."""
-        pattern = rf"(?<![\w.]){re.escape(self.name)}['\"]?\s*[:=]?\s*({_FIGURE})(?!\w)"
-        figures = re.findall(pattern, output, re.IGNORECASE)
+        figures = self.figures(output)
         return bool(figures) and bool(_COMPARISONS[self.comparison](float(figures[-1]), self.bound))
 
 

@@ -113,3 +113,16 @@ def test_what_no_conversion_breaks(
     done = run_python(MAIN, env, args=("bisect", *command), check=False)
     assert done.returncode == 1
     assert said in done.stderr
+
+
+@pytest.mark.parametrize("convert", [True, False])
+def test_a_figure_that_is_never_printed(
+    run_python: RunPython, tmp_path: Path, convert: bool
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM if convert else "print('loss:', 1)")
+    command = ("--", sys.executable, "-m", "tf_amp", "run", str(tmp_path / "train.py"))
+    for name, missing in (("los", True), ("loss", False)):
+        args = ("bisect", "--check", f"{name} > 1e9", *command)
+        done = run_python(MAIN, CONVERTS, args=args, check=False)
+        assert done.returncode == 1
+        assert ("No run printed a figure 'los'" in done.stderr) == missing
