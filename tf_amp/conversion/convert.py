@@ -20,6 +20,7 @@ from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from graph_passes import FunctionRemarks, PrecisionConfig
+from graph_passes.ir.eligibility import node_name
 from tf_amp.conversion import weights as weights_module
 from tf_amp.conversion.checkpoint import rewrite_checkpoint
 from tf_amp.conversion.graphs import ConvertedGraph, convert_graph, convert_meta_graph
@@ -41,6 +42,7 @@ _log = logging.getLogger("tf_amp")
 Interface = Literal["float32", "target"]
 _VARIABLES = "variables"
 _FINGERPRINT = "fingerprint.pb"
+_NAMES_ITS_OUTPUTS = "The model names its outputs in its signatures; leave out outputs."
 
 
 class NothingToConvertError(ModelError):
@@ -166,7 +168,7 @@ class _Job:
         self, source: Path, path: Path, progress: Progress
     ) -> tuple[tuple[FunctionRemarks, ...], Mapping[str, str]]:
         if self.outputs:
-            raise ModelError("A SavedModel names its outputs in its signatures; leave out outputs.")
+            raise ModelError(_NAMES_ITS_OUTPUTS)
         progress(f"reading {source.name}")
         file = saved_model_file(source)
         saved = read_message(file, SavedModel)
@@ -214,9 +216,12 @@ class _Job:
                     "The variables of a MetaGraph are in checkpoints beside it, which stay as "
                     "they are. Convert a SavedModel, or leave out weights."
                 )
+            if self.outputs and message.signature_def:
+                raise ModelError(_NAMES_ITS_OUTPUTS)
+            fetched = self._fetched(message.graph_def)
             if self.io == "target":
                 retype_meta_graph(message, self.config.target)
-            done = convert_meta_graph(message, self.config, source.stem)
+            done = convert_meta_graph(message, self.config, source.stem, fetched)
         else:
             fetched = self._fetched(message)
             if self.io == "target":
@@ -230,10 +235,10 @@ class _Job:
     def _fetched(self, graph: GraphDef) -> set[str]:
         if not self.outputs:
             return set(ends(graph))
-        names = {node.name for node in graph.node}
-        if unknown := sorted(set(self.outputs) - names):
+        outputs = {node_name(name.strip()) for name in self.outputs}
+        if unknown := sorted(outputs - {node.name for node in graph.node}):
             raise ModelError(f"The graph has no node {unknown[0]!r}, which is to be an output.")
-        return {*self.outputs, *(node.name for node in graph.node if node.op == "Placeholder")}
+        return outputs | {node.name for node in graph.node if node.op == "Placeholder"}
 
 
 def _require_changes(done: Collection[ConvertedGraph]) -> None:

@@ -34,15 +34,23 @@ class ConvertedGraph:
     changed: bool
 
 
-def convert_meta_graph(meta: MetaGraphDef, config: PrecisionConfig, name: str) -> ConvertedGraph:
+def convert_meta_graph(
+    meta: MetaGraphDef, config: PrecisionConfig, name: str, fetched: Collection[str] = ()
+) -> ConvertedGraph:
     """Converts the graph of a MetaGraph, in place; signatures, collections and objects stay.
+
+    Args:
+        meta: the MetaGraph.
+        config: what to convert to.
+        name: the graph's name, for people.
+        fetched: nodes that are fed or fetched, where no signature tells; by default its ends.
 
     Raises:
         ModelError: the graph is invalid, or was not converted because something failed.
     """
     preserve = {node_name(name) for name in _named_tensors(meta)}
     if not meta.signature_def:
-        preserve.update(ends(meta.graph_def))
+        preserve.update(fetched or ends(meta.graph_def))
     roots = set(meta.object_graph_def.concrete_functions) - {""}
     done = convert_graph(meta.graph_def, config, name, preserve=preserve, roots=roots)
     if done.changed:

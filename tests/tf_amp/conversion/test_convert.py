@@ -253,6 +253,18 @@ def test_frozen_graph(folder: Path, tmp_path: Path, io: str) -> None:
     assert done.bytes_after < 0.8 * done.bytes_before
 
 
+@pytest.mark.parametrize("name", ["frozen.pb", "graph.meta"])
+def test_outputs_are_named_as_nodes_or_as_tensors(folder: Path, tmp_path: Path, name: str) -> None:
+    graph = read_graph(folder / name)
+    relu = next(n.name for n in getattr(graph, "graph_def", graph).node if n.op == "Relu")
+    convert(folder / name, tmp_path / f"all_{name}")
+    convert(folder / name, tmp_path / name, outputs=[f"{relu}:0", " y"])
+    for made, dtype in ((f"all_{name}", tf.bfloat16), (name, tf.float32)):
+        graph = read_graph(tmp_path / made)
+        nodes = {node.name: node for node in getattr(graph, "graph_def", graph).node}
+        assert nodes[relu].attr["T"].type == dtype.as_datatype_enum
+
+
 def test_meta_graph(folder: Path, tmp_path: Path) -> None:
     convert(folder / "graph.meta", tmp_path / "out.meta")
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
