@@ -33,7 +33,7 @@ from tf_amp.hosts.process_record import PROCESS, config_of
 from tf_amp.hosts.session import TITLE, config_of_sessions
 from tf_amp.loss_scale.history import LOSS_SCALE_EVENTS
 
-_REMARKS = re.compile(r"remarks_(.*)\.jsonl(\.gz)?")
+_REMARKS = re.compile(r"remarks_(.*_(\d+))\.jsonl(\.gz)?")
 
 
 ReadShapes: TypeAlias = Callable[[], Mapping[str, Mapping[str, Any]]]
@@ -185,7 +185,7 @@ def _read_folder(folder: Path) -> Trace:
     process = _read_json(folder / PROCESS)
     status = _read_json(folder / STATUS) if (folder / STATUS).exists() else {}
     found = [(path, name) for path in folder.iterdir() if (name := _REMARKS.fullmatch(path.name))]
-    found.sort(key=lambda pair: pair[1][1].rpartition("_")[2])  # by number
+    found.sort(key=lambda pair: int(pair[1][2]))
     configs = functools.cache(
         lambda compiled: config_of(folder, process["config"], compiled=compiled)
     )
@@ -205,12 +205,17 @@ def _read_folder(folder: Path) -> Trace:
             config = config_of_sessions(config)
         before = folder / f"graphdef_preop_{name[1]}.pb"
         shapes = folder / f"shapes_{name[1]}.json.gz"
-        if before.exists() and shapes.exists():
-            read = functools.partial(_read_graph, before)
-            read_shapes = functools.partial(_read_json, shapes)
-            preserved = folder / f"preserved_{name[1]}.json"
-            kept = json.loads(_content(preserved)) if preserved.exists() else ()
-            graphs.append(TracedGraph(remarks, config, read, read_shapes, tuple(kept)))
+        for part in (before, shapes):
+            if not part.exists():
+                raise TraceError(
+                    f"{str(part)!r} is missing, which {path.name!r} needs beside it. Give the "
+                    "whole directory, or delete all files of that graph."
+                )
+        read = functools.partial(_read_graph, before)
+        read_shapes = functools.partial(_read_json, shapes)
+        preserved = folder / f"preserved_{name[1]}.json"
+        kept = json.loads(_content(preserved)) if preserved.exists() else ()
+        graphs.append(TracedGraph(remarks, config, read, read_shapes, tuple(kept)))
     title = f"{process.get('script') or folder.name}, process {process.get('process')}"
     return Trace(title, process, status, tuple(_without_parts(graphs)), _read_events(folder))
 

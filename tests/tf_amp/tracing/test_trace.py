@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -219,4 +220,25 @@ def test_what_is_damaged_or_of_another_release_is_an_error(directory: Path, tmp_
     process = next(copy.rglob("process.json"))
     process.write_text(json.dumps({**json.loads(process.read_text()), "config": {"new": 1}}))
     with pytest.raises(TraceError, match="no configuration that this release knows"):
+        read_traces(copy)
+
+
+def test_graphs_come_in_the_order_of_their_numbers(directory: Path, tmp_path: Path) -> None:
+    """Numbers have four digits, until there are more graphs."""
+    copy = shutil.copytree(directory, tmp_path / "trace")
+    for path in copy.rglob("*_000?.*"):
+        later = "1000" if "step" in path.name else "999"
+        path.rename(path.with_name(re.sub(r"_000(\d)\.", rf"_{later}\1.", path.name)))
+    names = [[graph.remarks.name for graph in read_traces(d)[0].graphs] for d in (directory, copy)]
+    assert names[0] != names[1]
+    assert names[1] == sorted(names[0], key="step".__eq__)
+
+
+@pytest.mark.parametrize("kind", ["shapes", "graphdef_preop"])
+def test_a_graph_of_which_a_file_is_missing_is_an_error(
+    directory: Path, tmp_path: Path, kind: str
+) -> None:
+    copy = shutil.copytree(directory, tmp_path / "trace")
+    next(copy.rglob(f"{kind}_*looped*")).unlink()
+    with pytest.raises(TraceError, match=f"{kind}_.*looped.* is missing"):
         read_traces(copy)
