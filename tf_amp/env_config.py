@@ -272,8 +272,9 @@ Blanks around a value and around the commas of a list are ignored. A call argume
 variable, a variable over the default.
 
 A value that cannot be parsed is an error at `import tensorflow`, never "off", where one of the
-enabling variables is set; without them the others do nothing. A variable whose name looks like
-these but is none of them gets a warning with the nearest name.
+enabling variables is set. Without them the others do nothing unless a call switches AMP on, which a
+warning says when the first function or session runs. A variable whose name looks like these but is
+none of them gets a warning with the nearest name.
 """
 
 _RULES = """\

@@ -1,7 +1,8 @@
-"""Says once that a variable of ours was changed after it had been read, and so does nothing.
+"""Says once that a variable of ours does nothing, as it was changed after it had been read.
 
-It is looked for where it would have counted: when a function is traced, when a session is about to
-run, and at the end of a process that had done one of the two before.
+Or as it is set without one that switches AMP on. Both are looked for where the variable would have
+counted: when a function is traced, when a session is about to run, and at the end of a process that
+had done one of the two before.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tf_amp.compatibility import LATE_SETTINGS, require
 from tf_amp.env_variables import (
     DISABLE_CALL,
+    ENABLE,
     ENABLE_CALL,
     ENABLING_VARIABLES,
     VARIABLES,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from tf_amp.plan import Plan
 
 _log = logging.getLogger("tf_amp")
+_READ_THEM = ("tf_amp.api", "tf_amp.installation", "tf_amp.model_api")
 _NAMES = tuple(name for variable in VARIABLES for name in (variable.name, *variable.legacy))
 
 
@@ -68,7 +71,9 @@ class _Watch:
 
     def _checked(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def checked(*args: Any, **kwargs: Any) -> Any:
-            self._ran = True
+            if not self._ran:
+                self._ran = True
+                _say_unused()
             if self._environ != self._seen:
                 self._look()
             return original(*args, **kwargs)
@@ -99,6 +104,26 @@ class _Watch:
             atexit.unregister(self._end)
         ensure_visible()
         _log.warning("%s", said)
+
+
+def _say_unused() -> None:
+    """Warns of variables that are set where none says on or off and no call can have read them."""
+    if not sys.modules.keys().isdisjoint(_READ_THEM) or any(map(_is_set, ENABLING_VARIABLES)):
+        return
+    if unused := [name for name in _NAMES if _is_set(name)]:
+        ensure_visible()
+        _log.warning(
+            "%s: set, but AMP is off, so this does nothing. %s=1 before `import tensorflow`, or "
+            "%s, switches it on; %s=0 ends this line.",
+            ", ".join(unused),
+            ENABLE,
+            ENABLE_CALL,
+            ENABLE,
+        )
+
+
+def _is_set(name: str) -> bool:
+    return bool(os.environ.get(name, "").strip())
 
 
 def _why_late(changed: list[str]) -> str | None:

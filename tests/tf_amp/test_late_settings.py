@@ -160,6 +160,31 @@ def test_what_counts_or_changes_nothing_is_not_told(
     assert warnings(run_forked, script, env) == []
 
 
+@pytest.mark.parametrize("way", ["", *WAYS])
+@pytest.mark.parametrize(
+    ("env", "call", "told"),
+    [
+        ({f"{REWRITE}_DTYPE": "float16", LOG_PATH: "trace"}, "", True),
+        ({LOG_PATH: " "}, "", False),
+        ({LOG_PATH: "trace", AMP: "0"}, "", False),
+        ({LOG_PATH: "trace", SCALING: "0"}, "", False),
+        (HERE, "tf_amp.enable_mixed_precision_graph_rewrite()", False),
+    ],
+)
+def test_what_is_set_without_a_word_of_on_or_off_is_told_once(
+    run_forked: RunPython, way: str, env: dict[str, str], call: str, told: bool
+) -> None:
+    before = PRELUDE.partition("v1, late")[0] + PRELUDE.partition("_rewrite\n")[2]
+    script = (
+        f"{before}\n{call}\nAMP, v1 = {AMP!r}, tf.compat.v1\n{textwrap.dedent(WAYS.get(way, ''))}"
+    )
+    script = script.replace("os.environ.pop(AMP)", "'0'")
+    lines = run_forked(script, env=env).stderr.splitlines()
+    found = [line for line in lines if "set, but AMP is off" in line]
+    assert len(found) == (told and bool(way))
+    assert all(name in line for line in found for name in (*env, f"{AMP}=1"))
+
+
 def test_nothing_is_told_where_it_cannot_be_seen(run_forked: RunPython) -> None:
     script = """
         from tensorflow.python.client import session
