@@ -102,6 +102,13 @@ def compare(
         )
         if not made[key]:
             raise ModelError("There are no samples.")
+        if len(inputs) == len(other[key].inputs) == 1:
+            # Keras names an input anew when it loads a model.
+            (name,), (theirs,) = inputs, other[key].inputs
+            made[key] = [
+                {theirs: sample[name], **sample} if name in sample else sample
+                for sample in made[key]
+            ]
     figures: list[OutputFigures] = []
     seconds = {}
     for key in one:

@@ -179,7 +179,7 @@ def test_a_model_that_fails_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_keras_file_has_the_names_of_what_is_made_of_it(tmp_path: Path, named: bool) -> None:
-    given = keras.Input((4,), name="given")
+    given = keras.Input((4,))  # which has another name once it is loaded
     made = [keras.layers.Dense(size)(given) for size in (3, 2)]
     model = keras.Model(given, dict(zip(("logits", "value"), made, strict=True)) if named else made)
     model.save(tmp_path / "model.keras")
