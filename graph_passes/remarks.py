@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
+from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
+
 SCHEMA_VERSION = 2
 """Version of the lines that `FunctionRemarks.to_lines` writes."""
 
@@ -73,8 +75,12 @@ class Remark:
 
     @property
     def is_product(self) -> bool:
-        """Whether it is about a node of the allow list: a matrix product or convolution."""
-        return self.kind in ("converted", "kept") and self.op_list == "allow"
+        """Whether it is about a node of the allow list: a matrix product or convolution.
+
+        Products that take the place of sums are none of the program's.
+        """
+        about_node = self.kind in ("converted", "kept")
+        return about_node and self.op_list == "allow" and f"/{ONES_PRODUCT}" not in self.node
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are not empty, as JSON-ready values."""

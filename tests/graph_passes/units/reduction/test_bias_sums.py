@@ -60,6 +60,7 @@ def test_a_product_with_ones_adds_up_in_float32(name):
     after = result.graph_def
     assert not of_op(after, "BiasAddGrad")
     assert result.report.products.total() == 1  # the program's own
+    assert sum(remark.is_product for remark in result.remarks().remarks) == 1
     products = of_op(after, "MatMul")
     assert len(products) == 2
     assert all(product.attr["T"].type == BFLOAT16 for product in products)
