@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tf_amp.cli.conditions import Condition, ConditionError
 from tf_amp.cli.numbers import count_or_none
@@ -20,7 +21,7 @@ from tf_amp.whole_files import write_whole
 if TYPE_CHECKING:
     from graph_passes import Remark
     from tf_amp.tracing.blockers import Search
-    from tf_amp.tracing.jobs import Job
+    from tf_amp.tracing.jobs import Job, JobFunction
     from tf_amp.tracing.trace import Trace, TracedGraph
 
 _SHOWN = 20
@@ -265,32 +266,68 @@ def _show_overview(traces: Sequence[Trace], arguments: argparse.Namespace) -> in
 
 def _show_remarks(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
     from tf_amp.tracing.jobs import jobs_of
+
+    jobs = jobs_of(traces)
+    # Of Casts the large ones matter.
+    found = [
+        _Found(job, function, remark)
+        for job in jobs
+        for function in job.functions
+        for remark in sorted(_chosen(function.graph, arguments), key=_size, reverse=True)
+    ]
+    if not found:
+        told = "No remark fits these filters."
+        names = {
+            f.graph.remarks.name: None for j in jobs for f in j.functions if f.figures.products
+        }
+        if arguments.function and names:
+            told += f" Functions with products: {', '.join(names)}."
+        print(told, file=sys.stderr)
+        return 1
+    if arguments.json:
+        for each in found:
+            where = {"process": each.process, "graph": each.function.graph.remarks.name}
+            print(json.dumps({**where, **each.remark.to_dict()}))
+        return 0
+    largest = sorted(range(len(found)), key=lambda n: _size(found[n].remark), reverse=True)
+    shown = [found[number] for number in sorted(largest[: arguments.limit])]
+    for _, of_function in itertools.groupby(shown, key=lambda each: id(each.function)):
+        _print_remarks(list(of_function))
+    if left := len(found) - len(shown):
+        print(f"{left} more remarks; --limit {len(found)} prints them all.")
+    return 0
+
+
+class _Found(NamedTuple):
+    """A remark that the filters choose, and where it stands."""
+
+    job: Job
+    function: JobFunction
+    remark: Remark
+
+    @property
+    def process(self) -> str:
+        """The process or processes, for people."""
+        of_ranks = f" ({', '.join(self.function.ranks)})" if self.function.ranks else ""
+        return f"{self.job.name}{of_ranks}"
+
+
+def _size(remark: Remark) -> int:
+    return remark.bytes or 0
+
+
+def _print_remarks(found: Sequence[_Found]) -> None:
+    """Prints remarks of one function."""
     from tf_amp.tracing.text import remark_text
 
-    number = 0
-    for job in jobs_of(traces):
-        for function in job.functions:
-            graph = function.graph
-            found = list(_chosen(graph, arguments))
-            remarks = graph.remarks.remarks if found else ()
-            lines_of = {"/".join(filter(None, (r.function, r.node))): r.lines for r in remarks}
-            of_ranks = f" ({', '.join(function.ranks)})" if function.ranks else ""
-            if found and not arguments.json and number < arguments.limit:
-                print(f"{job.name}: {graph.remarks.name}{of_ranks}")
-            # Of Casts the large ones matter.
-            for remark in sorted(found, key=lambda remark: -(remark.bytes or 0)):
-                number += 1
-                if arguments.json:
-                    where = {"process": f"{job.name}{of_ranks}", "graph": graph.remarks.name}
-                    print(json.dumps({**where, **remark.to_dict()}))
-                elif number <= arguments.limit:
-                    print(f"  {remark_text(remark, graph.config, lines_of)}")
-    if not number:
-        print("No remark fits these filters.", file=sys.stderr)
-        return 1
-    if not arguments.json and number > arguments.limit:
-        print(f"{number - arguments.limit} more remarks; --limit {number} prints them all.")
-    return 0
+    job, function, _ = found[0]
+    graph = function.graph
+    of_ranks = found[0].process.removeprefix(job.name)
+    print(f"{job.name}: {graph.remarks.name}{of_ranks}")
+    remarks = graph.remarks.remarks
+    lines_of = {"/".join(filter(None, (r.function, r.node))): r.lines for r in remarks}
+    for each in found:
+        print(f"  {remark_text(each.remark, graph.config, lines_of)}")
 
 
 def _chosen(graph: TracedGraph, arguments: argparse.Namespace) -> Iterator[Remark]:

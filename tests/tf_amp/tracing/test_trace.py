@@ -189,7 +189,8 @@ def test_explain_as_a_page(run_forked: RunPython, directory: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("--op", "Exq"), 1, "No remark fits"),
+        (("--op", "Exq"), 1, "No remark fits these filters.\n"),
+        (("--function", "stepp"), 1, "Functions with products: step"),
         (("--node", "("), 2, "no regular expression"),
         (("--quick", "--html", "/nowhere/report.html"), 1, "cannot be written"),
     ],
@@ -242,3 +243,15 @@ def test_a_graph_of_which_a_file_is_missing_is_an_error(
     next(copy.rglob(f"{kind}_*looped*")).unlink()
     with pytest.raises(TraceError, match=f"{kind}_.*looped.* is missing"):
         read_traces(copy)
+
+
+def test_the_largest_casts_of_all_functions_come_first(
+    run_forked: RunPython, directory: Path
+) -> None:
+    command = ("explain", str(directory), "--op", "Cast")
+    lines = run_forked(MAIN, args=(*command, "--json")).stdout.splitlines()
+    sizes = sorted((json.loads(line).get("bytes", 0) for line in lines), reverse=True)
+    assert len(sizes) > 2
+    printed = run_forked(MAIN, args=(*command, "--limit", "2")).stdout
+    assert printed.count("  cast: Cast ") == 2
+    assert f"{len(sizes) - 2} more remarks" in printed
