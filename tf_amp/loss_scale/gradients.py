@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ _LOGGER = logging.getLogger("tf_amp.loss_scale")
 FINITE, INFINITE, NOT_A_NUMBER = 0, 1, 2
 KIND_NAMES = {FINITE: "finite", INFINITE: "inf", NOT_A_NUMBER: "NaN"}
 _KINDS = len(KIND_NAMES)
+_CLIPS = re.compile(r"(.*/)?clip_by_(value|norm|global_norm|average_norm)(_\d+)?(/.*)?")
 
 
 def select(condition: tf.Tensor, if_true: Any, if_false: Any) -> tf.Tensor:
@@ -65,6 +67,18 @@ def unscale(gradients: Sequence[Any], factor: tf.Tensor) -> list[Any]:
         The gradients in the same order and dtype. `tf.IndexedSlices` stay sparse, None stays None.
     """
     return [_unscale_one(gradient, factor) for gradient in gradients]
+
+
+def clipped_by(gradients: Iterable[Any]) -> str:
+    """The op of a graph that clipped one of some gradients, by its name; "" for none.
+
+    The gradient of something that was clipped is not meant. Eager tensors tell nothing.
+    """
+    for gradient in gradients:
+        name = getattr(getattr(gradient, "op", None), "name", "")
+        if _CLIPS.fullmatch(name) and "gradient_tape/" not in name and "gradients/" not in name:
+            return str(name)
+    return ""
 
 
 def all_finite(gradients: Sequence[Any]) -> tf.Tensor:

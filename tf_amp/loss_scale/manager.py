@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from tf_amp.loss_scale.rule import LossScale, LossScaleState, require_count, res
 from tf_amp.loss_scale.seen_graphs import mark_seen
 from tf_amp.loss_scale.state import CULPRIT, FIELDS, PlannedUpdate, StateVariables, plan_update
 from tf_amp.loss_scale.step_protocol import StepProtocol
+
+_LOGGER = logging.getLogger("tf_amp.loss_scale")
 
 
 class LossScaleManager(tf.__internal__.tracking.Trackable):
@@ -64,6 +67,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         self._reporter = SkipReporter(self._rule)
         self._history = History(name, self._rule.initial_state())
         self._variable_names: list[str] = []
+        self._said_clipped = False
         self._protocols: weakref.WeakSet[StepProtocol] = weakref.WeakSet()
         telemetry.register(self)
 
@@ -141,6 +145,16 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         """
         if not self._rule.scales_loss:
             return list(gradients)
+        if not self._said_clipped and (clip := gradient_math.clipped_by(gradients)):
+            self._said_clipped = True
+            _LOGGER.warning(
+                "Gradients were clipped by %s while they were multiplied by the loss scale, so "
+                "they are far smaller than the bound once they are divided by it. Have the "
+                "optimizer clip (global_clipnorm=, clipnorm=, clipvalue= of Keras), or clip what "
+                "optimizer.unscale(gradients) gives: an optimizer of "
+                "tf_amp.loss_scale.wrap_optimizer() has it, also for compile().",
+                clip,
+            )
         return gradient_math.unscale(gradients, self.scale)
 
     def create_variables(self) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -223,3 +224,47 @@ def test_each_thread_has_a_step_of_its_own() -> None:
     thread.join()
     assert seen == [Phase.READY]
     assert protocol.phase is Phase.SCALED
+
+
+CLIPS = {
+    "global norm": lambda gradients: tf.clip_by_global_norm(gradients, 1.0)[0],
+    "norm": lambda gradients: [tf.clip_by_norm(gradient, 1.0) for gradient in gradients],
+    "value": lambda gradients: [tf.clip_by_value(gradient, -1.0, 1.0) for gradient in gradients],
+    "keras": lambda gradients: [keras.ops.clip(gradient, -1.0, 1.0) for gradient in gradients],
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("unscaled", [True, False])
+def test_scaled_gradients_that_are_clipped_are_told_once(
+    toolbox, caplog: pytest.LogCaptureFixture, clip: str, unscaled: bool
+) -> None:
+    optimizer, variable = make(toolbox)
+
+    def step() -> None:
+        gradients = gradients_of(toolbox, optimizer, variable)
+        gradients = optimizer.unscale(gradients) if unscaled else gradients
+        optimizer.apply_gradients(zip(CLIPS[clip](gradients), [variable], strict=True))
+
+    tf.function(step)()
+    tf.function(step)()
+    said = [message for message in caplog.messages if "Gradients were clipped by" in message]
+    assert len(said) == (not unscaled)
+
+
+def test_gradients_of_what_is_clipped_are_none_that_are(
+    toolbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer, variable = make(toolbox)
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            kept = tf.clip_by_value(toolbox.tensor(variable), -5.0, 5.0)
+            loss = optimizer.scale_loss(tf.reduce_sum(kept))
+        gradients = tape.gradient(loss, [toolbox.tensor(variable)])
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+
+    step()
+    assert value(toolbox, variable) == [0.0, 1.0]
+    assert not [message for message in caplog.messages if "clipped" in message]
