@@ -113,6 +113,7 @@ def _output(command: list[str], variables: Mapping[str, str], timeout: float | N
         output, _ = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         programs.stop(child)
+        print(f"stopped after --timeout {timeout:g} seconds", file=sys.stderr, flush=True)
         return None
     except BaseException:
         programs.stop(child)

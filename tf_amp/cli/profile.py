@@ -102,13 +102,24 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(
     command: list[str], variables: Mapping[str, str], result: Path, timeout: float | None
 ) -> str:
-    """Runs the program until it has ended, its result is there, or its time is over."""
+    """Runs the program until it has ended or its result is there.
+
+    Raises:
+        ProfileError: its time is over.
+    """
+    from tf_amp.profiling.profile import ProfileError
+
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         child = programs.start(command, variables, output)
         until = time.monotonic() + (float("inf") if timeout is None else timeout)
         try:
             # A program that starts others need not end with the one that was measured.
-            while child.poll() is None and not result.exists() and time.monotonic() < until:
+            while child.poll() is None and not result.exists():
+                if time.monotonic() > until:
+                    raise ProfileError(
+                        f"The program was stopped after --timeout {timeout:g} seconds, before all "
+                        "steps were measured. Give it more time, or ask for fewer steps."
+                    )
                 time.sleep(_POLL_SECONDS)
         finally:
             programs.stop(child)

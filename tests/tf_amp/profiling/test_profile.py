@@ -113,6 +113,7 @@ def test_figures_of_a_session_that_switches_itself_on(
         (SESSION, ("--function", "no such name"), 1, "Session.run(Mean:0) 50 times"),
         ("raise SystemExit('this one fails')", (), 1, "this one fails"),
         ("import tensorflow; 1 / 0", (), 1, "ZeroDivisionError"),
+        ("import time; time.sleep(60)", ("--timeout", "1"), 1, "stopped after --timeout 1 seconds"),
         (KERAS, ("--steps", "0"), 2, "no whole number, 1 or more"),
     ],
 )

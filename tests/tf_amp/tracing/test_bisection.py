@@ -115,6 +115,12 @@ def test_what_no_conversion_breaks(
     assert said in done.stderr
 
 
+def test_a_run_that_is_stopped_is_told(run_python: RunPython, tmp_path: Path) -> None:
+    command = ("--", sys.executable, "-c", "import time; time.sleep(60)")
+    done = run_python(MAIN, args=("bisect", "--timeout", "1", *command), check=False)
+    assert "stopped after --timeout 1 seconds\nrun 1, all conversions: fails" in done.stderr
+
+
 @pytest.mark.parametrize("convert", [True, False])
 def test_a_figure_that_is_never_printed(
     run_python: RunPython, tmp_path: Path, convert: bool
