@@ -113,8 +113,8 @@ def _say_unused() -> None:
     if unused := [name for name in _NAMES if _is_set(name)]:
         ensure_visible()
         _log.warning(
-            "%s: set, but AMP is off, so this does nothing. %s=1 before `import tensorflow`, or "
-            "%s, switches it on; %s=0 ends this line.",
+            "%s: set, but AMP is off so far, and without %s=1 before `import tensorflow`, or a "
+            "call of %s, this does nothing; %s=0 ends this line.",
             ", ".join(unused),
             ENABLE,
             ENABLE_CALL,
