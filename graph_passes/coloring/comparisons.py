@@ -25,7 +25,7 @@ from graph_passes.ops.reasons import Reason
 MOST_OPS = 1000
 """On the way from an origin to a comparison; on a longer one it is not looked for."""
 
-_EXACT = ("Equal", "NotEqual", "GreaterEqual", "LessEqual")
+EXACT = ("Equal", "NotEqual", "GreaterEqual", "LessEqual")
 _WRITERS = tensor_lists.WRITERS | {"OptionalFromValue"}
 _HAND_ON = _WRITERS | {"_SwitchN"}
 _READERS = tensor_lists.READERS | {"OptionalGetValue"}
@@ -35,7 +35,7 @@ def paint_comparisons(coloring: Coloring) -> None:
     """Comparisons of two tensors with one origin go low if either was rounded since."""
     view, low = coloring.view, coloring.low
     may_follow = coloring.eligible & ~coloring.is_denied & ~coloring.is_low & coloring.has_kernel
-    vertices = [view.base[number] for number in view.of_op(*_EXACT)]
+    vertices = [view.base[number] for number in view.of_op(*EXACT)]
     vertices = [vertex for vertex in vertices if may_follow[vertex]]
     origins = _Origins(coloring)
     for vertex in vertices if any(low) else ():

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
+from graph_passes.coloring.comparisons import EXACT
 from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.ways import MOST_NEAR
 from graph_passes.ir.adjacency import walk
@@ -24,6 +25,8 @@ _DIFFERENCES: Mapping[str, frozenset[str]] = {
 }
 """Logarithm -> the ops by which it takes the distance to a bound; that of Atanh is its own."""
 _SATURATING = frozenset(("Erf", "Erfc", "Exp", "Sigmoid", "Softmax", "Tanh"))
+_BOUNDS = frozenset(("ClipByValue", "Minimum", "Relu6"))
+"""They saturate as well, but may be put behind an op that does."""
 
 
 def keep_saturated(coloring: Coloring) -> None:
@@ -39,5 +42,9 @@ def keep_saturated(coloring: Coloring) -> None:
         root = coloring.view.base[number]
         way = list(islice(walk([root], made_of), MOST_NEAR))
         ops = {op_of(vertex) for vertex in way}
-        if not (ops.isdisjoint(_SATURATING) or ops.isdisjoint(_DIFFERENCES[op_of(root)])):
-            coloring.block(way, Reason.SATURATION)
+        saturates = not ops.isdisjoint(_SATURATING | _BOUNDS)
+        if saturates and not ops.isdisjoint(_DIFFERENCES[op_of(root)]):
+            # Gradients ask whether what was clipped was beyond the bound.
+            clipped = {m for v in way if op_of(v) in _BOUNDS for m in edges.producers(v)}
+            asked = [r for v in clipped for r in edges.readers(v) if op_of(r) in EXACT]
+            coloring.block([*way, *asked], Reason.SATURATION)

@@ -30,6 +30,15 @@ def clipped(z: Any) -> Any:
     return -0.5 * tf.math.log(p) - 0.5 * tf.math.log(1 - p)
 
 
+def of_a_hard_sigmoid(z: Any) -> Any:
+    p = tf.clip_by_value(tf.nn.relu6(z + 3) / 6, 1e-7, 1 - 1e-7)
+    return -tf.math.log(1 - p)
+
+
+def of_what_is_clipped(z: Any) -> Any:
+    return -tf.math.log(1 - tf.clip_by_value(z, 1e-7, 1 - 1e-7))
+
+
 def focal(z: Any) -> Any:
     p = tf.sigmoid(z)
     return -(p**2) * tf.math.log(1.0 - p + 1e-7)
@@ -78,7 +87,17 @@ def traced(function: Callable[[Any, Any], Any]) -> Any:
 
 @pytest.mark.parametrize(
     "function",
-    [clipped, focal, by_log1p, of_squashed_actions, inverted, of_two, other_classes],
+    [
+        clipped,
+        of_a_hard_sigmoid,
+        of_what_is_clipped,
+        focal,
+        by_log1p,
+        of_squashed_actions,
+        inverted,
+        of_two,
+        other_classes,
+    ],
 )
 @pytest.mark.parametrize("config", [CPU, GPU], ids=["bfloat16", "float16"])
 def test_values_and_gradients(function: Function, config: PrecisionConfig) -> None:
