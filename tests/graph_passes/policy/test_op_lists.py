@@ -143,3 +143,13 @@ def test_forcing_converts_what_no_list_holds_but_no_constant() -> None:
         before, PrecisionConfig(level="UNSAFE_FORCE_ALL"), preserve=("out", "x")
     ).proto
     assert converted(before, after) == {"s", "e"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_indices_of_what_a_product_makes_are_found(dtype: str) -> None:
+    x = np.eye(8, dtype=np.float32)
+    found = trace(lambda x: tf.where(x @ x @ x), tf.TensorSpec((8, 8)))
+    result = found.rewrite(PrecisionConfig(target_dtype=dtype, device="CPU"))
+    assert result.report.converted_nodes
+    (indices,) = found.run(result.graph_def, x)
+    np.testing.assert_array_equal(indices, np.argwhere(x))
