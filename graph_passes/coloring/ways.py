@@ -68,7 +68,7 @@ class Ways:
     def origin(self, vertex: int) -> int:
         """Where a tensor comes from, moved or scaled; one vertex for all reads of a variable."""
         if vertex not in self._origins:
-            *_, origin = walk([vertex], self._one_handed)
+            *_, origin = islice(walk([vertex], self._one_handed), MOST_NEAR)
             self._origins[vertex] = self.one_read(origin)
         return self._origins[vertex]
 
