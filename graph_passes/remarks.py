@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
-from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
+from graph_passes.units.reduction.ones_product import is_ones_product
 
 SCHEMA_VERSION = 2
 """Version of the lines that `FunctionRemarks.to_lines` writes."""
@@ -80,7 +80,7 @@ class Remark:
         Products that take the place of sums are none of the program's.
         """
         about_node = self.kind in ("converted", "kept")
-        return about_node and self.op_list == "allow" and f"/{ONES_PRODUCT}" not in self.node
+        return about_node and self.op_list == "allow" and not is_ones_product(self.node)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are not empty, as JSON-ready values."""

@@ -19,7 +19,7 @@ from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks
 from graph_passes.policy.rules import Rule
 from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.units.fusion import Fusion
-from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
+from graph_passes.units.reduction.ones_product import is_ones_product
 from graph_passes.units.update.fused_updates import RULE
 
 NO_MATCHES: Mapping[Rule, int] = types.MappingProxyType({})
@@ -163,7 +163,7 @@ class Report:
             allowed = np.flatnonzero((plan.coloring.list_codes == ALLOW) & view.is_float)
             first_of_node = {view.vertex_nodes[v]: v for v in reversed(allowed.tolist())}
             for number, vertex in first_of_node.items():
-                if f"/{ONES_PRODUCT}" not in view.names[number]:
+                if not is_ones_product(view.names[number]):
                     found[view.op_of(vertex), plan.reason(vertex)] += 1
         return found
 

@@ -32,7 +32,7 @@ def keep_periods(coloring: Coloring) -> None:
     """Keeps products of which the rest by a period is taken in float32."""
     codes, view, producers = coloring.list_codes, coloring.view, coloring.edges.producers
 
-    def near(number: int, goes_on: Callable[[int], bool]) -> list[int]:
+    def behind(number: int, goes_on: Callable[[int], bool]) -> list[int]:
         def makers(vertex: int) -> Sequence[int]:
             return producers(vertex) if goes_on(vertex) else ()
 
@@ -46,11 +46,11 @@ def keep_periods(coloring: Coloring) -> None:
     roots |= {number for number in integers if number >= 0 and view.nodes[number].op == "Cast"}
     if view.ops >= _ANGLES:
         for number in view.of_op(*_JOINS):
-            angles = [v for v in near(number, is_moved) if view.op_of(v) in _ANGLES]
+            angles = [v for v in behind(number, is_moved) if view.op_of(v) in _ANGLES]
             if {*map(view.op_of, angles)} == _ANGLES:
                 roots.update(view.vertex_nodes[vertex] for vertex in angles)
     for root in sorted(roots):
-        way = near(root, lambda vertex: codes[vertex] in (CLEAR, INFER))
+        way = behind(root, lambda vertex: codes[vertex] in (CLEAR, INFER))
         products = [vertex for vertex in way if codes[vertex] == ALLOW]
         before = [v for product in products for v in what_is_before(coloring, product)]
         if products:

@@ -1,6 +1,6 @@
 """Saturated values: how far one is from its bound is computed in float32 where a logarithm asks.
 
-    p = Sigmoid(x);  Log(1 - p), Log1p(-p);  Atanh(Tanh(x))
+    p = Sigmoid(x);  Log(1 - p), Log1p(-p);  Atanh(Tanh(x));  Log(1 - Minimum(x, 1 - 1e-7))
 
 In bfloat16 the sigmoid of 6 is 1, and so is the 1 - 1e-7 that programs clip it to: the logarithm is
 that of 0. What lies between a saturating op and a logarithm that takes a difference from it stays

@@ -14,7 +14,7 @@ import numpy as np
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.policy.op_classes import ops_of
-from graph_passes.units.reduction.ones_product import NAME as ONES_PRODUCT
+from graph_passes.units.reduction.ones_product import is_ones_product
 
 MATRIX_PRODUCTS, ADDITIONS = ops_of("matrix_products"), ops_of("additions")
 SCALINGS, SQUARES = ops_of("scalings"), ops_of("squares")
@@ -49,7 +49,7 @@ class Ways:
         """The vertices of the allow list, but for products with ones, which are sums."""
         names, owners = self._view.names, self._view.vertex_nodes
         allowed = np.flatnonzero(self._codes == ALLOW).tolist()
-        return [vertex for vertex in allowed if ONES_PRODUCT not in names[owners[vertex]]]
+        return [vertex for vertex in allowed if not is_ones_product(names[owners[vertex]])]
 
     def hands_on(self, vertex: int) -> bool:
         """Whether an op gives the values of a tensor, moved or scaled."""

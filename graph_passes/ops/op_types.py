@@ -8,6 +8,7 @@ its slots. Most op types have one layout; those with variadic ports have one per
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -207,7 +208,12 @@ def _key_reader(
     return anything if numbers or lists else some_types
 
 
-_KNOWN: dict[str, OpType] = {}
+@functools.lru_cache(maxsize=4096)
+def _of_definition(name: str) -> OpType:
+    op_def = op_def_registry.get(name)
+    if op_def is None:
+        raise KeyError(name)
+    return OpType(op_def)
 
 
 def registered_op_type(name: str) -> OpType | None:
@@ -215,7 +221,7 @@ def registered_op_type(name: str) -> OpType | None:
 
     Only known names are remembered: a library of custom ops may be loaded later.
     """
-    op_type = _KNOWN.get(name)
-    if op_type is None and (op_def := op_def_registry.get(name)) is not None:
-        op_type = _KNOWN.setdefault(name, OpType(op_def))
-    return op_type
+    try:
+        return _of_definition(name)
+    except KeyError:
+        return None

@@ -286,7 +286,8 @@ def _show_remarks(traces: Sequence[Trace], arguments: argparse.Namespace) -> int
         return 1
     if arguments.json:
         for each in found:
-            where = {"process": each.process, "graph": each.function.graph.remarks.name}
+            process = f"{each.job.name}{each.ranks}"
+            where = {"process": process, "graph": each.function.graph.remarks.name}
             print(json.dumps({**where, **each.remark.to_dict()}))
         return 0
     largest = sorted(range(len(found)), key=lambda n: _size(found[n].remark), reverse=True)
@@ -306,10 +307,9 @@ class _Found(NamedTuple):
     remark: Remark
 
     @property
-    def process(self) -> str:
-        """The process or processes, for people."""
-        of_ranks = f" ({', '.join(self.function.ranks)})" if self.function.ranks else ""
-        return f"{self.job.name}{of_ranks}"
+    def ranks(self) -> str:
+        """Which processes of the job they are, in brackets; "" where it has one."""
+        return f" ({', '.join(self.function.ranks)})" if self.function.ranks else ""
 
 
 def _size(remark: Remark) -> int:
@@ -320,10 +320,8 @@ def _print_remarks(found: Sequence[_Found]) -> None:
     """Prints remarks of one function."""
     from tf_amp.tracing.text import remark_text
 
-    job, function, _ = found[0]
-    graph = function.graph
-    of_ranks = found[0].process.removeprefix(job.name)
-    print(f"{job.name}: {graph.remarks.name}{of_ranks}")
+    job, graph = found[0].job, found[0].function.graph
+    print(f"{job.name}: {graph.remarks.name}{found[0].ranks}")
     remarks = graph.remarks.remarks
     lines_of = {"/".join(filter(None, (r.function, r.node))): r.lines for r in remarks}
     for each in found:
