@@ -313,20 +313,18 @@ class GraphView:
         return self._readers[vertex].tolist()
 
     @functools.cached_property
-    def _reading_nodes(self) -> tuple[list[int], list[int]]:
-        """Where the readers of each node start, and the readers of all, in order."""
+    def _reading_nodes(self) -> Neighbours:
+        """For each node those that read it, in order."""
         # What an alias makes is a calling node's input.
         is_output = self.per_slot(lambda node_type: node_type.layout.is_output, bool)[self.sources]
         makers = np.asarray(self.maker_nodes)[is_output].astype(np.int64)
         pairs = np.sort(makers << 32 | self.edge_readers[is_output])
         pairs = pairs[np.diff(pairs, prepend=-1) > 0]
-        starts = np.searchsorted(pairs >> 32, np.arange(len(self.nodes) + 1))
-        return starts.tolist(), (pairs & 0xFFFFFFFF).tolist()
+        return Neighbours(len(self.nodes), pairs >> 32, pairs & 0xFFFFFFFF)
 
     def reading_nodes(self, number: int) -> list[int]:
         """The nodes that read an output of a node, in order, control inputs not counted."""
-        starts, readers = self._reading_nodes
-        return readers[starts[number] : starts[number + 1]]
+        return self._reading_nodes[number].tolist()
 
     @functools.cached_property
     def maker_nodes(self) -> array.array[int]:
