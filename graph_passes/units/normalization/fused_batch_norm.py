@@ -36,8 +36,6 @@ from graph_passes.units.unit_pass import UnitSearch
 
 FORWARD = "FusedBatchNormV3"
 BACKWARD = "FusedBatchNormGradV3"
-MIN_EPSILON = {"GPU": float(np.float32(1e-5)), "CPU": 0.0}
-"""Device -> the smallest epsilon that its fused kernels take; on a GPU that is cuDNN's."""
 _RESHAPES = ("Reshape", "Squeeze", "ExpandDims")
 
 
@@ -112,18 +110,15 @@ def _images(m: Matcher, norm: Norm) -> Images:
 def _write(new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | None) -> None:
     """Adds the fused ops and redirects what they make."""
     m, norm, gradient = new.matcher, found.forward, found.gradient
-    images, epsilon = _images(m, norm), norm.statistics.epsilon
+    images = _images(m, norm)
     if stray is not None:
         raise NoMatchError(f"{stray!r} varies along an axis of the statistics")
-    if epsilon < (least := MIN_EPSILON[search.config.device]):
-        raise NoMatchError(f"epsilon {epsilon:g} is below {least:g}")
     is_filled, is_reshaped = None in (norm.gamma, norm.beta), images.sizes != images.shape
     if images.channels is None and (norm.is_stored or is_filled or is_reshaped):
         raise NoMatchError("the number of channels is not known")
     if is_reshaped and images.sizes.count(None) > 1:
         raise NoMatchError("neither the axes before nor those behind the channels are known")
-    if gradient is not None and not gradient.is_proved:
-        raise NoMatchError("the shapes inside the gradient are not known")
+    common = images.attributes(found, search.config.device)
     if not _may_round(m, norm.x, gradient, search.lists.ops("allow")):
         raise NoMatchError(
             "the input is data, which must not be rounded before its mean is subtracted"
@@ -132,7 +127,6 @@ def _write(new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | 
     gamma = _vector(new, images, norm.x, "gamma", norm.gamma, 1.0)
     beta = _vector(new, images, norm.x, "beta", norm.beta, 0.0)
     x = images.enter(new, "x", norm.x)
-    common = images.attributes(norm)
     if norm.is_stored:
         mean = _vector(new, images, norm.x, "mean", norm.stored_mean, 0.0)
         variance = _vector(new, images, norm.x, "variance", norm.statistics.stored_variance, 1.0)

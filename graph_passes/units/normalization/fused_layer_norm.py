@@ -19,11 +19,7 @@ from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.forward import Norm, misplaced
-from graph_passes.units.normalization.fused_batch_norm import (
-    FORWARD,
-    MIN_EPSILON,
-    has_fused_kernels,
-)
+from graph_passes.units.normalization.fused_batch_norm import FORWARD, has_fused_kernels
 from graph_passes.units.normalization.images import Images
 from graph_passes.units.normalization.norms import CENTRED, FoundNorm
 from graph_passes.units.unit_pass import UnitSearch
@@ -49,18 +45,11 @@ def _fuse(edits: GraphEdits, found: FoundNorm) -> bool:
 
 def _write(new: Replacement, found: FoundNorm) -> None:
     norm, gradient, op = found.forward, found.gradient, new.op
-    epsilon = norm.statistics.epsilon
-    if norm.statistics.weights is not None:
-        raise NoMatchError("the statistics are weighted")
-    if epsilon < MIN_EPSILON["GPU"]:
-        raise NoMatchError(f"epsilon {epsilon:g} is below {MIN_EPSILON['GPU']:g}")
-    if gradient is not None and not gradient.is_proved:
-        raise NoMatchError("the shapes inside the gradient are not known")
     rows, size = _rows_and_size(norm)
     if (stray := misplaced(new.matcher, norm)) is not None:
         raise NoMatchError(f"{stray!r} varies along an axis of the statistics")
     images = Images((rows, size), axis=0)
-    common = images.attributes(norm)
+    common = images.attributes(found, "GPU")
     x = images.enter(new, "x", norm.x)
     ones, zeros = _filled(new, "ones", x, 1.0, rows), _filled(new, "zeros", x, 0.0, rows)
     empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)

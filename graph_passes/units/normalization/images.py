@@ -12,9 +12,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from graph_passes.ir.graph_view import Shape, elements
+from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.normalization.forward import Norm
+from graph_passes.units.normalization.norms import FoundNorm
+
+_MIN_EPSILON = {"GPU": float(np.float32(1e-5)), "CPU": 0.0}
+"""Device -> the smallest epsilon that its fused kernels take; on a GPU that is cuDNN's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +50,23 @@ class Images:
             return (1, elements(before), 1, self.channels)
         return (elements(before), self.channels, elements(behind), 1)
 
-    def attributes(self, norm: Norm) -> dict[str, Any]:
-        """What the fused op of a normalization, and that of its gradient, are told."""
+    def attributes(self, found: FoundNorm, device: str) -> dict[str, Any]:
+        """What the fused op of a normalization, and that of its gradient, are told.
+
+        Raises:
+            NoMatchError: they cannot stand for it, or its gradient is not proved to be one.
+        """
+        epsilon, least = found.forward.statistics.epsilon, _MIN_EPSILON[device]
+        if found.forward.statistics.weights is not None:
+            raise NoMatchError("the statistics are weighted")
+        if epsilon < least:
+            raise NoMatchError(f"epsilon {epsilon:g} is below {least:g}")
+        if found.gradient is not None and not found.gradient.is_proved:
+            raise NoMatchError("the shapes inside the gradient are not known")
         return {
-            "epsilon": norm.statistics.epsilon,
+            "epsilon": epsilon,
             "data_format": "NHWC" if self.axis == len(self.shape) - 1 else "NCHW",
-            "is_training": not norm.is_stored,
+            "is_training": not found.forward.is_stored,
             "shape": self.sizes,
         }
 

@@ -1,4 +1,4 @@
-"""Group normalization of tf_keras, whose statistics are weighted by a mask or by ones."""
+"""Normalizations of tf_keras whose statistics are weighted by a mask or by ones."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from layer_graphs import (
     whole_numbers,
     wide_casts,
 )
+from traced_graphs import node_types
 
 from graph_passes import PrecisionConfig
 from graph_passes.ir.view import view_body
@@ -57,7 +58,8 @@ def layer(request: pytest.FixtureRequest) -> LayerGraph:
 def test_every_form_is_a_unit(layer: LayerGraph, config: PrecisionConfig) -> None:
     fusion = layer.find(config)
     assert sum(unit.startswith("layer-norm: ") for unit in fusion.units) == 1
-    assert {miss.why for miss in fusion.misses} <= {"the statistics are weighted"}
+    why = ("the statistics are weighted", "the statistics are not taken over the last axes")
+    assert {miss.why for miss in fusion.misses} <= {*why}
     result = layer.rewrite(config)
     assert not low_statistics(result.graph_def)
     assert wide_casts(layer, result) <= OF_PRODUCTS + OF_UNIT
@@ -71,6 +73,18 @@ def test_values_and_gradients_are_those_of_float32(
     wanted = layer.run(layer.graph_def, *given)
     found = layer.run(layer.rewrite(config).graph_def, *given)
     assert_near(found, wanted, ROUNDING[config.device])
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("known", [True, False])
+def test_what_a_mask_leaves_out_is_no_part_of_a_batch(known: bool, config: PrecisionConfig) -> None:
+    shape, mask = (8, 6, 16), np.arange(48).reshape(8, 6) % 3 > 0
+    make, size = tf_keras.layers.BatchNormalization, shape[0] if known else None
+    layer = trace_layer(make(), (size, *shape[1:]), mask=mask)
+    given = whole_numbers(shape)
+    wanted = layer.run(layer.graph_def, *given)
+    assert_near(layer.run(layer.rewrite(config).graph_def, *given), wanted, ROUNDING[config.device])
+    assert "batch-norm in float32" in node_types(layer.find(config))
 
 
 def test_ones_are_made_of_what_is_cast_already() -> None:
