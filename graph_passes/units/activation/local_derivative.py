@@ -22,8 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import FLOAT
-from graph_passes.rewriter.editor import GraphEdits
-from graph_passes.rewriter.matcher import ADDS, SIZES, SUMS, UNARY, Matcher
+from graph_passes.rewriter.matcher import ADDS, SUMS, UNARY, Matcher
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.activation import exact_gelu, silu
 from graph_passes.units.unit_pass import UnitSearch
@@ -41,7 +40,7 @@ _SLOPES = ("TanhGrad", "SigmoidGrad")
 _ELEMENT_WISE = (*UNARY, *ADDS, "Maximum", "Minimum", "Mul", "Pow", "RealDiv", "Sub")
 _FREE = ("Identity", "Reshape", "Sum")
 """Ops that a gradient goes through as it is."""
-_LINEAR = ("Mul", "Neg", "RealDiv", "Sub", *SUMS, *_SLOPES, *_FREE)
+_LINEAR = ("Mul", "Neg", "RealDiv", *SUMS, *_SLOPES, *_FREE)
 _MOST_STEPS = 32
 """More than the gradient of any activation has."""
 
@@ -55,18 +54,18 @@ def use_local_derivatives(search: UnitSearch) -> None:
     if knows_times:
         silu.make_derivatives_early(search, RULE)
     for end in view.of_op(*_ENDS):
-        is_float = view.dtypes[view.base[end]] == FLOAT
-        if not is_float or any(m.op(maker) not in _LINEAR for maker in m.makers(end)):
+        if view.dtypes[view.base[end]] != FLOAT:
             continue
         for gradient, by_factor in _product_rules(m, origins, end):
-            way = _Way(edits, origins, gradient, by_factor)
+            way = _Way(m, origins, gradient, by_factor)
             if way.end == end and way.is_longer():
                 stem = f"{view.names[end]}/local_derivative"
                 gelu = _gelu_of(m, way) if knows_times else None
                 write = exact_gelu.write_with_derivative
-                if not (gelu and edits.propose(RULE, end, write, end, gradient, gelu, stem=stem)):
-                    edits.propose(RULE, end, _write, end, way, stem=stem)
-                break
+                if gelu and edits.propose(RULE, end, write, end, gradient, gelu, stem=stem):
+                    break
+                if edits.propose(RULE, end, _write, end, way, stem=stem):
+                    break
 
 
 def _product_rules(m: Matcher, origins: _Origins, end: int) -> Iterator[tuple[str, dict[int, str]]]:
@@ -123,18 +122,19 @@ class _Way:
         gradient: what flows in.
         terms: for each node on the way what it multiplies that by.
         slopes: tensors that ops of `_SLOPES` make on the way -> the op and its second operand.
-        end: the node in which all parts have come together; None where there is none.
+        end: the first node in which parts come together; None where there is none.
+        result: what the way as a whole multiplies the gradient by.
     """
 
     def __init__(
-        self, edits: GraphEdits, origins: _Origins, gradient: str, by_factor: Mapping[int, str]
+        self, m: Matcher, origins: _Origins, gradient: str, by_factor: Mapping[int, str]
     ) -> None:
         self.gradient = gradient
         self.terms: dict[int, Terms] = {n: {(factor,): 1.0} for n, factor in by_factor.items()}
         self.slopes: dict[str, tuple[int, Terms]] = {}
         self.end: int | None = None
-        self._m = m = edits.matcher
-        self._is_idle, self._origins = edits.gate.is_idle, origins
+        self.result: Terms = {}
+        self._m, self._origins = m, origins
         factor = next(iter(by_factor.values()))
         self._origin, self._axes = origins.of(factor), len(m.shape_of(factor) or ())
         pending = [*self.terms]
@@ -144,8 +144,8 @@ class _Way:
                 if terms and len(terms) < _MOST_STEPS:
                     self.terms[reader] = terms
                     pending.append(reader)
-                    if m.op(reader) in _ENDS and self._ends_in(reader):
-                        self.end = reader
+                    if m.op(reader) in _ENDS:
+                        self.end, self.result = reader, terms
                         return
             if len(pending) > _MOST_STEPS:
                 return
@@ -156,21 +156,6 @@ class _Way:
         written = sum(map(_passes, (self.result, *inner))) + len(inner) + 1
         return written < sum(self._m.op(number) not in _FREE for number in self.terms)
 
-    @property
-    def result(self) -> Terms:
-        """What the way as a whole multiplies the gradient by."""
-        return {} if self.end is None else self.terms[self.end]
-
-    def _ends_in(self, number: int) -> bool:
-        """Whether nothing else reads what the gradient has gone through, nor is made of it."""
-        m = self._m
-        readers = {r for n in self.terms if n != number for r in m.readers(n)}
-        sums = (self.terms[number], *(terms for _, terms in self.slopes.values()))
-        factors = {t for terms in sums for key in terms for t in key if t not in self.slopes}
-        return self.terms.keys().isdisjoint(map(m.maker, factors)) and all(
-            r in self.terms or m.op(r) in SIZES or self._is_idle(r) for r in readers
-        )
-
     def _through(self, number: int) -> Terms | None:
         """What a further node multiplies the gradient by; None where it is not linear in it."""
         m, op, inputs = self._m, self._m.op(number), self._m.inputs(number)
@@ -178,8 +163,6 @@ class _Way:
         passed = [terms for terms in parts if terms is not None]
         if op in SUMS:
             return _added((terms, 1.0) for terms in passed) if None not in parts else None
-        if op == "Sub":
-            return _added(zip(passed, (1.0, -1.0), strict=True)) if None not in parts else None
         if op == "Neg":
             return _added([(passed[0], -1.0)])
         if op == "Mul" and len(passed) == 1:
@@ -188,7 +171,7 @@ class _Way:
             if value is not None:
                 return _added([(passed[0], value)])
             return {(*key, factor): coefficient for key, coefficient in passed[0].items()}
-        if op == "RealDiv" and parts[0] and not parts[1]:
+        if op == "RealDiv":
             value = self._number(inputs[1])
             return _added([(passed[0], 1 / value)]) if value else None
         if op in _SLOPES:
@@ -201,9 +184,9 @@ class _Way:
         return None if value is None or self._m.constant(tensor).ndim > self._axes else value
 
     def _with_slope(self, number: int, parts: list[Terms | None]) -> Terms | None:
-        value, terms = parts
+        terms = parts[1]
         read = [self._m.tensor(number, 0), *itertools.chain.from_iterable(terms or ())]
-        if value or not terms or {*map(self._origins.of, read)} != {self._origin}:
+        if not terms or {*map(self._origins.of, read)} != {self._origin}:
             return None
         # A number is better multiplied where others are.
         common = next(iter(terms.values())) if len(terms) == 1 else 1.0
@@ -248,7 +231,7 @@ def _added(parts: Iterable[tuple[Terms, float]]) -> Terms:
     for terms, scale in parts:
         for key, coefficient in terms.items():
             total[key] = total.get(key, 0.0) + scale * coefficient
-    return {key: coefficient for key, coefficient in total.items() if coefficient}
+    return total
 
 
 def _passes(terms: Terms) -> int:

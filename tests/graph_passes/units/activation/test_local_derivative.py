@@ -229,3 +229,55 @@ def test_a_sum_with_other_products_stays():
 
     traced = trace(step, tf.TensorSpec((16, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
     assert not found(traced.find(CPU))
+
+
+def _reduced(h: tf.Tensor, dy: tf.Tensor) -> list[tf.Tensor]:
+    column = tf.reduce_max(h, 1, keepdims=True)
+    axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(column), s1=tf.shape(h)).r0
+    summed = tf.reduce_sum(dy * h, axes, keepdims=True)
+    summed.set_shape((None, None))
+    return [dy * h, dy * column, tf.reshape(summed, tf.shape(column)) * h]
+
+
+def _halves(h: tf.Tensor, dy: tf.Tensor, shape: tf.Tensor | list[int]) -> list[tf.Tensor]:
+    s = tf.sigmoid(h)
+    halves = tf.reshape(dy * s, shape) * tf.range(1.0, WIDTH // 2 + 1)
+    return [dy * s, dy * h, tf.reshape(halves, tf.shape(h))]
+
+
+HARD: dict[str, Callable[[tf.Tensor, tf.Tensor], list[tf.Tensor]]] = {
+    "no linear op": lambda h, dy: [dy * h, dy * tf.sin(h), -tf.exp(dy * h)],
+    "a product of two parts": lambda h, dy: [dy * h, dy * tf.sin(h), (dy * h) * (dy * tf.sin(h))],
+    "one divided by a part": lambda h, dy: [dy * h, dy * tf.sin(h), 3.0 / (dy * h)],
+    "a slope at a part": lambda h, dy: [
+        *(dy * h, dy * tf.sin(h)),
+        tf.raw_ops.SigmoidGrad(y=dy * h, dy=h),
+        tf.raw_ops.SigmoidGrad(y=dy * h, dy=dy * tf.sin(h)),
+    ],
+    "a slope of rows": lambda h, dy: [
+        dy * tf.sin(h[0]),
+        tf.raw_ops.SigmoidGrad(y=tf.sigmoid(h), dy=dy * tf.cos(h[0])),
+    ],
+    "a sum": lambda h, dy: [dy * h, dy * tf.sin(h), tf.reduce_sum(dy * h, 0, keepdims=True) * h],
+    "a sum over what is shorter": _reduced,
+    "another shape": lambda h, dy: _halves(h, dy, [-1, WIDTH // 2]),
+    "the shape of another": lambda h, dy: _halves(
+        h, dy, tf.shape(tf.reshape(h, [-1, WIDTH // 2]) + 1.0)
+    ),
+    "a part taken back": lambda h, dy: [dy * h, dy * tf.sin(h), -(dy * h)],
+}
+"""What is added up behind products by functions of one tensor, and is no gradient of theirs."""
+
+
+@pytest.mark.parametrize("batch", [16, None])
+@pytest.mark.parametrize("name", HARD)
+def test_whatever_is_added_up_is_the_same(name, batch):
+    def step(x: tf.Tensor, w: tf.Tensor) -> list[tf.Tensor]:
+        h = tf.matmul(x, w)
+        return [tf.matmul(tf.add_n(HARD[name](h, tf.matmul(h, w))), w)]
+
+    traced = trace(step, tf.TensorSpec((batch, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
+    fusion = traced.find(CPU)
+    assert not any("failed" in miss.why for miss in fusion.misses)
+    x, w = given()
+    assert_the_same(traced, fusion, x, w / 8)
