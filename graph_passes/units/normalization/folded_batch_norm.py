@@ -62,8 +62,8 @@ def fold_batch_norm(edits: GraphEdits, norm: Norm) -> bool:
         Whether it was done; False where no convolution is before it, where scale and offset are no
         tensors of their own, or where scaling the weights would cost more than it saves.
     """
-    m, shape = edits.matcher, norm.shape
-    if shape is None or len(shape) != 4 or norm.axes != (0, 1, 2):
+    m, shape = edits.matcher, norm.shape or ()
+    if norm.axes != (0, 1, 2):
         return False
     convolution, parts = _find_convolution(m, norm.x), _scale_and_offset(m, norm)
     if convolution is None or parts is None:

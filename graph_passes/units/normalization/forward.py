@@ -115,7 +115,7 @@ def _normalized_with(m: Matcher, statistics: Statistics) -> list[str]:
     algebra.reach([statistics.rsqrt])
     for number in (statistics.rsqrt, *algebra.of_node):
         for reader in m.readers(number):
-            if m.op(reader) == "Mul" and reader not in algebra.of_node:
+            if m.op(reader) == "Mul":
                 unknown = algebra.unknown(reader)
                 if len(unknown) == 1:
                     found.add(m.tensor(reader, unknown[0]))
@@ -175,7 +175,7 @@ def misaligned(m: Matcher, norm: Norm) -> str | None:
     """
     rank = len(norm.shape or ())
     for number in sorted(norm.nodes):
-        if not rank or m.ops[number] not in _ELEMENTWISE:
+        if m.ops[number] not in _ELEMENTWISE:
             continue
         inputs = m.inputs(number)
         others = [t for t in inputs if t != norm.x and not norm.depends_on_x(m.maker(t))]

@@ -96,14 +96,11 @@ def _images(m: Matcher, norm: Norm) -> Images:
     if len(kept) != 1:
         raise NoMatchError(f"the statistics keep {len(kept)} axes, not 1")
     (axis,) = kept
-    if norm.statistics.stored_variance is None:
-        return Images(shape, axis)
-    stored = m.shape_of(norm.statistics.stored_variance) or (None,)
-    width = max(stored, key=lambda size: size or 0)
+    width, stored = shape[axis], norm.statistics.stored_variance
+    if width is None and stored is not None:
+        width = elements(m.shape_of(stored) or (None,))
     if width is None:
         raise NoMatchError("the number of channels is not known")
-    if axis < 1 or shape[axis] not in (None, width):
-        raise NoMatchError("the statistics are not those of one axis of the input")
     return Images((*shape[:axis], width, *shape[axis + 1 :]), axis)
 
 
@@ -113,11 +110,6 @@ def _write(new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | 
     images = _images(m, norm)
     if stray is not None:
         raise NoMatchError(f"{stray!r} varies along an axis of the statistics")
-    is_filled, is_reshaped = None in (norm.gamma, norm.beta), images.sizes != images.shape
-    if images.channels is None and (norm.is_stored or is_filled or is_reshaped):
-        raise NoMatchError("the number of channels is not known")
-    if is_reshaped and images.sizes.count(None) > 1:
-        raise NoMatchError("neither the axes before nor those behind the channels are known")
     common = images.attributes(found, search.config.device)
     if not _may_round(m, norm.x, gradient, search.lists.ops("allow")):
         raise NoMatchError(

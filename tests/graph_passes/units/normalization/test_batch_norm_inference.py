@@ -236,8 +236,24 @@ def test_statistics_of_another_axis_are_a_near_miss() -> None:
     function = tf.function(normalize, autograph=False)
     result = rewritten(function.get_concrete_function(tf.TensorSpec((8, 4))), CONFIGS["float16"])
     assert "FusedBatchNormV3" not in {node.op for node in result.proto.node}
-    why = "the statistics are not those of one axis of the input"
-    assert [miss.why for miss in result.report.near_misses] == [why]
+    (miss,) = result.report.near_misses
+    assert "has not one element for each channel" in miss.why
+
+
+def test_channels_may_come_first() -> None:
+    rng = np.random.default_rng(3)
+    stored = [rng.uniform(0.5, 2.0, (4, 1)).astype(np.float32) for _ in range(4)]
+    eye = np.eye(8, dtype=np.float32)
+
+    def normalize(x: tf.Tensor) -> list[tf.Tensor]:
+        made = tf.nn.batch_normalization(tf.matmul(x, eye), *map(tf.constant, stored), 1e-3)
+        return [tf.matmul(made, eye)]
+
+    graph, x = trace(normalize, tf.TensorSpec((4, 8))), rng.normal(size=(4, 8)).astype(np.float32)
+    fusion = graph.find(CONFIGS["float16"])
+    assert any(unit.startswith("batch-norm: ") for unit in fusion.units)
+    (wanted,), (found,) = (graph.run(g, x) for g in (graph.graph_def, fusion.proto))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 
 
 STRAYS = ("scale", "offset", "mean", "variance")
