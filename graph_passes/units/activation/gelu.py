@@ -19,10 +19,12 @@ included. Here they do no harm:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.rewriter.matcher import ADDS, Matcher, NoMatchError
+from graph_passes.rewriter.matcher import ADDS, SIZES, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
 
@@ -50,18 +52,20 @@ def _lower_powers(new: Replacement, tanh: int, clamp: bool) -> None:
     if cube is None:
         return
     x, exponent = m.inputs(cube)
-    if len(_value_readers(m, cube)) != 1:
+    behind = set(walk([tanh], lambda n: [r for r in m.makers(n) if r != m.source(cube, 0)]))
+    # Where it is clamped, so is what is made of it.
+    changed = [n for n in behind if n != tanh and m.op(n) != "Const"] if clamp else [cube]
+    if not all(behind.issuperset(_value_readers(new, number)) for number in changed):
         raise NoMatchError("more than the tanh reads the cube")
-    squares = [n for n in m.readers(m.maker(x)) if _is_slope_of(m, n, x, exponent)]
-    powers = [cube, *squares]
-    for number in squares:
-        if any(m.op(reader) != "Mul" for reader in _value_readers(m, number)):
-            raise NoMatchError("more than a product reads the square")
-    for number in (*powers, *(_between(m, tanh, cube) if clamp else ())):
+    squares = [n for n in m.readers(m.maker(x)) if _is_slope_of(new, n, x, exponent)]
+    powers, slopes = [cube, *squares], set(_slopes(m, tanh))
+    if not all(slopes.issuperset(_value_readers(new, number)) for number in squares):
+        raise NoMatchError("more than the slope of the tanh is multiplied by the square")
+    for number in (*powers, *(behind | slopes if clamp else ())):
         if number in new.accepted.kept:
             raise NoMatchError(f"{m.node(number).name!r} is to be preserved")
     names = [m.node(number).name for number in powers]
-    if clamp and names[0] not in new.accepted.inputs:
+    if clamp:
         new.stem = f"{names[0]}/clamped"
         sides = ("least", -CLAMP), ("most", CLAMP)
         bounds = [new.constant(bound, name=side, beside=x) for side, bound in sides]
@@ -71,9 +75,11 @@ def _lower_powers(new: Replacement, tanh: int, clamp: bool) -> None:
     new.node_lists.update(dict.fromkeys(names, "infer"))
 
 
-def _value_readers(m: Matcher, number: int) -> list[int]:
-    """The readers of a node that ask for more than its shape."""
-    return [reader for reader in m.readers(number) if m.op(reader) not in ("Shape", "ShapeN")]
+def _value_readers(new: Replacement, number: int) -> list[int]:
+    """The readers of a node that ask for more than its shape, and of which something comes."""
+    m, is_idle = new.matcher, new.accepted.gate.is_idle
+    readers = (reader for reader in m.readers(number) if m.op(reader) not in SIZES)
+    return [reader for reader in readers if not is_idle(reader)]
 
 
 def _cube_in(m: Matcher, tanh: int) -> int | None:
@@ -95,13 +101,11 @@ def _cube_in(m: Matcher, tanh: int) -> int | None:
     return None
 
 
-def _between(m: Matcher, tanh: int, cube: int) -> list[int]:
-    """What must be made of the cube for the slope to be 0 where the clamp changes the square."""
-    end = m.source(cube, 0)
-    behind = walk([tanh], lambda n: [maker for maker in m.makers(n) if maker != end])
+def _slopes(m: Matcher, tanh: int) -> Iterator[int]:
+    """What makes the slope 0 where the clamp changes the square."""
     slopes = [reader for reader in m.readers(tanh) if m.op(reader) == "TanhGrad"]
     steps = ("Mul", "Reshape", "Sum")
-    return [*behind, *walk(slopes, lambda n: [r for r in m.readers(n) if m.op(r) in steps])]
+    return walk(slopes, lambda n: [r for r in m.readers(n) if m.op(r) in steps])
 
 
 def _scaled(m: Matcher, tensor: str, factor: float) -> str | None:
@@ -117,19 +121,20 @@ def _scaled(m: Matcher, tensor: str, factor: float) -> str | None:
     return None
 
 
-def _is_slope_of(m: Matcher, number: int, x: str, exponent: str) -> bool:
+def _is_slope_of(new: Replacement, number: int, x: str, exponent: str) -> bool:
     """Whether a node is the Pow(x, 3 - 1) that the gradient of Pow(x, 3) makes.
 
     Where TensorFlow has folded the 3 - 1, what the square is multiplied by has the 3 in it. A
     square of x that a model takes forward is none, and must not be clamped.
     """
+    m = new.matcher
     if m.op(number) != "Pow" or m.tensor(number, 0) != x:
         return False
     lowered = m.source(number, 1)
     if m.op(lowered) == "Sub":
         whole, part = m.inputs(lowered)
         return whole == exponent and m.scalar(part) == 1
-    readers = _value_readers(m, number)
+    readers = _value_readers(new, number)
     makers = {m.maker(tensor) for reader in readers for tensor in m.inputs(reader)} - {number}
     return m.scalar(m.output(lowered)) == 2 and all(
         m.op(maker) == "Mul" and 3 in map(m.scalar, m.inputs(maker)) for maker in makers
@@ -139,9 +144,8 @@ def _is_slope_of(m: Matcher, number: int, x: str, exponent: str) -> bool:
 def _lower_exponential(new: Replacement, erf: int) -> None:
     """Lists Exp(-v^2) in the gradient of Erf(v) or Erfc(v)."""
     m = new.matcher
-    v = m.tensor(erf, 0)
-    for square in m.readers(m.maker(v)):
-        if m.op(square) != "Square" or m.tensor(square, 0) != v:
+    for square in m.readers(m.source(erf, 0)):
+        if m.op(square) != "Square":
             continue
         negated = m.readers(square)
         exponentials = [n for number in negated for n in m.readers(number)]

@@ -149,6 +149,34 @@ def test_the_clamp_needs_the_slope_that_the_cube_gives():
     assert any("to be preserved" in miss.why for miss in fusion.misses)
 
 
+@pytest.mark.parametrize("flows_back", [True, False])
+def test_what_else_is_made_of_the_cube_is_not_clamped(flows_back):
+    def network(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            before = tf.matmul(x, tf.eye(WIDTH))
+            inner = 0.797884 * (before + 0.044715 * tf.pow(before, 3))
+            after = tf.matmul(before * (1.0 + tf.tanh(inner)), tf.eye(WIDTH))
+        return tape.gradient([after, inner], x) if flows_back else [after, tf.sqrt(tf.abs(inner))]
+
+    traced, x = trace(network, SPEC), np.full((4096, WIDTH), 20, np.float32)
+    fusion = traced.find(CONFIGS["float16"])
+    assert any("more than the" in miss.why for miss in fusion.misses)
+    for old, new in zip(*(traced.run(g, x) for g in (traced.graph_def, fusion.proto)), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-6)
+
+
+def test_gradients_of_constants_that_nobody_asks_for_hinder_nothing():
+    """As `tf.gradients` makes them, of what the cube is multiplied by."""
+
+    def network(x):
+        before = tf.matmul(x, tf.eye(WIDTH))
+        return tf.gradients(tf.matmul(_paper(before), tf.eye(WIDTH)), x)
+
+    for config in CONFIGS.values():
+        assert "gelu" in node_types(trace(network, SPEC).find(config))
+
+
 def test_bfloat16_needs_no_clamp():
     fusion = trace_form("tanh, keras").find(CONFIGS["bfloat16"])
     assert "gelu" in node_types(fusion)
