@@ -107,7 +107,7 @@ def _find_convolution(m: Matcher, x: str) -> _Convolution | None:
             return None
     weight = m.tensor(last, 1)
     shape = m.shape_of(weight)
-    if shape is None or len(shape) != 4 or None in shape:
+    if shape is None or None in shape:
         return None
     return _Convolution(m.node(last), weight, shape, bias)  # type: ignore[arg-type]
 

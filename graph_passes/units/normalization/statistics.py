@@ -214,7 +214,7 @@ def is_parameter(m: Matcher, tensor: str) -> bool:
         shape = m.shape(number) if op in _GIVEN else None
         if shape is not None and sum(size != 1 for size in shape) <= 1:
             stored = True  # at most a vector
-        elif depth == _DEEPEST_PARAMETER or not makers or op in _GIVEN:
+        elif depth == _DEEPEST_PARAMETER or not makers:
             return False
         elif op in _KEEPS_PARAMETER:
             pending.append((makers[0], depth + 1))

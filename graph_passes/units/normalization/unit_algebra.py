@@ -108,8 +108,7 @@ class UnitAlgebra:
         if op == "Const":
             value = m.constant(m.output(maker))
             if value.size == 1:
-                is_number = value.dtype.kind == "f" and np.isfinite(value).all()
-                return constant(value.item()) if is_number else None
+                return constant(value.item()) if np.isfinite(value).all() else None
         is_negative = op == "Neg"
         tensor = m.tensor(maker, 0) if is_negative else m.tensor(number, port)
         source = m.through(tensor, *SHAPERS)

@@ -47,11 +47,8 @@ class UnitAxes:
 
         It may add and drop axes of size 1, and spread what has one element along an axis.
         """
-        op = self._m.ops[number]
-        if op in ("Identity", "StopGradient"):
-            return True
         new, old = self._m.shape(number), self._m.shape_of(self._m.tensor(number, 0))
-        return old is None or new is None or _keeps_places(old, new, op in SPREADS)
+        return old is None or new is None or _keeps_places(old, new, self._m.ops[number] in SPREADS)
 
     def of_sum(self, number: int) -> frozenset[int]:
         """The axes that a Sum is over, without those of size 1; taken for `own` if not known."""
@@ -117,7 +114,7 @@ class UnitAxes:
         known = math.prod(size for size in sizes if size is not None)
         if None not in sizes:
             return value == known
-        may_be = value >= known > 0 and value % known == 0
+        may_be = known > 0 and value % known == 0
         self.is_assumed |= may_be
         return may_be
 
@@ -151,8 +148,6 @@ def is_single(shape: Shape, rank: int, axes: Iterable[int]) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _keeps_places(old: Shape, new: Shape, spreads: bool) -> bool:
     """Whether elements stay on their axes from one shape to another of as many, or spread out."""
-    if old == new:
-        return True
     if spreads:
         spread = zip(old[::-1], new[::-1], strict=False)
         return all(one in (1, other) or None in (one, other) for one, other in spread)
