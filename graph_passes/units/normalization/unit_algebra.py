@@ -155,6 +155,9 @@ class UnitAlgebra:
         return self._with_pending(number, op, found)
 
     def _spread(self, number: int, read: Polynomial) -> Polynomial | None:
+        repeats = self._m.ops[number] in SPREADS
+        if repeats and not _WHOLE.isdisjoint(read.names):  # of more elements than x
+            return None
         return read if self.axes.keeps_places(number) else None
 
     def _power(self, number: int, read: Polynomial) -> Polynomial | None:

@@ -152,6 +152,7 @@ def _keeps_places(old: Shape, new: Shape, spreads: bool) -> bool:
         spread = zip(old[::-1], new[::-1], strict=False)
         return all(one in (1, other) or None in (one, other) for one, other in spread)
     before, after = ([size for size in shape if size != 1] for shape in (old, new))
-    pairs = zip(before, after, strict=False)
-    agree = all(one == other or None in (one, other) for one, other in pairs)
+    differ = [(one, other) for one, other in zip(before, after, strict=False) if one != other]
+    # Where each knows a size that the other does not, these may have changed places.
+    agree = all(None in pair for pair in differ) and len({one is None for one, _ in differ}) < 2
     return agree and (len(before) == len(after) or None in before or None in after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -65,3 +66,33 @@ def test_a_normalization_in_front_is_found(norm: str, activation: str) -> None:
 def test_before_inference_as_well(norm: str) -> None:
     fusion = traced(norm, "silu", is_training=False).find(CPU)
     assert norm in node_types(fusion)
+
+
+MOVES: dict[str, tuple[Callable[[tf.Tensor], tf.Tensor], int]] = {
+    "repeated": (lambda y: tf.tile(y, [2, 1]), 8),
+    "in other places": (lambda y: tf.reshape(y, [8, -1]), 1),
+}
+"""What is made of a normalization of unknown length, and the size of a scale behind it."""
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", MOVES)
+def test_what_has_other_rows_is_no_part_of_it(
+    name: str, axis: int, config: PrecisionConfig
+) -> None:
+    (move, size), eye = MOVES[name], np.eye(8, dtype=np.float32)
+
+    def step(x: tf.Tensor, scale: tf.Tensor) -> list[tf.Tensor]:
+        made = tf.matmul(x, eye)
+        mean, variance = tf.nn.moments(made, [axis], keepdims=True)
+        return [move((made - mean) * tf.math.rsqrt(variance + 1e-3)) * scale]
+
+    graph = trace(step, tf.TensorSpec((None, 8)), tf.TensorSpec((size,)))
+    rng = np.random.default_rng(0)
+    given = rng.normal(size=(16, 8)).astype(np.float32), np.full(size, 0.5, np.float32)
+    (wanted,), (found,) = (
+        graph.run(g, *given) for g in (graph.graph_def, graph.find(config).proto)
+    )
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
