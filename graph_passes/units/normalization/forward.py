@@ -98,14 +98,12 @@ def find_forward(m: Matcher, rsqrt: int) -> list[Norm]:
     statistics = find_statistics(m, rsqrt)
     if statistics is None:
         return []
-    if statistics.x is not None:
-        norm = _grow(m, statistics, statistics.x)
-        if norm is None:
-            raise NoMatchError("found no node, or several, that make r g (x - m) + b of x")
-        return [norm]
-    # The gradient with regard to y is multiplied by the same.
-    found = (_grow(m, statistics, x) for x in _normalized_with(m, statistics))
-    return [norm for norm in found if norm is not None]
+    # What is stored is multiplied with the gradient with regard to y, too.
+    xs = _normalized_with(m, statistics) if statistics.x is None else [statistics.x]
+    found = [norm for x in xs if (norm := _grow(m, statistics, x)) is not None]
+    if not found and statistics.x is not None:
+        raise NoMatchError("found no node, or several, that make r g (x - m) + b of x")
+    return found
 
 
 def _normalized_with(m: Matcher, statistics: Statistics) -> list[str]:

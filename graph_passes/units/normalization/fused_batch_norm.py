@@ -125,10 +125,8 @@ def _write(new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | 
         saved: tuple[str, ...] = (mean, variance, mean)
         y = new.op.FusedBatchNormV3(x, gamma, beta, mean, variance, name="", **common)[0]
         # A gradient that stays reads what is made of the statistics, all of it [channels].
-        new.open |= {n for n in norm.nodes if not norm.depends_on_x(n)}
-        read = {t for n in norm.nodes for t in m.inputs(n)} - {norm.x}
-        shaped = {m.maker(t) for t in read if m.op(m.maker(t)) in _RESHAPES}
-        new.open |= {n for n in shaped if not norm.depends_on_x(n)}
+        shaped = {i for n in norm.nodes for i in m.makers(n) if m.op(i) in _RESHAPES}
+        new.open |= {n for n in norm.nodes | shaped if not norm.depends_on_x(n)}
     else:
         empty = new.constant(np.zeros(0, np.float32), name="empty", beside=x)
         made = new.op.FusedBatchNormV3(x, gamma, beta, empty, empty, name="", **common)
