@@ -16,6 +16,7 @@ follows from the steps themselves, by the distributive law: which function y is 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -265,10 +266,11 @@ class _Writer:
 
     def sum_of(self, terms: Terms) -> str:
         """Adds the nodes that make a sum of products, and returns the tensor."""
+        new = self._new
         tensors = [self._product(key, coefficient) for key, coefficient in terms.items()]
-        if len(tensors) == 1:
-            return tensors[0]
-        return self._new.add("AddV2" if len(tensors) == 2 else "AddN", *tensors)
+        if len(tensors) > 2 and len({new.fact(tensor).shape for tensor in tensors}) == 1:
+            return new.op.AddN(*tensors)  # which takes one shape alone
+        return functools.reduce(functools.partial(new.add, "AddV2"), tensors)
 
     def _product(self, key: tuple[str, ...], coefficient: float) -> str:
         product, *others = [self._factor(tensor) for tensor in key]

@@ -258,6 +258,10 @@ HARD: dict[str, Callable[[tf.Tensor, tf.Tensor], list[tf.Tensor]]] = {
         dy * tf.sin(h[0]),
         tf.raw_ops.SigmoidGrad(y=tf.sigmoid(h), dy=dy * tf.cos(h[0])),
     ],
+    "rows and more": lambda h, dy: [
+        *(dy * tf.tanh(h[0]), dy * tf.cos(h[0])),
+        dy * tf.sin(h[0]) * h,
+    ],
     "a sum": lambda h, dy: [dy * h, dy * tf.sin(h), tf.reduce_sum(dy * h, 0, keepdims=True) * h],
     "a sum over what is shorter": _reduced,
     "another shape": lambda h, dy: _halves(h, dy, [-1, WIDTH // 2]),
