@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,6 +11,20 @@ from cpu_units import HAS_BFLOAT16_UNITS, NO_BFLOAT16_UNITS
 from graph_diff import retyped
 from graph_text import graph
 from oracle import MODES, Oracle, meta_graph
+
+
+@pytest.fixture(autouse=True)
+def failed_searches() -> Iterator[list[str]]:
+    """What was said of faults in searches for units, which cost no graph; a test that provokes one
+    clears the list."""
+    failed: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: failed.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("graph_passes.rewriter.editor")
+    logger.addHandler(handler)
+    yield failed
+    logger.removeHandler(handler)
+    assert not failed
 
 
 @pytest.fixture(scope="session")

@@ -56,18 +56,18 @@ def test_what_passes_is_made() -> None:
     assert "a" not in after
 
 
-def test_a_fault_of_one_unit_is_a_near_miss_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_one_unit_is_a_near_miss_and_is_said(failed_searches: list[str]) -> None:
     def write(new: Replacement) -> None:
         to_relu(new)
         raise IndexError("no such port")
 
     assert why(proposed(graph(TEXT), write)) == "the search failed: IndexError: no such port"
-    (record,) = caplog.records
-    assert "'b' failed" in record.getMessage()
-    assert "fault of tf_amp" in record.getMessage()
+    message = failed_searches.pop()
+    assert "'b' failed" in message
+    assert "fault of tf_amp" in message
 
 
-def test_of_faults_in_one_graph_one_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_faults_in_one_graph_one_is_said(failed_searches: list[str]) -> None:
     def write(new: Replacement) -> None:
         raise IndexError("no such port")
 
@@ -75,7 +75,7 @@ def test_of_faults_in_one_graph_one_is_said(caplog: pytest.LogCaptureFixture) ->
     edits = proposed(before, write)
     edits.propose("rule", edits.view.index["c"], write)
     assert len(edits.misses) == 2
-    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    failed_searches.pop()
 
 
 def test_lists_go_with_what_fails() -> None:
