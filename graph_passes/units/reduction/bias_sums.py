@@ -59,7 +59,7 @@ def multiply_by_ones(search: UnitSearch) -> None:
     products = ConvertedProducts(m, search.lists, search.support, ineligible)
     for number in view.of_op("BiasAddGrad"):
         is_last = m.attr(number, "data_format").s == b"NHWC"
-        if not is_last or not view.is_float[view.base[number]] or number in edits.kept:
+        if not is_last or not view.is_float[view.base[number]]:
             continue
         if _is_added_to_argument(m, number):
             continue  # behind a loop one product may take the place of this sum in all rounds
@@ -89,7 +89,7 @@ def _replace_sums(
             continue
         tensor, kept = m.tensor(number, 0), sums.reshaped_to(m, number)
         shape = view.shape(tensor)
-        if kept is None or shape is None or len(shape) < 2:
+        if kept is None or shape is None:
             continue
         axes = sums.summed_axes(m, number, shape, kept)
         channels = elements(shape[axes:])

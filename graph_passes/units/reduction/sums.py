@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 from graph_passes.ir.graph_view import FLOAT, Shape
@@ -69,15 +68,12 @@ class BroadcastGradients:
     def _differentiates(self, number: int) -> bool:
         """Whether a node is of such an op, or reads the gradient that a loss makes."""
         m = self._m
-        return _is_differentiation(m.ops[number]) or any(
+        if "Grad" in m.ops[number] or "Backprop" in m.ops[number]:
+            return True
+        return any(
             m.ops[maker] in _LOSSES and m.view.split(m.tensor(number, port))[1]
             for port, maker in enumerate(m.makers(number))
         )
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_differentiation(op: str) -> bool:
-    return op.endswith("Grad") or "Backprop" in op or op == "BroadcastGradientArgs"
 
 
 def reshaped_to(matcher: Matcher, number: int) -> list[int] | None:
@@ -107,9 +103,7 @@ def summed_axes(matcher: Matcher, number: int, shape: Shape, kept: Sequence[int]
     """
     for axes in range(len(shape) - 1, 0, -1):
         rest = list(shape[axes:])
-        leading, trailing = kept[: -len(rest)], kept[-len(rest) :]
-        if trailing != rest or not set(leading) <= {1}:
-            continue
-        if reduces(matcher, number, axes, len(shape)):
+        is_bias = kept[-len(rest) :] == rest and {*kept[: -len(rest)]} <= {1}
+        if is_bias and reduces(matcher, number, axes, len(shape)):
             return axes
     return 0

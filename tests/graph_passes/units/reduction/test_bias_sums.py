@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -197,25 +198,102 @@ def test_a_bias_of_heads_is_summed_in_the_target_dtype(batch, config, op, kind):
     np.testing.assert_allclose(found, np.float64(dy).sum(0).reshape(4, 16), rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("axes", "target"),
-    [
-        ([0, 2], [80, 16]),  # not the leading axes
-        ([1], [8, 4, 16]),
-        ([0, 1, 2, 3], []),
-        ([0, 1], [16, 4]),  # the shape of no bias of this gradient
-        ([0, 1], [64]),
-    ],
-)
-def test_other_sums_are_left_alone(axes, target):
-    def step(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def summed(
+    axes: list[int], target: list[int], *, keep: bool = True, make: Callable[..., tf.Tensor]
+) -> Traced:
+    """A sum of what is made of an argument, reshaped to some shape, beside a product."""
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        dy = make(x)
         flat = tf.reshape(dy, [-1, 64])
-        total = tf.reduce_sum(dy, axes)
+        total = tf.reduce_sum(dy, axes, keepdims=keep)
         return tf.matmul(flat, flat, transpose_a=True), tf.reshape(total, target) * 1.0
 
-    traced = trace(step, spec(8, 80, 4, 16))
-    assert not traced.find(CPU).units
-    assert not traced.find(GPU).units
+    return trace(step, spec(8, 80, 4, 16))
+
+
+def relu_gradient(x: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.ReluGrad(gradients=x, features=x)
+
+
+def convolution_gradient(x: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.Conv2DBackpropInput(
+        input_sizes=[8, 80, 4, 16],
+        filter=tf.ones([1, 1, 16, 16]),
+        out_backprop=x,
+        strides=[1, 1, 1, 1],
+        padding="SAME",
+    )
+
+
+def norm_gradient(x: tf.Tensor) -> tf.Tensor:
+    ones = tf.ones([16])
+    return tf.raw_ops.FusedBatchNormGradV3(
+        y_backprop=x,
+        x=x,
+        scale=ones,
+        reserve_space_1=ones,
+        reserve_space_2=ones,
+        reserve_space_3=0.0,
+    ).x_backprop
+
+
+def loss_gradient(x: tf.Tensor) -> tf.Tensor:
+    labels = tf.zeros([8 * 80 * 4], tf.int32)
+    loss = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
+        features=tf.reshape(x, [-1, 16]), labels=labels
+    )
+    return tf.reshape(loss.backprop, [8, 80, 4, 16])
+
+
+def repeated_gradient(x: tf.Tensor) -> tf.Tensor:
+    shape = tf.shape(x)
+    axes = tf.raw_ops.BroadcastGradientArgs(s0=shape, s1=shape).r0
+    return tf.reshape(tf.reduce_sum(x, axes), [8, 80, 4, 16])
+
+
+def loss(x: tf.Tensor) -> tf.Tensor:
+    labels = tf.zeros([8 * 80, 4, 16])
+    made = tf.nn.softmax_cross_entropy_with_logits(labels, tf.reshape(x, [8 * 80, 4, 16]))
+    return tf.reshape(made, [8, 80, 4, 1]) * tf.ones([16])
+
+
+@pytest.mark.parametrize(
+    "make", [relu_gradient, convolution_gradient, norm_gradient, loss_gradient, repeated_gradient]
+)
+def test_what_differentiation_makes_shows_that_a_sum_is_a_gradient(make):
+    assert "ones-product" in node_types(summed([0, 1], [4, 16], make=make).find(CPU))
+
+
+@pytest.mark.parametrize(
+    ("axes", "target", "is_bias"),
+    [
+        ([0, 1], [4, 16], True),
+        ([1, 0], [1, 4, 16], True),
+        ([0, 1, 2], [16], True),
+        ([0, 2], [80, 16], False),  # not the leading axes
+        ([1], [8, 4, 16], False),
+        ([0, 1, 2, 3], [], False),
+        ([0, 1], [16, 4], False),  # the shape of no bias of this gradient
+        ([0, 1], [64], False),
+        ([0, 1], [2, 2, 16], False),
+    ],
+)
+def test_a_sum_over_leading_axes_to_the_shape_of_a_bias_is_replaced(axes, target, is_bias):
+    traced = summed(axes, target, make=relu_gradient)
+    assert bool(traced.find(CPU).units) is is_bias
+    assert bool(traced.find(GPU).units) is is_bias
+
+
+@pytest.mark.parametrize(
+    ("keep", "make"),
+    [(True, tf.nn.relu), (True, loss), (False, relu_gradient)],
+    ids=["relu", "loss", "axes are not kept"],
+)
+def test_sums_that_may_be_a_models_own_are_left_alone(keep, make):
+    traced = summed([0, 1], [4, 16], keep=keep, make=make)
+    for config in (CPU, GPU):
+        assert not {"ones-product", "bias-gradient"} & {*node_types(traced.find(config))}
 
 
 def test_control_inputs_go_to_the_replacement():
