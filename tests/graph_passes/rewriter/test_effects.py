@@ -72,7 +72,12 @@ def test_what_one_node_waited_for_the_new_op_waits_for(waiting: str) -> None:
         (UPDATE + "end = Neg(old)", "'end' outside the update reads 'old'"),
         (UPDATE + "end = Neg(kept)", "'end' outside the update reads 'kept'"),
         (UPDATE + "end = Neg(new)", "'end' outside the update reads 'new'"),
-        (UPDATE + "end = NoOp(after=[last, value])", "'end' waits for 'value'"),
+        (UPDATE + "end = NoOp(after=[last, value])", "something waits for 'value'"),
+        (
+            UPDATE.replace("after=[old]", "after=[old, value]")
+            + "end = NoOp(after=[last])",
+            "something waits for 'value'",
+        ),
         (
             UPDATE.replace("after=[write]", "after=[write, x]").replace(
                 "new =", "x = NoOp(after=[write])\nnew ="
@@ -94,6 +99,15 @@ def test_what_one_node_waited_for_the_new_op_waits_for(waiting: str) -> None:
             UPDATE.replace("AddVariableOp(w, new)", 'AddVariableOp(w, new) @ "/device:CPU:1"')
             + "end = NoOp(after=[last])",
             "several devices",
+        ),
+        (
+            UPDATE.replace("(w, new)", "(w, sum)").replace(
+                "last =",
+                "late = ReadVariableOp(a, dtype=float32)\nnone = Sub(late, late)\n"
+                "sum = AddV2(new, none)\nlast ="
+            )
+            + "end = NoOp(after=[last])",
+            "'write' does not wait for 'late'",
         ),
     ],
 )  # fmt: skip
@@ -140,3 +154,29 @@ def test_two_that_wait_for_each_other_stay_apart() -> None:
         assert sum(node.op == "ResourceApplyKerasMomentum" for node in after.node) == 2
     _, why = rewritten(one + two + "\nend = NoOp(after=[last, last_2])")
     assert "something runs between" in why
+
+
+@pytest.mark.parametrize(("first", "then"), [("old", "last_2"), ("old_2", "last")])
+def test_what_keeps_one_apart_keeps_no_other_before_or_behind_it(first: str, then: str) -> None:
+    apart = UPDATE.replace("after=[write]", "after=[write, x]").replace(
+        "new =", "x = NoOp(after=[write])\nnew ="
+    )
+    graph_def = graph(VARIABLES + apart + second(UPDATE))
+    for node in graph_def.node:
+        if node.name == first:
+            node.input.append(f"^{then}")
+    result = rewrite_graph_def(graph_def, CPU, shapes=inferred_shapes(graph_def))
+    assert result.failure is None
+    assert result.report.fused_updates == 1
+    assert [miss.why for miss in result.report.near_misses] == [
+        "something runs between the parts of the update"
+    ]
+
+
+def test_an_update_of_which_a_part_may_be_dead_is_left() -> None:
+    branch = "p = Placeholder(dtype=bool, shape=[])\ns = Switch(p, p)\ntaken = Identity(s)\n"
+    text = UPDATE.replace("after=[write]", "after=[write, taken]")
+    graph_def = graph(VARIABLES + branch + text)
+    result = rewrite_graph_def(graph_def, CPU, shapes=inferred_shapes(graph_def))
+    assert result.failure is None
+    assert not result.report.fused_updates
