@@ -85,15 +85,6 @@ def missing_kernels_note(device: str) -> str | None:
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def has_float32_kernel(op: str, device: str) -> bool:
-    """Whether an op whose tensors all are float32 can run on a type of device."""
-    return any(
-        all(types_pb2.DT_FLOAT in legal for _, legal in constraints)
-        for constraints in _kernels_of(op, device)
-    )
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelSupport:
     """Answers, for one device type and target dtype, whether a retyped node has a kernel.

@@ -100,8 +100,7 @@ class Variables:
                     self.awaited.setdefault(number, write)
         slots = {m.tensor(number, 0) for number in self.awaited}
         reads = [n for handle in slots for n in m.readers(m.maker(handle)) if m.ops[n] == READ]
-        starts = (number for number in reads if m.tensor(number, 0) in slots)
-        self.behind = set(walk(starts, self.computing))
+        self.behind = set(walk(reads, self.computing))
         self._shapes: dict[str, Shape | None] = {}
         self._constant: dict[str, bool] = {}
 
@@ -153,9 +152,6 @@ class UpdateSearch:
         Raises:
             NoMatchError: something is computed in another way, may be broadcast, or must stay.
         """
-        for number in (*self.writes.values(), *self._reads):
-            if number in self._variables.preserved:  # the gate would ask, once all else is done
-                raise NoMatchError(f"{self._m.view.names[number]!r} is to be preserved")
         values = tuple(self._written(place, n) for place, n in enumerate(self.writes.values()))
         if len(self.writes) > 1 and (None in self._shapes or len(self._shapes) != 1):
             raise NoMatchError("the gradient and the slots have several shapes, or none is known")
@@ -246,9 +242,6 @@ class UpdateSearch:
         return symbol(root, -1 if op == "Rsqrt" else 1)
 
     def _inner_name(self, kind: str, value: Polynomial) -> str:
-        for name, known in self._inner.items():
-            if known == value and name.startswith(kind):
-                return name
         name = f"{kind} {len(self._inner)}"
         self._inner[name] = value
         return name

@@ -32,7 +32,7 @@ import numpy as np
 from graph_passes.rewriter.algebra import Monomial, Polynomial, constant, symbol
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.update.expression import Formula, Update, by_tensors, is_scalar
+from graph_passes.units.update.expression import Formula, Update, by_tensors
 
 _CLOSEST = Fraction(1, 1 << 14)
 """How far from a rate that of an op may be, relative to it."""
@@ -95,16 +95,12 @@ def _adam(formula: Formula, m: int, v: int, power: int = 2) -> _Values:
     if (gradient == square) != (power == 2) or len(step) != 1:
         raise _OtherFormulaError
     ((tensors, factor),) = step.items()
-    below = _below(tensors, {f"new {m}": 1})
-    terms = by_tensors(formula.within(below)) if below.startswith("sum") else {}
-    roots = [key for key in terms if key]
-    if len(roots) != 1 or terms[roots[0]] != constant(1) or () not in terms:
+    terms = by_tensors(formula.within(_below(tensors, {f"new {m}": 1})))
+    epsilon = terms.pop((), none)
+    roots = [name for name, value in formula.inner if value == symbol(f"new {v}")]
+    if terms not in [{((root, 1),): constant(1)} for root in roots]:
         raise _OtherFormulaError
-    ((root, exponent),) = roots[0]
-    if exponent != 1 or formula.within(root) != symbol(f"new {v}"):
-        raise _OtherFormulaError
-    slots, epsilon = (f"old {m}", f"old {v}"), terms[()]
-    found = (*slots, none, none, -factor, beta1, beta2, epsilon, gradient)
+    found = (f"old {m}", f"old {v}", none, none, -factor, beta1, beta2, epsilon, gradient)
     if power == 2:
         return found
     kept = _number(beta1)
@@ -120,13 +116,13 @@ def _rms(formula: Formula, ms: int, mom: int, mg: int | None = None) -> _Values:
     if _step(formula) != {((f"new {mom}", 1),): constant(-1)} or not below.startswith("root"):
         raise _OtherFormulaError
     terms = by_tensors(formula.within(below))
-    epsilon = terms.pop((), None)
+    epsilon = terms.pop((), constant(0))
     wanted = {((f"new {ms}", 1),): constant(1)}
     if mg is not None:
         if _average(formula, mg, 1) != (gradient, rho):
             raise _OtherFormulaError
         wanted[((f"new {mg}", 2),)] = constant(-1)
-    if terms != wanted or epsilon is None:
+    if terms != wanted:
         raise _OtherFormulaError
     slots = (f"old {slot}" for slot in (mg, ms, mom) if slot is not None)
     return *slots, rate, rho, kept, epsilon, gradient
@@ -165,11 +161,11 @@ def _average(formula: Formula, slot: int, exponent: int) -> tuple[str, Polynomia
     """Of a moving average of a gradient or its square: the gradient, and the op's beta."""
     kept, (tensors, rate) = _decayed(formula, slot)
     gradient, keeps, takes = _name(tensors, exponent), _number(kept), _number(rate)
-    if keeps is None or takes is None or abs(keeps + takes - 1) > _LOST or takes <= 0:
+    if keeps is None or takes is None or abs(keeps + takes - 1) > _LOST:
         raise _OtherFormulaError
     beta = np.float32(1) - np.float32(float(takes))
     made = Fraction(float(np.float32(1) - beta))
-    if abs(made - takes) > _CLOSEST * takes:
+    if abs(made - takes) > _CLOSEST * abs(takes):
         off = float(abs(made - takes) / takes)
         raise NoMatchError(f"no float32 beta gives the rate {float(takes):g}: {off:.1e} off")
     return gradient, constant(Fraction(float(beta)))
@@ -211,7 +207,7 @@ def write_scalar(
         NoMatchError: it is another polynomial.
     """
     ((monomial, coefficient), *more) = value.terms or [((), Fraction(0))]
-    if more or any(exponent < 1 or not is_scalar(each) for each, exponent in monomial):
+    if more or any(exponent < 1 for _, exponent in monomial):
         raise NoMatchError(f"{name} is not a product of scalars")
     factors = [update.tensors[each] for each, exponent in monomial for _ in range(exponent)]
     if coefficient != 1 or not factors:

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from graph_passes.ops.kernels import has_float32_kernel
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.effects import in_circles
@@ -88,8 +87,6 @@ def _find(
             raise NoMatchError("the rows of a table are updated by themselves on a CPU alone")
         gradient, squares = (update.tensors[str(arguments[name])] for name in ("grad", SQUARES))
         read = find_read_rows(edits.matcher, gradient, squares, config.unknown_dimension)
-    if not all(has_float32_kernel(op, each) for each in ("CPU", device)):
-        raise NoMatchError(f"{op} has no kernel here")
     return op, arguments, update, read
 
 
@@ -100,7 +97,7 @@ def _require_one_device(edits: GraphEdits, device: str, writes: Mapping[str, int
     nodes, maker = edits.view.nodes, edits.matcher.maker
     held_by = {nodes[maker(variable)].device for variable in writes}
     written_by = {nodes[write].device for write in writes.values()}
-    if len(held_by) > 1 or (held_by == {""} and len(written_by) > 1):
+    if len(held_by) > 1 or len(written_by) > 1:
         raise NoMatchError("its variables are on several devices")
     if device != "CPU" and held_by == written_by == {""}:
         raise NoMatchError("nothing shows that its variables are on one device")

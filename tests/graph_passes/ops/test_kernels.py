@@ -75,7 +75,7 @@ def test_the_kernels_of_many_ops_are_asked_for_once(monkeypatch):
     )
     kernels._devices_of.cache_clear()
     for op in ("MatMul", "Relu", "Softmax", "NoSuchOp"):
-        kernels.has_float32_kernel.__wrapped__(op, "CPU")
+        kernels._kernels_of(op, "CPU")
     assert asked == ["NoSuchOp"]
 
 
@@ -84,5 +84,5 @@ def test_kernels_of_a_library_that_was_loaded_late_are_found(monkeypatch):
     late.kernel.add(op="LateOp", device_type="CPU")
     assert "LateOp" not in kernels._registered()
     monkeypatch.setattr(kernels.kernels, "get_registered_kernels_for_op", lambda op: late)
-    assert kernels.has_float32_kernel.__wrapped__("LateOp", "CPU")
+    assert kernels._kernels_of("LateOp", "CPU")
     kernels._devices_of.cache_clear()

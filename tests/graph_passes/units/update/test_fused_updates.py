@@ -384,6 +384,28 @@ def test_numbers_of_a_variable_without_axes_are_left():
     assert not updates(rewritten(traced(adam(held, m, v), np.float32(0.5))))
 
 
+def test_a_step_without_slots_takes_a_gradient_of_any_shape():
+    (held,) = variables(tf, ((4, 3),))
+
+    def step(gradient: tf.Tensor) -> tf.Tensor:
+        held.assign_sub(0.1 * gradient)
+        return tf.constant(0.0)
+
+    program = traced(step, tf.TensorSpec(None), np.ones((4, 3), np.float32))
+    result = rewritten(program)
+    assert updates(result) == {DESCENT: 1}
+    assert not any(node.op == "BroadcastTo" for node in result.graph_def.node)
+
+
+def test_slots_of_shapes_that_are_not_known_are_left():
+    held, m, v = (
+        tf.Variable(np.ones(shape, np.float32), shape=tf.TensorShape(None))
+        for shape in ((4, 3), (4, 3), (3,))
+    )
+    program = traced(adam(held, m, v), tf.TensorSpec(None), np.ones(3, np.float32))
+    assert ADAM not in updates(rewritten(program))
+
+
 def test_a_compiler_that_fuses_has_no_use_for_it():
     program = update(keras, "Adam")
     config = PrecisionConfig(target_dtype="bfloat16", device="CPU", fused=True)

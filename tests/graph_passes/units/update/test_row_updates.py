@@ -162,24 +162,52 @@ def test_an_index_out_of_range_fails():
         run(step.feeds, step.state, 1)
 
 
-def test_other_squares_are_left():
-    """Of gradients that an optimizer by hand averages in another way."""
+def known(ids: tf.Tensor) -> tf.Tensor | int:
+    return ROWS
+
+
+def not_known(ids: tf.Tensor) -> tf.Tensor | int:
+    return ROWS + 0 * ids[0]
+
+
+OTHER = "the rows of one sum are not the squares of the other's"
+
+
+@pytest.mark.parametrize(
+    ("squared", "rows", "why"),
+    [
+        (lambda values, ids: (values**2, ids[::-1]), known, OTHER),
+        (lambda values, ids: (tf.square(values[::-1]), ids), known, OTHER),
+        (lambda values, ids: (tf.abs(values), ids), known, OTHER),
+        (lambda values, ids: (values * 2.0, ids), known, OTHER),
+        (lambda values, ids: (values * values, ids), not_known, "how many rows the table has"),
+        (lambda values, ids: (values * values, ids), known, None),
+    ],
+)
+def test_sums_that_an_optimizer_by_hand_averages(squared, rows, why):
     table, m, v = (tf.Variable(np.ones((ROWS, WIDTH), np.float32)) for _ in range(3))
 
     def update(values: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-        m.assign_add((tf.math.unsorted_segment_sum(values, ids, ROWS) - m) * 0.1)
-        squares = tf.math.unsorted_segment_sum(tf.square(values), ids[::-1], ROWS)
+        count = rows(ids)
+        m.assign_add((tf.math.unsorted_segment_sum(values, ids, count) - m) * 0.1)
+        squares = tf.math.unsorted_segment_sum(*squared(values, ids), count)
         v.assign_add((squares - v) * 0.001)
         table.assign_sub(m * 0.01 / (tf.sqrt(v) + 1e-7))
         return tf.constant(0.0)
 
     step = in_a_branch(update)
     result = rewritten(step)
+    assert (ADAM in updates(result)) is (why is None)
+    told = [miss.why for one in result.function_reports.values() for miss in one.near_misses]
+    assert len(told) == (why is not None)
+    assert all(why in each for each in told)
+    require_same_values(step, result, steps=2)
+
+
+def test_an_average_of_the_last_gradient_alone_is_left():
+    step = program(beta_1=0.0)
+    result = rewritten(step)
     assert ADAM not in updates(result)
-    (report,) = (each for each in result.function_reports.values() if each.near_misses)
-    assert "the rows of one sum are not the squares of the other's" in {
-        miss.why for miss in report.near_misses
-    }
     require_same_values(step, result, steps=2)
 
 
