@@ -35,10 +35,8 @@ REPLACED = 30000.0
 ADDED = 20000.0
 """How far below 0 what is added to a masked score is: three of them are within float16."""
 _LARGEST = float(np.finfo(np.float16).max)
-LONGEST_WAY = 16
-"""Ops between a mask's constant and its softmax that are looked through."""
 MOST_OPS = 64
-"""Ops that are looked at for one softmax."""
+"""Ops that are looked at for one softmax, or for one factor of a mask."""
 
 _PICKS = ("StridedSlice", "Slice", "GatherV2", "MatrixBandPart", *SPREADS, *MOVES)
 _JOINS = ("Mul", "Maximum", "Minimum")
@@ -89,16 +87,15 @@ class _MaskSearch:
         self._masks: dict[tuple[int, int], _Mask] = {}
         # Each node on a way from a mask to a softmax -> the nodes that it feeds on such ways.
         self._feeds: dict[int, set[int]] = {}
-        self._conflicts: set[int] = set()
         self._left = 0
 
     def follow(self, softmax: int) -> None:
         """Finds the masks of one softmax."""
         self._left = MOST_OPS
         for mask, way in self._search(self.m.tensor(softmax, 0), -1.0, (softmax,)):
-            known = self._masks.setdefault((mask.reader, mask.port), mask)
-            if known != mask:
-                self._conflicts.add(mask.reader)
+            place = (mask.reader, mask.port)
+            found = (mask, self._masks.get(place, mask))
+            self._masks[place] = min(found, key=lambda one: (abs(one.bound), one.bound))
             for reader, node in itertools.pairwise(way):
                 self._feeds.setdefault(node, set()).add(reader)
 
@@ -110,7 +107,7 @@ class _MaskSearch:
         number = m.maker(tensor)
         op, way = m.op(number), (*way, number)
         self._left -= 1
-        if len(way) > LONGEST_WAY or self._left < 0:
+        if self._left < 0:
             return  # what is not found counts as a leak of the masks on other ways
         ports: tuple[int, ...] = ()
         if op in MOVES or op in SPREADS:
@@ -134,10 +131,8 @@ class _MaskSearch:
     def _is_beyond(self, tensor: str, limit: float) -> bool:
         """Whether a constant goes beyond a limit, and not to infinity."""
         value = self.m.constant(tensor)
-        if value.dtype != np.float32 or not value.size:
-            return False
-        far = float(value.min() if limit < 0 else value.max())
-        return bool(np.isfinite(far)) and far / limit > 1
+        far = float(value.min(initial=0) if limit < 0 else value.max(initial=0))
+        return value.dtype == np.float32 and bool(np.isfinite(far)) and far / limit > 1
 
     def _factor(self, number: int) -> tuple[int, ...]:
         """The port of the constant that a mask of zeros and ones is multiplied by, if any."""
@@ -154,7 +149,7 @@ class _MaskSearch:
 
     def closed(self) -> list[_Mask]:
         """The masks that reach nothing but softmaxes."""
-        leaks = {node for node in self._feeds if node in self._conflicts or self._leak(node)}
+        leaks = {node for node in self._feeds if self._leak(node)}
 
         def fed(node: int) -> Collection[int]:
             return self._feeds.get(node, ())
@@ -177,7 +172,7 @@ class _MaskSearch:
 def _is_indicator(matcher: Matcher, tensor: str) -> bool:
     """Whether a float32 tensor holds zeros and ones: made from booleans or whole numbers."""
     pending, seen = [tensor], 0
-    while pending and seen <= LONGEST_WAY:
+    while pending and seen < MOST_OPS:
         seen += 1
         tensor = pending.pop()
         number = matcher.maker(tensor)
@@ -200,6 +195,6 @@ def _is_indicator(matcher: Matcher, tensor: str) -> bool:
             if matcher.scalar(whole) != 1:
                 return False
             pending.append(part)
-        elif op not in ("OnesLike", "ZerosLike"):
+        else:
             return False
     return not pending

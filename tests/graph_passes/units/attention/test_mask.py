@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -48,6 +50,18 @@ FORMS = {
     "added, a constant": lambda s, m: s + FUTURE,
     "added twice": lambda s, m: s + _dropped(m) * -1e9 + BAND * -1e9,
     "added, one mask": lambda s, m: s + tf.maximum(_dropped(m), BAND) * -1e9,
+    "added, picked behind the Cast": lambda s, m: (
+        s + (1.0 - tf.cast(m, tf.float32)[:, None, None, :]) * -1e9
+    ),
+    "added, cast twice": lambda s, m: (
+        s + tf.cast(tf.cast(_columns(m) < 1, tf.float64), tf.float32) * -1e9
+    ),
+    "added, a constant band": lambda s, m: (
+        s + (1.0 - tf.linalg.band_part(tf.fill([6, 8], 1.0), -1, 2)) * -1e9
+    ),
+    "replaced by what is spread": lambda s, m: tf.where(
+        _is_kept(m), s, tf.broadcast_to(-1e9, s.shape)
+    ),
     "behind shape ops": lambda s, m: tf.reshape(tf.where(_is_kept(m), s, -1e9), [6, 6, 8]),
 }
 
@@ -189,11 +203,17 @@ def _any_factor(scores, mask):
     return tf.matmul(tf.nn.softmax(scores + scores * -1e9), tf.eye(8))
 
 
+def _one_and_two(scores, mask):
+    factor = 2.0 - tf.cast(_columns(mask), tf.float32)
+    return tf.matmul(tf.nn.softmax(scores + factor * -1e9), tf.eye(8))
+
+
 MISSES = {
     "fetched": (_fetched, "reads the masked scores as well"),
     "also read": (_summed, "reads the masked scores as well"),
     "another reader of the mask": (_one_of_two, "reads the masked scores as well"),
     "a factor that is no mask": (_any_factor, "zeros and ones"),
+    "a factor of one and two": (_one_and_two, "zeros and ones"),
 }
 
 
@@ -227,3 +247,49 @@ def test_bfloat16_holds_every_mask():
     config = PrecisionConfig(target_dtype="bfloat16", device="CPU")
     assert node_types(trace_form("replaced").find(config)) == []
     assert node_types(trace_form("replaced").find(OFF)) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda s, m: tf.nn.softmax(tf.where(_is_kept(m), tf.cast(s, tf.float64), -1e9)),
+        lambda s, m: tf.nn.softmax(s[..., :1] + tf.zeros((0,))),
+    ],
+    ids=["float64", "nothing"],
+)
+def test_what_is_no_mask_of_float32_is_left(other):
+    traced = trace(lambda s, m: (tf.matmul(s, tf.eye(8)), other(s, m)), SCORES, MASK)
+    assert node_types(traced.find(GPU)) == []
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_mask_by_itself_and_beside_another(is_first):
+    def network(scores, mask):
+        masked = tf.where(_is_kept(mask), tf.matmul(scores, tf.eye(8)), -1e9)
+        both = [masked, masked + _dropped(mask) * -1e9]
+        return [tf.matmul(tf.nn.softmax(one), tf.eye(8)) for one in both[:: 1 if is_first else -1]]
+
+    traced = trace(network, SCORES, MASK)
+    after = traced.rewrite(GPU).graph_def
+    assert [node.attr["T"].type for node in of_op(after, "Softmax")] == [HALF] * 2
+    given = inputs()
+    pairs = zip(traced.run(after, *given), traced.run(traced.graph_def, *given), strict=True)
+    for found, expected in pairs:
+        np.testing.assert_allclose(found[:2], expected[:2], rtol=2**-6, atol=2**-10)
+
+
+def test_what_a_mask_waited_for_its_reader_waits_for():
+    def network(scores, mask):
+        check = tf.debugging.check_numerics(scores, "scores", name="check")
+        scores = tf.matmul(scores, tf.eye(8))
+        with tf.control_dependencies([check]):
+            lowest = tf.constant(-1e9)
+        return tf.matmul(tf.nn.softmax(tf.where(_is_kept(mask), scores, lowest)), tf.eye(8))
+
+    traced = trace(network, SCORES, MASK)
+    copy = type(traced.graph_def).FromString(traced.graph_def.SerializeToString())
+    (select,) = of_op(copy, "SelectV2")
+    select.input.append("^MatMul")
+    (select,) = of_op(dataclasses.replace(traced, graph_def=copy).find(GPU).proto, "SelectV2")
+    assert select.input[2].endswith("mask_2")
+    assert select.input[3:] == ["^MatMul", "^check"]
