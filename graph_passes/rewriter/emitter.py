@@ -128,8 +128,7 @@ class Emitter:
         self, node: node_def_pb2.NodeDef, *inputs: str, name: str, shape: Shape | None = None
     ) -> Any:
         """Adds a node with the op and the attributes of another."""
-        attrs = {key: value for key, value in node.attr.items() if key[0] != "_"}
-        prototype = _finished(node.op, attrs)
+        prototype = _finished(node.op, dict(node.attr))
         return self._add(prototype, inputs, [self.fact(t) for t in inputs], name, shape, {})
 
     def _add(
@@ -173,14 +172,6 @@ class Emitter:
             name = self.makers[tensor].name
             found[name] = (*found.get(name, ()), fact.shape)
         return found
-
-    def merge_shape(self, tensor: str, shape: Shape | None) -> None:
-        """Adds the sizes of another tensor of the same values to what is known of a new one."""
-        fact = self.made.get(tensor)
-        if shape is not None and fact is not None and fact.shape not in (None, shape):
-            pairs = zip(fact.shape, shape, strict=True)
-            merged = tuple(other if own is None else own for own, other in pairs)
-            self.made[tensor] = TensorFact(fact.dtype, merged)
 
     def wait(self, tensor: str, *others: str) -> None:
         """Lets the node that makes a new tensor wait for those that make other new ones."""

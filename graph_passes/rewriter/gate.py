@@ -94,7 +94,7 @@ class Gate:
                     )
 
     def _check_results(self, new: Replacement) -> None:
-        view, m = self._m.view, self._m
+        m = self._m
         for tensor, target in new.redirect.items():
             if tensor in new.accepted.redirect:
                 raise NoMatchError(f"another unit makes {tensor!r}")
@@ -105,14 +105,9 @@ class Gate:
                 )
             shape = old.shape
             if shape is None or _agrees(shape, made.shape):
-                new.merge_shape(target, shape)
                 continue
-            number, port = m.maker(tensor), view.split(tensor)[1]
-            is_single = port == 0 and len(view.layout(number).out_slots) == 1
-            readers = m.readers(number)
-            if is_single and readers and all(m.op(reader) == "Reshape" for reader in readers):
-                continue
-            raise NoMatchError(f"{tensor!r} would change its shape from {shape} to {made.shape}")
+            if any(m.op(reader) != "Reshape" for reader in m.readers(m.maker(tensor))):
+                raise NoMatchError(f"{tensor!r} would change shape from {shape} to {made.shape}")
 
     def _check_interior(self, new: Replacement, interior: _Interior) -> None:
         m, view, ends = self._m, self._m.view, new.redirect
@@ -209,7 +204,7 @@ class _Interior:
         feeds: dict[int, list[int]] = collections.defaultdict(list)
         fed: list[int] = []
         pending = [number for number in roots if number not in sources]
-        if len(pending) < len(roots) and any(m.maker(t) in sources for t in redirected):
+        if not sources.isdisjoint(map(m.maker, redirected)):
             raise NoMatchError("the replacement reads what it is to make")
         self.nodes = nodes = set(pending)
         ops, makers_of = m.ops, m.makers

@@ -23,6 +23,7 @@ b = Sqrt(a)
 c = Tanh(b)
 out = Identity(c)
 """
+HELD = "v = VarHandleOp(dtype=float32, shape=[4, 8])"
 
 
 def to_relu(new: Replacement) -> None:
@@ -98,10 +99,24 @@ def test_nothing_fed_or_fetched_is_inside(name: str) -> None:
         ("a = Exp(x)", "r = RandomUniform(n, dtype=float32)\na = Mul(x, r)", "has a state"),
         ("a = Exp(x)", 'e = Enter(other, frame_name="f")\na = Mul(x, e)', "has a state"),
         ("out = Identity(c)", "out = AddV2(c, a)", "'out' outside the unit reads 'a'"),
+        ("= Identity(c)", "= Identity(c)\ns = Neg(a)\nlate = NoOp(after=[s])", "'s' outside"),
+        ("= Identity(c)", f"= Identity(c)\n{HELD}\ns = AssignAddVariableOp(v, a)", "'s' outside"),
+        ("= Identity(c)", '= Identity(c)\ns = CheckNumerics(a, message="m")', "'s' outside"),
     ],
 )
 def test_what_is_inside_is_nobody_elses(old: str, new: str, reason: str) -> None:
     assert reason in why(proposed(graph(TEXT.replace(old, new))))
+
+
+def test_sizes_inside_may_be_fed() -> None:
+    sizes = "sizes = Placeholder(dtype=int32, shape=[2])\na = Reshape(x, sizes)"
+    assert proposed(graph(TEXT.replace("a = Exp(x)", sizes))).units == ["rule: b"]
+
+
+def test_a_tensor_is_made_by_one_unit() -> None:
+    edits = proposed(graph(TEXT))
+    assert not edits.propose("rule", edits.view.index["b"], to_relu)
+    assert [miss.why for miss in edits.misses] == ["another unit makes 'b'"]
 
 
 @pytest.mark.parametrize("line", ["s = Shape(a)", "s = Neg(a)"])
@@ -145,12 +160,13 @@ def test_operands_and_results_agree(write: Callable[[Replacement], None], reason
     assert reason in why(proposed(graph(TEXT), write))
 
 
-def test_an_operand_of_unknown_rank_is_a_near_miss() -> None:
+@pytest.mark.parametrize("make", [lambda new: "x", lambda new: new.op.Relu("x")])
+def test_an_operand_of_unknown_rank_is_a_near_miss(make: Callable[[Replacement], str]) -> None:
     text = TEXT.replace("x = Const(0.5, [4, 8])", "x = Placeholder(dtype=float32, shape=None)")
     edits = proposed(
-        graph(text), lambda new: new.replace(new.view.index["b"], new.op.MatMul("x", "x"))
+        graph(text), lambda new: new.replace(new.view.index["b"], new.op.MatMul(make(new), "x"))
     )
-    assert "nothing shows the rank of 'x'" in why(edits)
+    assert "nothing shows the rank of " in why(edits)
 
 
 @pytest.mark.parametrize(
