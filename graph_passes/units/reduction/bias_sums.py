@@ -93,7 +93,7 @@ def _replace_sums(
             continue
         axes = sums.summed_axes(m, number, shape, kept)
         channels = elements(shape[axes:])
-        if not axes or channels in (None, 1) or not pays(number, tensor):
+        if not axes or not pays(number, tensor):
             continue  # most sums are no gradient of a bias: no near misses
         if gradients.has(number):
             rows = (elements(shape[:axes]), channels) if axes < len(shape) - 1 else shape

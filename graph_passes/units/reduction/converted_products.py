@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Collection
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.graph_view import FLOAT
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.policy.op_lists import OpLists
 from graph_passes.rewriter.matcher import MOVES, Matcher
@@ -37,8 +36,7 @@ class ConvertedProducts:
             return [reader for reader in found if reader not in self.ineligible]
 
         def moved(tensor: str) -> list[str]:
-            movers = [reader for reader in readers(tensor) if m.op(reader) in MOVES]
-            return [m.output(mover) for mover in movers if m.tensor(mover, 0) == tensor]
+            return [m.output(reader) for reader in readers(tensor) if m.op(reader) in MOVES]
 
         return any(
             self._goes_low(reader, m.inputs(reader).index(same))
@@ -50,5 +48,4 @@ class ConvertedProducts:
         node_type = self.matcher.view.node_type(number)
         if node_type.op_type is None or self.lists.list_of(node_type.op_type.name) != "allow":
             return False
-        slot = node_type.layout.in_slots[port]
-        return node_type.dtypes[slot] == FLOAT and self.support.supports(node_type, slot)
+        return self.support.supports(node_type, node_type.layout.in_slots[port])

@@ -13,7 +13,7 @@ for that.
 
 from __future__ import annotations
 
-from graph_passes.ir.graph_view import Shape, elements
+from graph_passes.ir.graph_view import elements
 from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction.sums import BroadcastGradients, float_sums, reduces, reshaped_to
@@ -42,19 +42,15 @@ def merge_weight_gradients(search: UnitSearch) -> None:
 def _merge(new: Replacement, number: int, product: int) -> None:
     m = new.matcher
     left, right = m.inputs(product)
-    shapes = [_known(new.matcher.shape_of(tensor), tensor) for tensor in (left, right)]
-    rank, widths = len(shapes[0]), [shape[-1] for shape in shapes]
-    if None in widths or reshaped_to(m, number) != widths:
+    one, other = m.shape_of(left), m.shape_of(right)
+    if one is None or other is None:
+        raise NoMatchError(f"the shapes of {left!r} and {right!r} are not both known")
+    rank, widths = len(one), [one[-1], other[-1]]
+    if reshaped_to(m, number) != widths:
         raise NoMatchError("the sum is not reshaped to a matrix of the operands' last axes")
-    if shapes[0][:-1] != shapes[1][:-1] or not reduces(m, number, rank - 2, rank):
+    if one[:-1] != other[:-1] or not reduces(m, number, rank - 2, rank):
         raise NoMatchError("the sum is not over the whole batch of products")
-    rows = elements(shapes[0][:-1])
+    rows = elements(one[:-1])
     x = new.reshape(left, (None, widths[0]), name="x", shape=(rows, widths[0]))
     y = new.reshape(right, (None, widths[1]), name="y", shape=(rows, widths[1]))
     new.replace(number, new.op.MatMul(x, y, name="", transpose_a=True))
-
-
-def _known(shape: Shape | None, tensor: str) -> Shape:
-    if shape is None or len(shape) < 3:
-        raise NoMatchError(f"the shape of {tensor!r} is not known to have a rank of 3 or more")
-    return shape

@@ -16,16 +16,10 @@ OPS = ("MaxPool3DGrad",)
 
 
 def keep_with_gradients(search: UnitSearch) -> None:
-    """Keeps a MaxPool3D float32 whose gradient stays so."""
+    """Keeps a MaxPool3D float32 that has a gradient."""
     if not search.has_cpu_kernels:
         return
     view, m = search.edits.view, search.edits.matcher
-    kept: dict[int, None] = {}
-    for number in view.of_op(*OPS):
-        node_type, pool = view.node_type(number), m.source(number, 1)  # whose result it reads
-        slots = range(len(node_type.layout.slots))
-        goes_low = all(search.support.supports(node_type, slot) for slot in slots)
-        if m.op(pool) == "MaxPool3D" and not goes_low:
-            kept[pool] = None
-    for number in kept:
-        search.list_nodes(RULE, number, [view.names[number]], FLOAT32)
+    for number in dict.fromkeys(m.source(number, 1) for number in view.of_op(*OPS)):
+        if m.op(number) == "MaxPool3D":  # whose result the gradient reads
+            search.list_nodes(RULE, number, [view.names[number]], FLOAT32)

@@ -92,6 +92,8 @@ def test_the_replacement_computes_the_same_in_float32():
 OTHER_CONFIGS = {
     "on a GPU BiasAddGrad itself goes low": GPU,
     "parity": dataclasses.replace(CPU, parity=True),
+    "float16": dataclasses.replace(CPU, target_dtype="float16"),
+    "bfloat16 on a GPU": dataclasses.replace(CPU, device="GPU"),
     "switched off": dataclasses.replace(CPU, disabled_rules=frozenset(("ones-product",))),
     "a compiler fuses the Cast": dataclasses.replace(CPU, fused=True),
     "products stay float32": dataclasses.replace(
@@ -294,6 +296,15 @@ def test_sums_that_may_be_a_models_own_are_left_alone(keep, make):
     traced = summed([0, 1], [4, 16], keep=keep, make=make)
     for config in (CPU, GPU):
         assert not {"ones-product", "bias-gradient"} & {*node_types(traced.find(config))}
+
+
+def test_a_bias_of_one_channel_is_summed_low_as_others_are():
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        dy = relu_gradient(x)
+        total = tf.reduce_sum(dy, 0, keepdims=True)
+        return product_of(dy), tf.reshape(total, [1]) * 1.0
+
+    assert trace(step, spec(64, 1)).find(GPU).units == ("bias-gradient: Sum",)
 
 
 def test_control_inputs_go_to_the_replacement():
