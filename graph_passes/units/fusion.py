@@ -81,8 +81,6 @@ def find_units(
     effects: Collection[str] = proto.control_ret.values() if view.is_function else ()
     passes = [each for each in passes_in_force(config) if works or each.alone]
     passes = [each for each in passes if not (each.ops and view.ops.isdisjoint(each.ops))]
-    if not passes:
-        return Fusion(proto, view)
     edits = GraphEdits(view, preserve, effects, permitted(proto, config))
     search = UnitSearch(edits, config, lists, kernel_support(config.device, config.target))
     alone, lost = False, set[str]()
@@ -95,8 +93,6 @@ def find_units(
             observe(each.rule, copy_graph(proto, search.edits.preview()))
     edits = search.edits
     search.keep_inside()
-    if not edits.units:
-        return Fusion(proto, edits.view, misses=tuple(edits.misses))
     new = edits.apply()
     node_lists = {n: where for n, where in edits.node_lists.items() if n in new.index}
     units, misses = tuple(edits.units), tuple(edits.misses)

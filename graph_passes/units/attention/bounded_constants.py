@@ -60,7 +60,7 @@ def _may_mark(edits: GraphEdits, constant: int) -> bool:
         is_float = view.dtypes[view.base[number] + slots[0]] == FLOAT
         return not is_float or view.node_type(number).runs_functions
 
-    return constant in edits.kept or any(map(tells, walk([constant], readers)))
+    return any(map(tells, walk([constant], readers)))
 
 
 def _write(new: Replacement, number: int) -> None:

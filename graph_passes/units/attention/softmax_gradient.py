@@ -45,7 +45,7 @@ def lower_softmax_gradients(search: UnitSearch) -> None:
                 continue
             flowing = m.other_input(product, own)
             for total in m.readers(product):
-                if m.op(total) != "Sum" or m.output(total) in edits.redirect:
+                if m.op(total) != "Sum":
                     continue
                 wanted, readers = [flowing, m.output(total)], m.readers(total)
                 differences = [n for n in readers if m.op(n) == "Sub" and m.inputs(n) == wanted]
@@ -92,7 +92,7 @@ def _is_from_product(search: UnitSearch, tensor: str) -> bool:
         if search.lists.list_of(op) == "allow":
             met = True
             continue
-        if op == "Const" or (op == "Cast" and m.attr(number, "SrcT").type == types_pb2.DT_BOOL):
+        if op == "Const" or m.attr(number, "SrcT").type == types_pb2.DT_BOOL:
             continue  # as the zeros and ones by which a mask is multiplied
         if len(seen) > LONGEST_WAY or not (op in _PASSES or _is_idle(search.edits, number)):
             return False
@@ -119,7 +119,7 @@ def _is_idle(edits: GraphEdits, number: int) -> bool:
 def _multiply_by_ones(new: Replacement, total: int) -> None:
     tensor = new.matcher.tensor(total, 0)
     shape = new.matcher.shape_of(tensor)
-    if shape is None or len(shape) < 2 or shape[-1] is None:
+    if shape is None or shape[-1] is None:
         raise NoMatchError("the size of the last axis is not known")
     ones = new.constant(np.ones((shape[-1], 1), np.float32), name=f"{NAME}/ones", beside=tensor)
     op = "MatMul" if len(shape) == 2 else "BatchMatMulV2"

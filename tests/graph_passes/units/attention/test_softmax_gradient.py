@@ -192,11 +192,67 @@ def _other_factor(query):
     return tf.matmul((flowing - total) * flowing, query)
 
 
+def _axis_not_kept(query):
+    query = query[0, 0]
+    weights = weights_of(query)
+    flowing = tf.matmul(query, query, transpose_b=True)
+    return tf.matmul((flowing - tf.reduce_sum(flowing * weights, -1)) * weights, query)
+
+
+def _divided(query):
+    weights = weights_of(query)
+    flowing = tf.matmul(query, query, transpose_b=True)
+    total = tf.reduce_sum(flowing * weights, -1, keepdims=True)
+    return tf.matmul((flowing - total) / weights, query)
+
+
+def _counted(query):
+    weights = weights_of(query)
+    flowing = tf.cast(tf.cast(query * 9.0, tf.int32), tf.float32)
+    flowing = tf.concat([flowing] * 8, -1)
+    total = tf.reduce_sum(flowing * weights, -1, keepdims=True)
+    return tf.matmul((flowing - total) * weights, query)
+
+
 MISSES = {
     "read twice": (_read_twice, "more than the gradient"),
     "another axis": (_other_axis, "last axis"),
     "another factor": (_other_factor, "not multiplied by the softmax"),
+    "another op": (_divided, "not multiplied by the softmax"),
+    "the axis is not kept": (_axis_not_kept, "does not keep its axis"),
+    "whole numbers": (_counted, "from no matrix product"),
 }
+
+
+def _formula(query, combine, axis=-1):
+    weights = weights_of(query)
+    flowing = tf.matmul(query, query, transpose_b=True)
+    total = tf.reduce_sum(flowing * weights, axis, keepdims=True)
+    return tf.matmul(combine(flowing, total) * weights, query)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_one"),
+    [
+        (lambda query: _formula(query, tf.subtract), True),
+        (lambda query: _formula(query, tf.subtract, 3), True),
+        (lambda query: _formula(query[0, 0], tf.subtract), True),
+        (lambda query: _formula(query, tf.add), False),
+        (lambda query: _formula(query, lambda flowing, total: total - flowing), False),
+        (lambda query: tf.matmul(weights_of(query) ** 2, query), False),
+        (lambda query: tf.matmul(tf.multiply(*[weights_of(query)] * 2), query), False),
+    ],
+)
+def test_what_is_written_like_the_gradient(function, is_one):
+    traced = trace(function, SPEC)
+    query = np.random.default_rng(2).normal(0, 0.5, SPEC.shape).astype(np.float32)
+    (exact,) = traced.run(traced.graph_def, query)
+    for config in CONFIGS.values():
+        found = traced.find(config)
+        assert ("softmax-gradient" in node_types(found)) is is_one
+        assert is_one or not found.misses
+        (same,) = traced.run(found.proto, query)
+        np.testing.assert_allclose(same, exact, atol=1e-5 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("name", MISSES)
