@@ -36,7 +36,7 @@ ADDS = ("AddV2", "Add")
 SUMS = ("AddN", *ADDS)
 """Sums of any number of tensors."""
 
-_KEEP_SHAPE = ("Identity", "ReadVariableOp", "StopGradient", "Cast", "Enter")
+_KEEP_SHAPE = ("Identity", "StopGradient", "Cast", "Enter")
 _MOST_STEPS = 16
 """Ops between a tensor and the constant or variable whose shape it has."""
 _FEW = 8
@@ -158,10 +158,13 @@ class Matcher:
                 return _sizes(node.attr["value"].tensor.tensor_shape)
             if op == "Reshape" and (sizes := self.numbers_at(number, 1)) is not None:
                 return tuple(None if size < 0 else size for size in sizes)
+            if op == "ReadVariableOp":  # a handle that is fed has a shape of its own
+                handle = self.node(self.maker(self.through(self.tensor(number, 0), *_KEEP_SHAPE)))
+                return _sizes(handle.attr["shape"].shape) if handle.op == "VarHandleOp" else None
             if op not in _KEEP_SHAPE:
                 return _sizes(node.attr["shape"].shape) if "shape" in node.attr else None
             tensor = self.tensor(number, 0)
-            shape = self.shape_of(tensor) if op != "ReadVariableOp" else None
+            shape = self.shape_of(tensor)
         return None
 
     def constant(self, tensor: str) -> np.ndarray:

@@ -17,6 +17,8 @@ value = ReadVariableOp(variable, dtype=float32)
 held = Identity(value)
 free = VarHandleOp(dtype=float32, shape=None)
 any = ReadVariableOp(free, dtype=float32)
+given = Placeholder(dtype=resource, shape=[])
+read = ReadVariableOp(given, dtype=float32)
 x = Placeholder(dtype=float32, shape=[2, 3])
 square = Square(x)
 sizes = Const([-1, 6])
@@ -39,6 +41,7 @@ def matcher() -> Matcher:
         ("low", (4, 8)),
         ("held", (4, None)),
         ("any", None),
+        ("read", None),  # a handle that is fed tells nothing of what it holds
         ("x", (2, 3)),
         ("square", None),
         ("rows", (None, 6)),
