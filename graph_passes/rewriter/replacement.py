@@ -86,7 +86,7 @@ class Replacement(Emitter):
     def shaped_as(self, tensor: str, made: str) -> str:
         """What stands for a tensor, reshaped to its static shape unless all its readers do that."""
         shape, own, m = self.matcher.shape_of(tensor), self.fact(made).shape, self.matcher
-        if shape is None or own is None or len(shape) == len(own) or None in shape:
+        if shape is None or own is None or len(shape) == len(own):
             return made
         if all(m.op(reader) == "Reshape" for reader in m.readers(m.maker(tensor))):
             return made

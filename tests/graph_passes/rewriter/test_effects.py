@@ -124,8 +124,12 @@ def test_what_is_fed_or_fetched_is_left(kept: str) -> None:
     assert why == f"{kept!r} is to be preserved"
 
 
-def test_the_last_write_may_have_waited_for_the_others() -> None:
-    text = UPDATE.replace("(w, new)", "(w, new, after=[write])")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("(w, new)", "(w, new, after=[write])"), ("(a, value, after=[old])", "(a, value)")],
+)
+def test_nodes_may_be_in_order_by_one_way_or_two(old: str, new: str) -> None:
+    text = UPDATE.replace(old, new)
     after, why = rewritten(text + "end = NoOp(after=[last])")
     assert not why
     (new,) = (node for node in after.node if node.name.startswith("last/Resource"))

@@ -191,6 +191,19 @@ def test_where_nothing_new_can_wait_nothing_is_replaced() -> None:
     assert "'b' waits for 'other'" in why(edits)
 
 
+def test_what_nothing_waited_for_may_be_there_already() -> None:
+    text = TEXT.replace("b = Sqrt(a)", "b = Sqrt(a, after=[other])") + "d = Abs(x)\ne = Neg(d)"
+
+    def write(new: Replacement) -> None:
+        to_relu(new)
+        new.replace(new.view.index["d"], "x")
+
+    before = graph(text)
+    after = {n.name: n for n in copy_graph(before, proposed(before, write).apply()).node}
+    assert after["b/Relu"].input == ["x", "^other"]
+    assert after["e"].input == ["x"]
+
+
 def test_waiting_makes_no_cycle() -> None:
     text = """
 x = Const(0.5, [4, 8])

@@ -255,6 +255,21 @@ def test_what_is_written_like_the_gradient(function, is_one):
         np.testing.assert_allclose(same, exact, atol=1e-5 * np.abs(exact).max())
 
 
+def test_one_row_is_no_matrix_to_multiply_by_ones():
+    def step(query):
+        logits, flowing = (
+            tf.reshape(tf.matmul(query[0, 0], tf.ones((16, 1))), [SIZE]) for _ in range(2)
+        )
+        weights = tf.nn.softmax(logits)
+        total = tf.reduce_sum(flowing * weights, -1, keepdims=True)
+        return tf.matmul(((flowing - total) * weights)[None], query[0, 0])
+
+    traced = trace(step, SPEC)
+    assert "softmax-gradient" in node_types(traced.find(CPU))
+    (miss,) = traced.find(GPU).misses
+    assert "no operand of rank 1" in miss.why
+
+
 @pytest.mark.parametrize("name", MISSES)
 def test_near_misses_are_told(name):
     function, why = MISSES[name]

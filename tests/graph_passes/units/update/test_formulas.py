@@ -105,9 +105,9 @@ def centred(v: tf.Variable, c: tf.Variable) -> tf.Tensor:
 
 def delayed(w: Held, g: tf.Tensor) -> None:
     """The step takes the average as it was before."""
-    before = w["m"].read_value()
+    before = w["m"] * 0.1
     w["m"].assign(w["m"] * 0.9 + g)
-    w["w"].assign_add(before * 0.1)
+    w["w"].assign_add(before)
     w["c"].assign_add(w["m"] * 0.5)
 
 
@@ -117,9 +117,10 @@ def shared(w: Held, g: tf.Tensor) -> None:
 
 
 def read_in_turn(w: Held, g: tf.Tensor) -> None:
-    first = w["m"].read_value()
+    handle = w["m"].handle
+    first = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
     with tf.control_dependencies([first]):
-        second = w["m"].read_value()
+        second = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
     w["m"].assign(0.9 * second + g + 0.0 * first)
     w["w"].assign_add(w["m"])
 
@@ -157,9 +158,14 @@ NEAR: dict[str, Callable[[Held, tf.Tensor, tf.Tensor, tf.Tensor], None]] = {
     "divided twice": lambda w, g, h, s: of_adam(
         w, g, step=lambda m, v: m * 0.05 / tf.square(tf.sqrt(v) + 1e-3)
     ),
-    "one divided": lambda w, g, h, s: of_adam(w, g, step=lambda m, v: 0.05 / (tf.sqrt(v) + 1e-3)),
+    "divided by one tensor twice": lambda w, g, h, s: of_adam(
+        w, g, step=lambda m, v: m * 0.05 / (d := tf.sqrt(v) + 1e-3) / d
+    ),
+    "one divided": lambda w, g, h, s: of_adam(
+        w, g, step=lambda m, v: 0.05 / (tf.sqrt(v) + 1e-3) + 0.0 * m
+    ),
     "a rate of two": lambda w, g, h, s: of_adam(
-        w, g, step=lambda m, v: m * s / (tf.sqrt(v) + 1e-3) + m * 0.1 / (tf.sqrt(v) + 1e-3)
+        w, g, step=lambda m, v: m * s / (d := tf.sqrt(v) + 1e-3) + m * 0.1 / d
     ),
     "one by the rate": lambda w, g, h, s: of_adam(
         w, g, step=lambda m, v: m / s / (tf.sqrt(v) + 1e-3)
@@ -194,7 +200,10 @@ for kept, taken in ((0.9, 0.2), (1.1, -0.1), (None, 0.1), (0.9, None)):
     NEAR[f"{kept} and {taken}"] = averaged
 OPS = {
     **dict.fromkeys(("adam", "1.1 and -0.1", "an infinite rate"), "Adam"),
-    **dict.fromkeys(("momentum", "a rate in a tensor", "one average of two"), "KerasMomentum"),
+    **dict.fromkeys(
+        ("momentum", "a rate in a tensor", "one average of two", "two reads in turn"),
+        "KerasMomentum",
+    ),
     **dict.fromkeys(("rms", "no epsilon in rms"), "RMSProp"),
     "centred": "CenteredRMSProp",
 }
