@@ -8,6 +8,9 @@ from graph_passes.ir.graph_view import ARGUMENT, RESULT, GraphView
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import PrecisionConfig
 
+_WITHOUT_DEVICE = ("job:", "replica:", "task:")
+"""How what names no device ends."""
+
 
 def node_name(reference: str) -> str:
     """The node that `name`, `name:0` or `^name` refers to."""
@@ -43,7 +46,11 @@ def find_ineligible(
     ineligible: dict[int, Reason] = {}
     wanted = config.device.lower()
     for device, numbers in view.devices.items():
-        if wanted not in device.rpartition("/")[2].lower():
+        place = device.rpartition("/")[2].lower()
+        # Of a job or a task TensorFlow chooses the device, as where none is named; its own pass
+        # counts that as another device.
+        is_open = place.startswith(_WITHOUT_DEVICE) and not config.parity
+        if wanted not in place and not is_open:
             ineligible.update(dict.fromkeys(numbers, Reason.OTHER_DEVICE))
     if view.is_function:
         ineligible.update(dict.fromkeys(view.of_op(ARGUMENT, RESULT), Reason.PRESERVED))

@@ -116,6 +116,18 @@ CASES = {
         in_both("clear1 allow1 infer1"),
         2,
     ),
+    "node of a task, on whatever device": Case(
+        """
+        x = Const(0.03125, [32, 32])
+        allow1 = MatMul(x, x)
+        allow2 = MatMul(x, x) @ "/job:localhost/replica:0/task:0"
+        out1 = Identity(allow1)
+        out2 = Identity(allow2)
+        """,
+        "out1 out2",
+        in_both("allow1"),
+        2,
+    ),
     "read of a variable": Case(
         """
         x = Const(0.03125, [32, 32])

@@ -31,6 +31,9 @@ def ineligible(text: str, device: str, *preserve: str) -> dict[str, Reason]:
         ("CPU", "/job:gpu_workers/task:0/device:CPU:0", True),
         ("CPU", "/device:GPU:0", False),
         ("GPU", "/device:TPU:0", False),
+        # TensorFlow chooses a device of the task.
+        ("GPU", "/job:worker", True),
+        ("CPU", "/job:worker/replica:0/task:1", True),
     ],
 )
 def test_device_of_a_node(device: str, place: str, eligible: bool) -> None:
