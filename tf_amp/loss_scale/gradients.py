@@ -176,17 +176,24 @@ def _warn_about_float16() -> None:
 
 
 def _summed(gradient: Any) -> tf.Tensor:
-    """The values to check; of low-precision slices, the sums over equal indices.
+    """The values to check: of complex ones both parts, of float16 slices sums over equal indices.
 
     Two finite float16 rows of one index can add up to inf when the optimizer sums them.
     """
     if not isinstance(gradient, tf.IndexedSlices):
-        return tf.convert_to_tensor(gradient)
+        return _real(gradient)
     values = gradient.values
     if values.dtype != tf.float16 or in_xla_context():
-        return values
+        return _real(values)
     unique, positions = tf.unique(gradient.indices)
     return tf.math.unsorted_segment_sum(values, positions, tf.size(unique))
+
+
+def _real(values: Any) -> tf.Tensor:
+    values = tf.convert_to_tensor(values)
+    if not values.dtype.is_complex:
+        return values
+    return tf.stack([tf.math.real(values), tf.math.imag(values)])
 
 
 def _kind(values: tf.Tensor) -> tf.Tensor:
@@ -206,7 +213,8 @@ class VariableUnderflow:
 
     Attributes:
         name: The variable's name.
-        elements: How many elements the gradient has (of a sparse one: those that are stored).
+        elements: How many elements the gradient has: of a sparse one those that are stored, of a
+            complex one both parts.
         zero: How many are zero in float32 already, for example behind a ReLU.
         flushed: How many are not zero, but would be in float16 at the scale.
         scale_needed: The smallest power of two that would keep every element, or None if there
@@ -261,7 +269,7 @@ def measure_underflow(
 def _measure_one(gradient: Any, name: str, scale: float) -> VariableUnderflow:
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     # In float64 the product is exact, so that the comparison decides as float16 rounding would.
-    magnitudes = tf.abs(tf.cast(values, tf.float64))
+    magnitudes = tf.abs(tf.cast(_real(values), tf.float64))
     nonzero = magnitudes[magnitudes > 0]
     flushed = tf.reduce_sum(tf.cast(nonzero * scale <= LARGEST_FLUSHED, tf.int64))
     elements, kept = int(tf.size(magnitudes)), int(tf.size(nonzero))

@@ -34,6 +34,9 @@ def slices(values: list[float], dtype: tf.DType = tf.float32) -> tf.IndexedSlice
         ([slices([64000.0, 1.0], tf.float16)], True),
         ([slices([64000.0, 64000.0], tf.float16)], False),
         ([slices([64000.0, 64000.0])], True),
+        ([tf.constant(1.0 + 2.0j)], True),
+        ([tf.constant([complex(0.0, INF)]), tf.constant(1.0)], False),
+        ([slices([complex(NAN, 0.0)], tf.complex64)], False),
     ],
 )
 @pytest.mark.parametrize("in_function", [False, True])
