@@ -68,8 +68,6 @@ def _shipped(config: PrecisionConfig) -> tuple[dict[str, ListEntry], dict[str, s
         where = row["list"]
         if config.parity:
             where = row.get("upstream", where)
-            if config.device == "CPU":
-                where = row.get("upstream_cpu", where)
         elif config.device not in row.get("devices", ("GPU", "CPU")):
             where = "unlisted"
         if where in _OFF_LISTS:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from graph_passes import RULES, ListEdit, PrecisionConfig
+from graph_passes.policy.cost_table_files import shipped_table
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,11 @@ from graph_passes import RULES, ListEdit, PrecisionConfig
         (
             {"level": "UNSAFE_FORCE_ALL", "target_dtype": "bfloat16"},
             r"float16 on a GPU only.*target_dtype='bfloat16'",
+        ),
+        ({"unknown_dimension": 0}, r"must be at least 1\. Received: 0"),
+        (
+            {"cost_table": shipped_table("cpu-avx512_bf16", "bfloat16")},
+            r"is for bfloat16 on CPU, and the graph is to be rewritten for float16 on GPU",
         ),
     ],
 )

@@ -24,7 +24,7 @@ LISTS = Path(graph_passes.__file__).parent / "lists"
 DTYPES = {"float16": types_pb2.DT_HALF, "bfloat16": types_pb2.DT_BFLOAT16}
 DEVICE_TYPES = ("CPU", "GPU", "DEFAULT")
 LIST_NAMES = ("allow", "infer", "clear", "deny", "unlisted")
-FIELDS = {"list", "reason", "upstream", "upstream_cpu", "devices"}
+FIELDS = {"list", "reason", "upstream", "devices"}
 NOT_REGISTERED = "Not registered in TensorFlow 2.21"
 HOW_TO_CHOOSE = """\
 Add a table for each to graph_passes/lists/{dtype}.toml, in its alphabetical place: the list, and
@@ -184,13 +184,10 @@ def test_tables_are_well_formed(dtype: str) -> None:
         assert row.keys() <= FIELDS, where
         assert row["list"] in LIST_NAMES, where
         assert len(row["reason"].split()) >= 4 and row["reason"].endswith("."), where
-        assert "upstream_cpu" not in row or dtype == "float16", where
-        agreed = {"unlisted": "none"}.get(row["list"], row["list"])
-        for field in ("upstream", "upstream_cpu"):
-            if field in row:
-                assert row[field] in (*LIST_NAMES[:4], "none"), where
-                assert row[field] != agreed, f"{where}: leave out what is equal"
-            agreed = row.get(field, agreed)
+        if "upstream" in row:
+            agreed = {"unlisted": "none"}.get(row["list"], row["list"])
+            assert row["upstream"] in (*LIST_NAMES[:4], "none"), where
+            assert row["upstream"] != agreed, f"{where}: leave out what is equal"
         if "devices" in row:
             assert row["list"] != "unlisted" and row["devices"] in (["CPU"], ["GPU"]), where
 
@@ -274,11 +271,11 @@ print(json.dumps(lists))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "option", "device", "column"),
+    ("dtype", "option", "device"),
     [
-        ("float16", "auto_mixed_precision", "", "upstream"),
-        ("bfloat16", "auto_mixed_precision_onednn_bfloat16", "/cpu:0", "upstream"),
-        ("float16", "auto_mixed_precision_cpu", "/cpu:0", "upstream_cpu"),
+        ("float16", "auto_mixed_precision", ""),
+        ("bfloat16", "auto_mixed_precision_onednn_bfloat16", "/cpu:0"),
+        ("float16", "auto_mixed_precision_cpu", "/cpu:0"),
     ],
     ids=["float16-gpu", "bfloat16-cpu", "float16-cpu"],
 )
@@ -287,7 +284,6 @@ def test_the_upstream_fields_are_the_lists_of_tensorflows_own_pass(
     dtype: str,
     option: str,
     device: str,
-    column: str,
     run_python: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
@@ -308,8 +304,6 @@ def test_the_upstream_fields_are_the_lists_of_tensorflows_own_pass(
     ours: dict[str, set[str]] = {name: set() for name in theirs}
     for op, row in rows(dtype).items():
         upstream = row.get("upstream", row["list"])
-        if column == "upstream_cpu":
-            upstream = row.get("upstream_cpu", upstream)
         if upstream not in ("unlisted", "none"):
             ours[upstream].add(op)
     assert {name: sorted(ops) for name, ops in ours.items()} == {

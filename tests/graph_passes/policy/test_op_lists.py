@@ -93,6 +93,7 @@ def test_an_edit_changes_what_is_converted(change: ListEdit | None, low: str) ->
         (edit("deny", "remove", "Tanh"), "but it is on the infer list; nothing was changed"),
         (edit("deny", "remove", "While"), "but it is on no list; nothing was changed"),
         (edit("allow", "add", "Matmul", "ALLOWLIST_ADD"), "ALLOWLIST_ADD.*'Matmul'.*'MatMul'"),
+        (edit("allow", "add", "MATMUL"), "Did you mean 'MatMul'"),
         (edit("allow", "add", "BatchMatMulV9"), "Did you mean 'BatchMatMulV[23]'"),
     ],
 )
