@@ -123,13 +123,17 @@ def make_plan(settings: Settings, source: str) -> Plan:
     target = choose_target(settings) if settings.graph_rewrite else _NO_REWRITE
     costs = choose_table(settings, target)
     loss_scaling, why = _decide_loss_scaling(settings, target, source)
+    config = precision_config(settings, target, costs)
+    if config is not None and target.device == "CPU":
+        # Without a GPU, functions run here what the program puts on one.
+        config = dataclasses.replace(config, only_device=True)
     return Plan(
         settings=settings,
         source=source,
         target=target,
         costs=costs,
         compiled_costs=choose_table(settings, target, compiled=True),
-        config=precision_config(settings, target, costs),
+        config=config,
         loss_scaling=loss_scaling,
         loss_scaling_reason=why,
     )

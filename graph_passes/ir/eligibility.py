@@ -24,7 +24,7 @@ def numbers_of(view: GraphView, references: Iterable[str]) -> list[int]:
     for reference in references:
         number = find(reference)  # most are plain names, which need no taking apart
         if number is None:
-            number = find(reference[1:] if reference[:1] == "^" else node_name(reference))
+            number = find(node_name(reference))
         if number is not None:
             numbers.append(number)
     return numbers
@@ -50,7 +50,7 @@ def find_ineligible(
         # Of a job or a task TensorFlow chooses the device, as where none is named; its own pass
         # counts that as another device.
         is_open = place.startswith(_WITHOUT_DEVICE) and not config.parity
-        if wanted not in place and not is_open:
+        if not (wanted in place or is_open or config.only_device):
             ineligible.update(dict.fromkeys(numbers, Reason.OTHER_DEVICE))
     if view.is_function:
         ineligible.update(dict.fromkeys(view.of_op(ARGUMENT, RESULT), Reason.PRESERVED))

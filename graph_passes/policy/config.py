@@ -84,6 +84,7 @@ class PrecisionConfig:
         target_dtype: the low-precision dtype, "float16" or "bfloat16".
         device: the device type whose kernels must exist, "GPU" or "CPU". A plan for a GPU needs
             no GPU: it is made from the kernels that this TensorFlow build has registered.
+        only_device: whether there is no other, so that TensorFlow puts everything on this one.
         parity: plan as TensorFlow's own `auto_mixed_precision` pass does, with its lists.
             False (the default) uses the lists and rules of this project.
         level: "" (all four lists), "TENSOR_CORES_ONLY" (the allow list alone),
@@ -108,6 +109,7 @@ class PrecisionConfig:
 
     target_dtype: TargetDtype = "float16"
     device: Device = "GPU"
+    only_device: bool = False
     parity: bool = False
     level: Level = ""
     list_edits: tuple[ListEdit, ...] = ()

@@ -97,6 +97,7 @@ def _config(config: PrecisionConfig | None) -> dict[str, Any] | None:
     return {
         "target_dtype": config.target_dtype,
         "device": config.device,
+        "only_device": config.only_device,
         "level": config.level,
         "list_edits": [dataclasses.asdict(edit) for edit in config.list_edits],
         "rules": [rule.to_dict() for rule in config.rules],

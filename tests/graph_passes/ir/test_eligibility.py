@@ -41,6 +41,12 @@ def test_device_of_a_node(device: str, place: str, eligible: bool) -> None:
     assert found == ({} if eligible else {"x": Reason.OTHER_DEVICE})
 
 
+def test_where_there_is_no_other_device_all_is_on_this_one() -> None:
+    view = view_body(graph("x = Const(0.5, [4]) @ '/device:GPU:0'"))
+    config = PrecisionConfig(target_dtype="bfloat16", device="CPU", only_device=True)
+    assert find_ineligible(view, (), config) == {}
+
+
 def test_preserved_nodes_may_be_named_as_tensors_and_need_not_exist() -> None:
     found = ineligible("x = Const(0.5, [4])\ny = Relu(x)\nz = Relu(y)", "GPU", "y:0", "^z", "other")
     assert found == {"y": Reason.PRESERVED, "z": Reason.PRESERVED}

@@ -98,6 +98,24 @@ def test_eager_tensors_are_constants_but_variables_and_arguments_are_not() -> No
         assert (20, 30) in [constant.shape for constant in constants_in(concrete, op).values()]
 
 
+ELSEWHERE = """
+import tensorflow as tf
+
+@tf.function
+def multiply(x):
+    with tf.device("/GPU:0"):
+        return tf.matmul(x, x)
+
+multiply(tf.ones((64, 64)))
+"""
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
+def test_what_a_program_puts_on_a_gpu_that_is_not_there_is_converted(run_python: RunPython) -> None:
+    done = run_python(ELSEWHERE, env=BFLOAT16)
+    assert "multiply: MatMul 1 of 1 in bfloat16" in done.stderr
+
+
 TABLES = """
 import json
 import sys
