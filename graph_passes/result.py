@@ -79,12 +79,11 @@ class RewriteResult:
                 for remark in inner.remarks
                 if remark.kind != "note"  # the main graph has them too
             )
-        if self.numbers:
-            numbers = [self.numbers.get(numbered(remark)) for remark in remarks]
-            remarks = [
-                dataclasses.replace(remark, number=number) if number else remark
-                for remark, number in zip(remarks, numbers, strict=True)
-            ]
+        numbers = [self.numbers.get(numbered(remark)) for remark in remarks]
+        remarks = [
+            dataclasses.replace(remark, number=number) if number else remark
+            for remark, number in zip(remarks, numbers, strict=True)
+        ]
         return dataclasses.replace(found, remarks=tuple(remarks))
 
 

@@ -40,7 +40,7 @@ def await_products(view: GraphView, body: Graph) -> frozenset[int]:
         return frozenset()
     nodes, first = nodes_of(body), view.body.start
     found = {update: users for update in updates if (users := _holders(view, nodes, update))}
-    awaited = dict(_unordered(view, found)) if found else {}
+    awaited = dict(_unordered(view, found))
     for update, products in awaited.items():
         nodes[update - first].input.extend(sorted(f"^{view.names[n]}" for n in products))
     return frozenset(awaited)

@@ -156,13 +156,12 @@ class _Verification:
             name, before, now = view.names[number], old.input[:], new.input[:]
             first, new_type = view.edge_starts[number], self._types[number]
             count = view.edge_starts[number + 1] - first
-            if len(now) > count or number in view.waits:
-                waits = [tensor[1:] for tensor in now if tensor[0] == "^"]
-                now = [tensor for tensor in now if tensor[0] != "^"]
-                require_controls(name, view.waits.get(number, ()), waits)
-                for awaited in waits:
-                    if not self._knows(awaited):
-                        raise VerificationError(f"{name!r} waits for {awaited!r}, not there")
+            waits = [tensor[1:] for tensor in now if tensor[0] == "^"]
+            now = [tensor for tensor in now if tensor[0] != "^"]
+            require_controls(name, view.waits.get(number, ()), waits)
+            for awaited in waits:
+                if not self._knows(awaited):
+                    raise VerificationError(f"{name!r} waits for {awaited!r}, not there")
             if len(now) != count and not (new_type.runs_functions and len(now) > count):
                 raise VerificationError(f"node {name!r} has {len(now)} inputs, not {count}")
             for port, tensor in enumerate(now):
@@ -186,7 +185,7 @@ class _Verification:
     def _check_edges(self, changed: Collection[int], made: np.ndarray, taken: np.ndarray) -> None:
         """Tensors that are read as before have the dtypes that their readers take."""
         view = self._view
-        wrong = (made != taken) & ((view.sources != OPAQUE) | (view.targets != OPAQUE))
+        wrong = made != taken
         wrong[list(changed)] = False
         if wrong.any():
             edge = int(np.argmax(wrong))

@@ -58,8 +58,6 @@ class Prices(Protocol):
 
 def keep_cheap_ones(coloring: Coloring, prices: Prices, reason: Reason) -> None:
     """Takes the colour from the vertices that are cheaper in float32, Casts included."""
-    if not any(coloring.low):
-        return
     problem = _Problem(coloring, prices, (*coloring.clusters, *back_edges(coloring.view)))
     colours, skipped = cheapest_colours(problem.gains, problem.links)
     if skipped:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graph_passes.ir.graph_view import Shape
-from graph_passes.placement.work_sizes import CONVOLUTIONS, PRODUCTS, TO_INPUT, WorkSizes
+from graph_passes.placement.work_sizes import CONVOLUTIONS, TO_INPUT, WorkSizes
 from graph_passes.policy.cost_table import (
     BROADCAST,
     CHANNELS_FIRST,
@@ -41,10 +41,8 @@ class OpVariants:
 
     def cost_of(self, number: int) -> tuple[OpCost | None, str]:
         """What a node costs by the table, None where that does not tell, and its variant."""
-        op = self._view.node_type(number).op
-        has_variants = op in PRODUCTS or any(self._table.variants_of(op))
-        variant = self.of(number) if has_variants else ""
-        return self._table.cost_of(op, variant), variant
+        variant = self.of(number)
+        return self._table.cost_of(self._view.node_type(number).op, variant), variant
 
     def of(self, number: int) -> str:
         """The variant of its op that a node is, "" for the plain one."""

@@ -145,10 +145,10 @@ class WorkSizes:
         Where shapes are not known there is such a Sum behind every binary op, and most of them have
         nothing to add up: the kernel then hands on what it reads.
         """
-        view, (start, end) = self.view, self.view.edge_starts[number : number + 2]
-        if view.node_type(number).op != "Sum" or end - start < 2:
+        view = self.view
+        if view.node_type(number).op != "Sum":
             return None
-        port, maker = divmod(view.tensors[start + 1], self._nodes)
+        port, maker = divmod(view.tensors[view.edge_starts[number] + 1], self._nodes)
         if view.node_type(maker).op != "BroadcastGradientArgs":
             return None
         shape = view.tensors[view.edge_starts[maker] + port] % self._nodes
@@ -197,7 +197,7 @@ class WorkSizes:
             return 2 * windows * math.prod(read)
         if op == "Einsum":
             return self._einsum_flops(number)
-        if op == "MatMul" and len(self.read_by(number)) == 2:
+        if op == "MatMul":
             for factor in self.read_by(number):
                 self.elements(factor)
             lengths = self._lengths(number)

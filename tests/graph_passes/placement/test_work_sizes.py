@@ -112,6 +112,17 @@ def test_sums_that_broadcasting_calls_for_have_the_operands_sizes_and_mostly_no_
     )
 
 
+def test_a_sum_over_written_axes_has_the_size_of_no_operand():
+    def add_up(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        shape = tf.shape(x)
+        axes = tf.constant(0)
+        # The first that reads anything behind the axes.
+        return tf.cast(shape, tf.float32), tf.raw_ops.Sum(input=y, axis=axes, name="sum")
+
+    sizes, index = sizes_of(add_up, (None, 8), None)
+    assert sizes.elements(index["sum"]) is None
+
+
 def test_float32_tensors_of_several_nodes_are_told_at_once():
     def function(x: tf.Tensor) -> tf.Tensor:
         first, second = tf.raw_ops.Split(axis=1, value=x, num_split=2, name="halves")
