@@ -11,7 +11,7 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.plan import Plan
-from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER
+from graph_passes.coloring.state import ALLOW
 from graph_passes.emit.apply import Applied
 from graph_passes.functions.inlining import MARK
 from graph_passes.ops.reasons import Reason
@@ -29,7 +29,6 @@ _NOT_FLOAT32 = {
     types_pb2.DT_HALF: "the program itself has it in float16",
     types_pb2.DT_BFLOAT16: "the program itself has it in bfloat16",
 }
-_SOURCES_OF_WEIGHTS = frozenset(("Const", "ReadVariableOp", "Variable", "VariableV2"))
 
 
 class Report:
@@ -47,12 +46,8 @@ class Report:
         planned_with: the names of those functions; all others have reports of their own, and so has
             one that is called from outside of the plan too.
         converted_nodes: nodes with at least one type attribute in the target dtype now.
-        allow_nodes: converted nodes whose op is on the allow list.
-        denied_nodes: float32 nodes whose op is on the deny list.
-        blocked_nodes: listed nodes that stay float32 because a denied op reaches them.
         casts_to_low: Casts added to the target dtype.
         casts_to_float32: Casts added back to float32.
-        weight_casts: those of `casts_to_low` that cast a constant or a variable.
         notes: what the author of list edits should know.
         fused_units: the subgraphs replaced as units: "pattern: node" of each.
         fused_updates: how many of them are updates of variables.
@@ -85,12 +80,11 @@ class Report:
         self.matched = matched
         self._given_plan = plan
         self._casts: Mapping[str, int] = applied.casts if applied else {}
-        self.converted_nodes = self.allow_nodes = self.denied_nodes = self.blocked_nodes = 0
-        self.casts_to_low = self.casts_to_float32 = self.weight_casts = 0
+        self.converted_nodes = self.casts_to_float32 = 0
         if isinstance(plan, Plan):
-            self._count_nodes(plan)
-            if applied is not None:
-                self._count_casts(plan, applied)
+            self.converted_nodes = _nodes(plan, plan.coloring.is_low)
+            self.casts_to_float32 = sum(plan.coloring.low[of] for of in self._casts.values())
+        self.casts_to_low = len(self._casts) - self.casts_to_float32
 
     @functools.cached_property
     def _plan(self) -> Plan | None:
@@ -103,26 +97,6 @@ class Report:
         if plan is None:
             return 0
         return _nodes(plan, plan.coloring.eligible & plan.coloring.view.is_float)
-
-    def _count_nodes(self, plan: Plan) -> None:
-        coloring, codes, low = plan.coloring, plan.coloring.list_codes, plan.coloring.is_low
-        why = np.frombuffer(coloring.why, np.uint8)
-        self.converted_nodes = _nodes(plan, low)
-        self.allow_nodes = _nodes(plan, low & (codes == ALLOW))
-        self.denied_nodes = _nodes(plan, codes == DENY)
-        blocked = (why == Reason.BEHIND_DENY) & ((codes == INFER) | (codes == CLEAR))
-        self.blocked_nodes = _nodes(plan, blocked)
-
-    def _count_casts(self, plan: Plan, applied: Applied) -> None:
-        view = plan.coloring.view
-        up = sum(plan.coloring.low[source] for source in applied.casts.values())
-        self.casts_to_float32 = up
-        self.casts_to_low = len(applied.casts) - up
-        self.weight_casts = sum(
-            view.op_of(source) in _SOURCES_OF_WEIGHTS
-            for source in applied.casts.values()
-            if not plan.coloring.low[source]
-        )
 
     @functools.cached_property
     def planned_with(self) -> frozenset[str]:
@@ -261,13 +235,10 @@ class Report:
         )
 
     def summary(self) -> str:
-        """One line: how much was converted, with how many Casts, and what was in the way."""
-        casts = self.casts_to_low + self.casts_to_float32
+        """One line: how much was converted, with how many Casts."""
         return (
             f"converted {self.converted_nodes}/{self.total_nodes} nodes to {self.target_dtype} "
-            f"with {casts} casts ({self.weight_casts} of weights): {self.allow_nodes} on the allow "
-            f"list, {self.denied_nodes} on the deny list, {self.blocked_nodes} blocked by denied "
-            "nodes"
+            f"with {len(self._casts)} casts"
         )
 
 
