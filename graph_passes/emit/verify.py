@@ -258,7 +258,7 @@ class _Verification:
             if node_type.op_type is None:
                 return
             position, slots = node_type.layout.port(port), node_type.layout.out_slots
-            if position >= len(slots):
+            if not 0 <= position < len(slots):
                 raise VerificationError(f"no node makes the tensor {tensor!r}")
             found = node_type.dtypes[slots[position]]
         if found % 100 != dtype % 100:

@@ -92,8 +92,7 @@ class _Comparison:
                     )
                     require_controls(name, before, {*after, *map(fused.names.__getitem__, waiting)})
         for name in fused.awaited - fused.index.keys():
-            if name in original.index or name not in original.awaited:
-                raise VerificationError(f"a node waits for {name!r}, which is not there")
+            raise VerificationError(f"a node waits for {name!r}, which is not there")
 
     def _check_locations(self) -> None:
         original, fused = self._original, self._fused
@@ -141,7 +140,7 @@ def require_controls(name: str, before: Iterable[str], after: Iterable[str]) -> 
     Raises:
         VerificationError: it does not.
     """
-    if before is not after and not set(before).issubset(after):
+    if not set(before).issubset(after):
         raise VerificationError(f"node {name!r} has lost a control input")
 
 

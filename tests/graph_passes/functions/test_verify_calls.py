@@ -80,6 +80,16 @@ def gives_nothing(_: object, function: function_pb2.FunctionDef) -> None:
     function.ret.clear()
 
 
+def adds_a_reader(tensor: str) -> Change:
+    """Adds a node that reads a tensor in half precision."""
+
+    def change(_: object, function: function_pb2.FunctionDef) -> None:
+        added = function.node_def.add(name="added", op="Relu", input=[tensor])
+        added.attr["T"].type = HALF
+
+    return change
+
+
 def calls_another(nodes: dict[str, node_def_pb2.NodeDef], _: Graph) -> None:
     nodes["call"].attr["f"].func.name = "another"
 
@@ -132,6 +142,9 @@ def test_more_may_be_waited_for(name: str, change: Change) -> None:
             "'low' reads 'parts:output:2', not",
         ),
         ("product", reads("low", "b"), "no node makes the tensor 'b'"),
+        ("product", adds_a_reader("low:nothing:0"), "no node makes the tensor 'low:nothing:0'"),
+        ("product", adds_a_reader("low:y:1"), "no node makes the tensor 'low:y:1'"),
+        ("product", adds_a_reader("a"), "'added' does not take the dtype of 'a'"),
         ("product", gives("a"), "'result_0' reads 'a', not 'sum:product:0'"),
         ("product", gives_nothing, "no node makes the tensor ''"),
         ("product", takes, "the dtypes that 'product' takes"),
