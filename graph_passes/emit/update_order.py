@@ -48,7 +48,7 @@ def await_products(view: GraphView, body: Graph) -> frozenset[int]:
 
 def _holders(view: GraphView, nodes: Sequence[node_def_pb2.NodeDef], update: int) -> list[int]:
     """The products with what the variable of an update holds before, in a body with Casts."""
-    ops, devices, handle = view.op_names, view.node_index.device_of, view.nodes[update].input[0]
+    ops, devices = view.op_names, view.node_index.device_of
 
     def readers(number: int) -> Iterator[int]:
         """The nodes that read what a node makes as it is, without a Cast between."""
@@ -59,11 +59,7 @@ def _holders(view: GraphView, nodes: Sequence[node_def_pb2.NodeDef], update: int
                 if not held.isdisjoint(nodes[reader - view.body.start].input):
                     yield reader
 
-    reads = [
-        number
-        for number in view.reading_nodes(view.makers(update)[0])
-        if ops[number] == READ and view.nodes[number].input[0] == handle
-    ]
+    reads = [n for n in view.reading_nodes(view.makers(update)[0]) if ops[n] == READ]
     names = set(walk(reads, lambda n: [r for r in readers(n) if ops[r] in SHAPERS]))
     users = {reader for number in names for reader in readers(number)}
     return [n for n in users if ops[n] in PRODUCTS and devices[n] == devices[update]]
@@ -86,6 +82,4 @@ def _unordered(
             found |= behind[maker]
         behind[number] = found
     for update, numbers in users.items():
-        awaited = [n for n in numbers if not behind[n] & 1 and not behind[update] & bits[n]]
-        if awaited:
-            yield update, awaited
+        yield update, [n for n in numbers if not behind[n] & 1 and not behind[update] & bits[n]]

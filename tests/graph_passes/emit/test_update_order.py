@@ -85,6 +85,7 @@ def test_arguments_of_a_graph_are_nodes_of_it() -> None:
             ["one", "two"],
         ),
         ("beside = Exp(read)", []),  # done in no time
+        ("other = Neg(read)\nbeside = MatMul(error, other, transpose_b=True)", []),
         ("other = ReadVariableOp(a, dtype=float32, after=[last])\none = MatMul(x, other)", []),
         ("behind = MatMul(x, read, after=[last])", []),
         ("late = NoOp(after=[last])\nbehind = MatMul(x, read, after=[late])", []),
@@ -101,6 +102,30 @@ def test_a_product_of_low_precision_is_not_awaited() -> None:
     text = BESIDE + "out = Exp(beside)"
     assert awaited(text, ("beside", "out")) == ["beside"]  # float32, as it is fetched
     assert awaited(text, ("out",)) == []
+    low = "square = MatMul(dy, dy, transpose_b=True)\nmade = MatMul(square, dy)\n"
+    assert awaited(low + text.replace("error", "made"), ("out",)) == []
+
+
+BRANCH = """
+on = Placeholder(dtype=bool, shape=[])
+both = Switch(x, on)
+taken = Identity(both[1])
+beside = MatMul(x, read, after=[taken])
+"""
+
+
+@pytest.mark.parametrize(("text", "waits"), [(BESIDE, ["^beside"]), (BRANCH, [])])
+def test_an_update_does_not_wait_for_a_branch_that_may_not_be_taken(
+    text: str, waits: list[str]
+) -> None:
+    """It would not run where that is not."""
+    start = TEXT[: TEXT.index("rate =")] + "last = ResourceApplyGradientDescent(w, lr, gradient)\n"
+    low = "low = MatMul(dy, dy, transpose_b=True)\nout = Exp(low)\n"
+    fetched = ("before", "gradient", "last", "beside", "out")
+    result = rewrite_graph_def(graph(start + low + text), CPU, preserve=fetched)
+    assert result.changed
+    (update,) = (node for node in result.graph_def.node if node.name == "last")
+    assert update.input[3:] == waits
 
 
 def test_a_gpu_runs_them_in_the_order_in_which_they_are_started() -> None:

@@ -57,6 +57,8 @@ def test_what_may_change(changes: dict[str, str]) -> None:
         ({"c": "", "d": "d = Relu(b, after=[x])"}, ("c:0",), "the preserved node 'c' is gone"),
         ({"d": "d = Relu(c)"}, (), "node 'd' has lost a control input"),
         ({"a": "", "b": "b = Neg(x)"}, (), "node 'b' has lost a control input"),
+        ({"d": "d = Relu(c, after=[x, gone])"}, (), "waits for 'gone', which is not there"),
+        ({"c": "c = Tanh(b) @ '/device:CPU:1'"}, (), "node 'c' has another device"),
         (
             {"a": "", "b": "", "c": "c = Tanh(x)"},
             ("d",),
