@@ -85,6 +85,8 @@ def test_name_matches_as_a_whole_and_gradients_follow(node: str, expected: set[s
         ({"attr": "T", "value": "float32"}, len(NAMES)),
         ({"attr": "T", "value": "DT_FLOAT"}, len(NAMES)),
         ({"attr": "T", "value": "half"}, 0),
+        ({"attr": "T", "value": 1}, 0),
+        ({"attr": "value", "value": ()}, 0),
         ({"attr": "dtype", "value": "float32"}, 1),
         ({"attr": "transpose_a", "value": True}, len(NAMES)),
         ({"attr": "transpose_a", "value": 1}, 0),
@@ -106,14 +108,29 @@ def test_name_matches_as_a_whole_and_gradients_follow(node: str, expected: set[s
     ],
 )
 def test_all_criteria_must_hold(rule: dict[str, Any], count: int) -> None:
-    one = Rule(action="allow", **rule)
+    one, given = Rule(action="allow", **rule), nodes()
     found = decide(
-        nodes(),
+        given,
         PrecisionConfig(rules=(one,)),
         ["__inference_train_step_12", "step (fit)"],
         lambda name: ["lib/keras.py:3", "a/model.py:42"] if name == "head/MatMul" else (),
     )
     assert found.matched.get(one, 0) == len(found.rules) == count
+    assert given == nodes()  # to read an attribute that a node lacks would add it
+
+
+@pytest.mark.parametrize(
+    ("attr", "value"),
+    [("padding", "SAME"), ("strides", (1, 2, 2, 1)), ("shape", (8, 8)), ("num", 3)],
+)
+def test_values_of_every_kind_are_compared(attr: str, value: Any) -> None:
+    found = graph("""
+        x = Placeholder(dtype=float32, shape=[8, 8])
+        y = MaxPool(x, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME")
+        z = Unpack(x, num=3)
+    """)
+    rule = Rule(action="deny", attr=attr, value=value)
+    assert len(decide(found.node, PrecisionConfig(rules=(rule,))).rules) == 1
 
 
 @pytest.mark.parametrize(
@@ -189,6 +206,9 @@ def test_mark_of_a_later_release_is_said_once(caplog: pytest.LogCaptureFixture) 
         assert read_mark(b"float8;model.py:3;why") is None
     (said,) = caplog.messages
     assert "model.py:3 asks for 'float8'" in said
+    marked = nodes(["a"])
+    marked[1].attr[MARK].s = b"float8;model.py:3;why"
+    assert not decide(marked, PrecisionConfig()).rules
 
 
 @pytest.mark.parametrize(
