@@ -76,6 +76,14 @@ def test_what_may_not(changes: dict[str, str], preserve: tuple[str, ...], messag
         verify(changes, preserve)
 
 
+@pytest.mark.parametrize("preserve", [("d",), ("d", "other")])
+def test_who_asks_for_an_effect_may_go_where_nothing_fetched_needs_it(
+    preserve: tuple[str, ...],
+) -> None:
+    given = f"{GIVEN}other = AssignAddVariableOp(v, one)\nz = Exp(x, after=[other])\n"
+    verify({"z": ""}, preserve, given)
+
+
 def test_a_location_names_no_node_that_is_gone() -> None:
     node_types = NodeTypeTable(lambda _: None)
     before, after = (graph(GIVEN), graph(GIVEN.replace("c = Tanh(b)\n", "").replace("(c,", "(b,")))
