@@ -84,13 +84,7 @@ class _Comparison:
         for number, before in original.waits.items():
             if numbers[number] >= 0:
                 after = fused.waits.get(numbers[number], ())
-                name = original.names[number]
-                if before is not after:
-                    # Others were replaced by nothing that waits for this node.
-                    waiting = (
-                        n for n in fused.waiting.get(name, ()) if fused.op_names[n] == "NoOp"
-                    )
-                    require_controls(name, before, {*after, *map(fused.names.__getitem__, waiting)})
+                require_controls(original.names[number], before, after)
         for name in fused.awaited - fused.index.keys():
             raise VerificationError(f"a node waits for {name!r}, which is not there")
 
