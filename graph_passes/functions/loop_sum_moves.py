@@ -13,18 +13,15 @@ from graph_passes.functions.call_tree import Call, Region, is_set
 from graph_passes.functions.loop_editor import LoopEditor
 from graph_passes.functions.loop_sums import BIAS_SUM, LoopSearch, LoopSum
 from graph_passes.ir.copying import Graph
-from graph_passes.ir.eligibility import find_ineligible, node_name, numbers_of
+from graph_passes.ir.eligibility import node_name, numbers_of
 from graph_passes.ir.graph_view import FLOAT, Shape
 from graph_passes.ir.view import view_body
-from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
-from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.rewriter.body_editor import BodyEditor
 from graph_passes.rewriter.editor import NearMiss
 from graph_passes.rewriter.emitter import Emitter
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.units.fusion import Fusion
-from graph_passes.units.reduction.converted_products import ConvertedProducts
 
 RULE = "loop-gradient-sums"
 _ROWS = "TensorListConcatV2"
@@ -71,7 +68,7 @@ def prepare_tree(
             kept = {node_name(name) for name in preserve} if region is tree else set()
             for call in loops:
                 if call.node not in kept:
-                    mover.move_from(call, config)
+                    mover.move_from(call)
             mover.finish()
         body = mover.caller  # bodies of calls of one function are one object until they differ
         fusion = prepared.get(id(body)) or prepare(region, body, mover.shapes)
@@ -108,7 +105,7 @@ class _Mover:
         self._given, self._editor = caller, BodyEditor(caller)
         self._moved: dict[str, str] = {}  # what loops gave -> the sums behind them
 
-    def move_from(self, call: Call, config: PrecisionConfig) -> None:
+    def move_from(self, call: Call) -> None:
         """Moves sums out of one loop."""
         loop = self._editor.node(call.node)
         # A loop that stays one op may be for XLA, where the length of a list must be known before.
@@ -116,14 +113,10 @@ class _Mover:
             return
         body, cond = call.callee("body"), call.callee("cond")
         view = self._fusions[body].view
-        lists, support = load_op_lists(config), kernel_support(config.device, config.target)
         rules = self._fusions[body].rules
         kept = frozenset(numbers_of(view, (name for name, rule in rules.items() if rule.keeps)))
-        ineligible = kept.union(find_ineligible(view, (), config))
-        matcher = Matcher(view)
-        low = ConvertedProducts(matcher, lists, support, ineligible)
         old: function_pb2.FunctionDef = self._bodies[body]  # type: ignore[assignment]
-        search = LoopSearch(loop, old, matcher, self._fusions[cond].view, low, kept)
+        search = LoopSearch(loop, old, Matcher(view), self._fusions[cond].view, kept)
         sums, misses = search.find()
         self.misses.extend(misses)
         if not sums:

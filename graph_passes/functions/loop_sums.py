@@ -24,7 +24,6 @@ from tensorflow.core.framework import function_pb2, node_def_pb2
 from graph_passes.ir.graph_view import FLOAT, RESULT, GraphView
 from graph_passes.rewriter.editor import NearMiss
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
-from graph_passes.units.reduction.converted_products import ConvertedProducts
 
 PRODUCT, BIAS_SUM = "MatMul", "BiasAddGrad"
 UNKNOWN_ROWS = 32
@@ -77,7 +76,6 @@ class LoopSearch:
         body: the loop's body.
         m: reads it.
         cond_view: the view of the loop's condition.
-        products: tells which products of the body go low.
         kept: numbers of nodes of the body that rules of the user keep in float32.
     """
 
@@ -85,8 +83,7 @@ class LoopSearch:
     body: function_pb2.FunctionDef
     m: Matcher
     cond_view: GraphView
-    products: ConvertedProducts
-    kept: frozenset[int] = frozenset()
+    kept: frozenset[int]
 
     def find(self) -> tuple[list[LoopSum], list[NearMiss]]:
         """The sums that are worth moving, and what came close to one."""
@@ -136,7 +133,7 @@ class LoopSearch:
         self._require_one_reader(position, addition)
         shape = self._shape(position)
         terms = [
-            self._read_term(self.m.maker(tensor), addition, shape)
+            self._read_term(self.m.maker(tensor), addition)
             for tensor in self.m.inputs(addition)
             if tensor != before[0]
         ]
@@ -165,38 +162,26 @@ class LoopSearch:
         node = self.m.node(number)
         if number in self.kept:
             raise NoMatchError(f"a rule keeps {node.name!r}")
-        if (
-            node.name in self.m.view.awaited
-            or node.name in self.body.control_ret.values()
-            or any(name[0] == "^" for name in node.input)
-        ):
+        if self.m.view.is_ordered(number) or node.name in self.body.control_ret.values():
             raise NoMatchError(f"{node.name!r} has control inputs or is one")
 
     def _shape(self, position: int) -> tuple[int, ...]:
         shapes = self.loop.attr["output_shapes"].list.shape
-        known = position < len(shapes) and not shapes[position].unknown_rank
-        shape = tuple(dim.size for dim in shapes[position].dim) if known else (-1,)
-        if min(shape, default=0) < 0:
+        shape = tuple(dim.size for dim in shapes[position].dim) if position < len(shapes) else ()
+        if min(shape, default=-1) < 0:
             raise NoMatchError("the shape of the sum is not known")
         return shape
 
-    def _read_term(self, number: int, addition: int, shape: tuple[int, ...]) -> Term:
+    def _read_term(self, number: int, addition: int) -> Term:
         node = self.m.node(number)
         self.m.expect(number, PRODUCT, BIAS_SUM)
         self._require_removable(number)
         if self.m.readers(number) != [addition]:
             raise NoMatchError(f"more than the sum reads {node.name!r}")
-        if node.op == BIAS_SUM:
-            fits = self.m.attr(number, "data_format").s == b"NHWC" and len(shape) == 1
-        else:
-            flags = [self.m.attr(number, f"transpose_{side}").b for side in "ab"]
-            fits = flags == [True, False] and len(shape) == 2
-        if not fits:
+        flags = [self.m.attr(number, f"transpose_{side}").b for side in "ab"]
+        if node.op == PRODUCT and flags != [True, False]:
             raise NoMatchError(f"{node.name!r} does not sum over the rows of its inputs")
-        operands = tuple(self.m.inputs(number))
-        if node.op == PRODUCT and not self.products.read(operands[0]):
-            raise NoMatchError(f"{node.name!r} does not go low")
-        return Term(node.name, node.op, node.device, operands)
+        return Term(node.name, node.op, node.device, tuple(self.m.inputs(number)))
 
     def _worthwhile(self, sums: list[LoopSum], rows: int, misses: list[NearMiss]) -> list[LoopSum]:
         """Those sums whose lists take no more than the sums in every round.
@@ -204,7 +189,8 @@ class LoopSearch:
         A round reads and writes the sum and its terms where they are added up in the loop; moved,
         it keeps the rows of what the terms are made of. So one weighs the elements of the sum
         against those of the rows that no other sum has kept already. The gradient of a bias is
-        moved where a weight's has its rows: it is too small to keep any for its sake.
+        moved where a weight's has its rows: it is too small to keep any for its sake, and what it
+        is made of may be no matrix.
         """
         stored: set[str] = set()
         chosen = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from traced_steps import Rewritten, Step, library, traced
 
 from graph_passes import PrecisionConfig, rewrite_function_def, rewrite_graph_def
 from graph_passes.policy.cost_table_files import shipped_table
+from graph_passes.policy.rules import Rule
 from graph_passes.units.reduction.ones_product import FEW_ELEMENTS
 
 RULE = "loop-gradient-sums"
@@ -243,33 +245,49 @@ def test_plan_for_a_gpu() -> None:
 def sum_in_a_loop(
     add: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     transpose: tuple[bool, bool] = (True, False),
-    extra: Callable[[tf.Tensor], tf.Tensor] | None = None,
-    shape: tuple[int, int] = (96, 96),
+    extra: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
+    shape: tuple[int | None, int | None] = (96, 96),
     rounds: int = ROUNDS,
+    goes_on: Callable[[tf.Tensor], tf.Tensor] = lambda _: True,
+    dtype: tf.DType = tf.float32,
 ) -> Step:
     """A loop that adds products to a sum that is not zero at first."""
 
     def total(x: tf.Tensor, d: tf.Tensor, start: tf.Tensor) -> list[tf.Tensor]:
         def body(t: tf.Tensor, made: tf.Tensor, seen: tf.Tensor) -> tuple[tf.Tensor, ...]:
             product = tf.matmul(x[t], d[t], transpose_a=transpose[0], transpose_b=transpose[1])
-            seen = seen + extra(made) if extra is not None else seen
+            seen = seen + extra(made, product) if extra is not None else seen
             return t + 1, add(made, product), seen
 
-        _, made, seen = tf.while_loop(lambda t, *_: t < rounds, body, (0, start, 0.0))
+        def cond(t: tf.Tensor, made: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            return tf.logical_and(t < rounds, goes_on(made))
+
+        _, made, seen = tf.while_loop(cond, body, (0, start, 0.0))
         return [made, seen]
 
     left = (ROWS, shape[0]) if transpose[0] else (shape[0], ROWS)
     right = (shape[1], ROWS) if transpose[1] else (ROWS, shape[1])
     return traced(
         total,
-        tf.TensorSpec((rounds, *left)),
-        tf.TensorSpec((rounds, *right)),
-        tf.TensorSpec(shape),
+        tf.TensorSpec((rounds, *left), dtype),
+        tf.TensorSpec((rounds, *right), dtype),
+        tf.TensorSpec(shape, dtype),
     )
 
 
 def add_n(made: tf.Tensor, product: tf.Tensor) -> tf.Tensor:
     return tf.add_n([made, product])
+
+
+def add_n_later(made: tf.Tensor, product: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([tf.constant(0.0)]):
+        return tf.add_n([made, product])
+
+
+def add_n_before(made: tf.Tensor, product: tf.Tensor) -> tf.Tensor:
+    total = tf.add_n([made, product])
+    with tf.control_dependencies([product]):
+        return tf.identity(total)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +322,15 @@ def test_many_rounds_keep_their_precision() -> None:
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (lambda: sum_in_a_loop(add_n, extra=tf.reduce_sum), "more than the sum reads"),
+        (lambda: sum_in_a_loop(add_n, extra=lambda made, _: made[0, 0]), "more than the sum reads"),
+        (lambda: sum_in_a_loop(add_n, extra=lambda _, p: p[0, 0]), "more than the sum reads"),
+        (
+            lambda: sum_in_a_loop(add_n, goes_on=lambda made: made[0, 0] < 9),
+            "condition reads the sum",
+        ),
+        (lambda: sum_in_a_loop(add_n_later), "has control inputs"),
+        (lambda: sum_in_a_loop(add_n_before), "has control inputs"),
+        (lambda: sum_in_a_loop(add_n, shape=(None, None)), "shape of the sum is not known"),
         (lambda: sum_in_a_loop(add_n, (False, False)), "does not sum over the rows"),
         (lambda: sum_in_a_loop(add_n, (True, True)), "does not sum over the rows"),
         (lambda: sum_in_a_loop(add_n, shape=(4, 4)), "more elements than it has"),
@@ -314,7 +340,10 @@ def test_many_rounds_keep_their_precision() -> None:
         ),
         (lambda: sum_in_a_loop(lambda made, p: tf.add_n([made, made, p])), "more than one"),
     ],
-    ids=["sum is read", "by columns", "transposed", "small", "other term", "doubled"],
+    ids=[
+        *("sum is read", "term is read", "condition", "ordered", "awaited", "of any size"),
+        *("by columns", "transposed", "small", "other term", "doubled"),
+    ],
 )
 def test_sum_that_stays(step: Callable[[], Step], why: str) -> None:
     made = step()
@@ -323,14 +352,52 @@ def test_sum_that_stays(step: Callable[[], Step], why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "add",
-    [lambda made, product: made + product, lambda made, product: product],
-    ids=["broadcasting sum", "no sum"],
+    ("add", "dtype"),
+    [
+        (lambda made, product: made + product, tf.float32),
+        (lambda made, product: product, tf.float32),
+        (lambda _, product: tf.add_n([product, product]), tf.float32),
+        (add_n, tf.float64),
+    ],
+    ids=["broadcasting sum", "no sum", "sum of a round", "float64"],
 )
-def test_what_is_no_such_sum_is_no_near_miss(add: Callable[..., tf.Tensor]) -> None:
-    step = sum_in_a_loop(add)
+def test_what_is_no_such_sum_is_no_near_miss(add: Callable[..., Any], dtype: tf.DType) -> None:
+    step = sum_in_a_loop(add, dtype=dtype)
     assert products_behind(step.moved(CONFIG)) == []
     assert step.result(CONFIG).report.near_misses == ()
+
+
+def test_a_bias_of_images_stays() -> None:
+    """Its gradient is the sum of what is no matrix, however few rows the states have."""
+    weight = tf.Variable(RNG.standard_normal((UNITS, UNITS)).astype(np.float32) / 6)
+    bias = tf.Variable(tf.zeros(8))
+
+    def gradients(h: tf.Tensor, images: tf.Tensor) -> list[tf.Tensor]:
+        def layer(t: tf.Tensor, h: tf.Tensor, made: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return t + 1, tf.tanh(h @ weight), tf.tanh(tf.nn.bias_add(made, bias))
+
+        with tf.GradientTape() as tape:
+            _, h, made = tf.while_loop(lambda t, *_: t < ROUNDS, layer, (0, h, images))
+            loss = tf.reduce_sum(h * h) + tf.reduce_sum(made)
+        return tape.gradient(loss, (weight, bias))
+
+    step = traced(gradients, tf.TensorSpec((1, UNITS)), tf.TensorSpec((1, 4, 4, 8)))
+    new = step.moved(CONFIG)
+    assert len(products_behind(new)) == 1
+    arguments = (inputs(rows=1)[1], RNG.standard_normal((1, 4, 4, 8)).astype(np.float32))
+    assert worst_error(floats(step, *arguments), step.run(new, *arguments)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("op", "moved"),
+    [("MatMul", 0), ("BiasAddGrad", 2), ("AddN", 0)],
+)
+def test_a_rule_that_keeps_a_part_keeps_the_sum(op: str, moved: int) -> None:
+    rule = Rule(action="keep_float32", op=op, why="so", origin="r.toml [1]")
+    config = dataclasses.replace(CONFIG, rules=(rule,))
+    step, _ = recurrence()
+    assert len(products_behind(step.rewritten(config))) == moved
+    assert "a rule keeps" in str(step.result(config).report.near_misses)
 
 
 # Graphs of a session
