@@ -53,8 +53,7 @@ def keep_losses(coloring: Coloring) -> None:
 def _is_loss(coloring: Coloring, root: int, is_scalar: Callable[[int], bool]) -> bool:
     """Whether a reduction makes a scalar of which only scalars are made."""
     for count, vertex in enumerate(walk([root], coloring.edges.readers)):
-        is_allowed = coloring.list_codes[vertex] == ALLOW
-        if count == MOST_OPS or is_allowed or not is_scalar(vertex):
+        if count == MOST_OPS or not is_scalar(vertex):
             return False
     return True
 
@@ -63,8 +62,6 @@ def _is_scalar(coloring: Coloring, vertex: int) -> bool:
     """Whether the outputs of a vertex's node are known to be scalars, or there are none."""
     view = coloring.view
     number = view.vertex_nodes[vertex]
-    if number < 0:
-        return False
     outputs = len(view.layout(number).out_slots)
     name = view.nodes[number].name
     return all(view.shape(f"{name}:{port}" if port else name) == () for port in range(outputs))
@@ -79,7 +76,7 @@ def _follow_back(
 ) -> None:
     """Finds the infer and clear vertices between a loss and the model, and what they read.
 
-    `inside` receives these, `around` those of predictions, labels and weights, if that is all.
+    `inside` receives these, `around` those of predictions, labels and weights.
     """
     codes, producers = coloring.list_codes, coloring.edges.producers
     way, ends, level = set[int](), set[int](), {root}
@@ -92,8 +89,7 @@ def _follow_back(
         way |= level
         level = further - way
     inside.update(vertex for vertex in way if codes[vertex] in (INFER, CLEAR))
-    if not level:
-        around.update(maker for vertex in way for maker in producers(vertex) if maker not in way)
+    around.update(maker for vertex in way for maker in producers(vertex) if maker not in way)
 
 
 def _made_again(coloring: Coloring, inside: set[int], around: set[int]) -> set[int]:

@@ -321,6 +321,10 @@ def kept(text: str, config: PrecisionConfig = GPU) -> set[str]:
         ("g = Tanh(a)\nm = MatMul(g, g)", {"d", "s"}),
         ("g = Tanh(y)\nm = MatMul(g, g)", {"d", "s"}),
         ("g = Mul(a, x)\nm = MatMul(g, g)", {"d", "s"}),
+        ("c = Const(2.0)\nk = Mul(s, c)\nt = Sum(k, [0, 1])\ng = Mul(a, c)", {"d", "s", "k"}),
+        ("g = MatMul(a, y)", {"d", "s"}),
+        # The norm of a gradient says nothing of how that is made.
+        ("g = TanhGrad(a, x)\nk = Abs(g)\nt = Sum(k, [0, 1])", {"d", "s", "k"}),
     ],
 )
 def test_what_belongs_to_a_loss(text: str, expected: set[str]) -> None:
