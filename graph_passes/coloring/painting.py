@@ -99,8 +99,8 @@ def paint_infer_after_clear(coloring: Coloring) -> None:
 
     The other search comes before clear ops go low, so an op behind one, such as a Sigmoid behind a
     Split or the sum of gradients that were reshaped, has stayed float32. It follows if at least as
-    many of its operands are low as are in float32, constants and weights not counted, and none is
-    denied. Clear ops around it come along.
+    many of its operands are low as are in float32, constants and weights not counted. Clear ops
+    around it come along.
 
     Where bytes are weighed, the result of a unit counts as low if what is low reads it, itself or
     behind clear ops: a unit gives the target dtype, so its result is fit for it.
@@ -109,6 +109,7 @@ def paint_infer_after_clear(coloring: Coloring) -> None:
     view, edges, low = coloring.view, coloring.edges, coloring.low
     is_low, may_follow = coloring.is_low, coloring.eligible & ~coloring.is_denied
     infer, clear = (may_follow & (coloring.list_codes == code) for code in (INFER, CLEAR))
+    infer &= coloring.permitted
     follows = _may_follow(coloring).tobytes()
     inside = np.frombuffer(bytes(coloring.why), np.uint8) == Reason.INSIDE_UNIT
     results = (inside & (coloring.list_codes == 0) & behind_units).tobytes()
@@ -136,7 +137,8 @@ def paint_infer_after_clear(coloring: Coloring) -> None:
 
     def reads_mostly_low(vertex: int) -> bool:
         if vertex not in missing:
-            missing[vertex] = _missing_operands(coloring, counted, vertex)
+            makers = [v for v in edges.producers(vertex) if view.op_of(v) not in _STORED]
+            missing[vertex] = (len(makers) + 1) // 2 - sum(counted[v] for v in makers)
         return missing[vertex] <= 0
 
     pending += np.unique(view.sources[is_low[view.sources] & infer[view.targets]]).tolist()
@@ -160,16 +162,6 @@ def paint_infer_after_clear(coloring: Coloring) -> None:
             elif results[maker] and not counted[maker]:
                 count(maker)
     coloring.followers = sorted(followers)
-
-
-def _missing_operands(coloring: Coloring, counted: bytearray, vertex: int) -> int:
-    """How many more operands must be given in the target dtype for an infer vertex to follow."""
-    op_of, inputs = coloring.view.op_of, coloring.edges.producers(vertex)
-    makers = [v for v in inputs if op_of(v) not in _STORED]
-    never = not makers or any(coloring.denied[v] for v in makers)
-    if never or not coloring.permitted[vertex]:
-        return len(makers) + 1
-    return (len(makers) + 1) // 2 - sum(counted[v] for v in makers)
 
 
 def erase_useless(coloring: Coloring) -> None:
