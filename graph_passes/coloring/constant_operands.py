@@ -178,8 +178,7 @@ class _Search:
 
         def back(vertex: int) -> Sequence[int]:
             number = self._view.vertex_nodes[vertex]
-            ends = number < 0 or self._codes[vertex] == ALLOW
-            return () if ends else self._view.producers(number)
+            return () if self._codes[vertex] == ALLOW else self._view.producers(number)
 
         found = list(islice(walk([vertex], back), MOST_OPS))
         rounds = self._view.op_of(vertex) in _ROUNDINGS
@@ -290,9 +289,9 @@ class _Constants:
         return Constant(shape, functools.partial(stored_floats, value.tensor))
 
     def _made_of(self, vertex: int) -> Sequence[int]:
-        number = self._view.vertex_nodes[vertex]
-        if number < 0 or self._view.op_of(vertex) in SIZES:
+        if self._view.op_of(vertex) in SIZES:
             return ()
+        number = self._view.vertex_nodes[vertex]
         if self._view.node_type(number).is_inlined_call:  # what enters it there, and each round
             return self._producers(vertex)
         return self._view.producers(number)

@@ -40,7 +40,7 @@ class Plan:
         """The nodes through which a denied op reaches a vertex, the denied op first."""
         view, parents = self.coloring.view, self.coloring.parents
         path = [vertex]
-        while path[-1] in parents and len(path) <= len(parents):
+        while path[-1] in parents:
             path.append(parents[path[-1]])
         # What is no vertex is a relay.
         return tuple(view.node_of(v).name for v in reversed(path) if v < len(view.dtypes))

@@ -97,10 +97,8 @@ class Ways:
 
     def _is_number(self, vertex: int) -> bool:
         """Whether a tensor is a single number, or stored."""
-        number = self._view.vertex_nodes[vertex]
-        if number < 0:
-            return False
-        return self.op_of(vertex) == "Const" or self._view.shape(self._view.names[number]) == ()
+        is_stored = self.op_of(vertex) == "Const"
+        return is_stored or self._view.shape(self._view.node_of(vertex).name) == ()
 
 
 def near(starts: Iterable[int], steps: Callable[[int], Iterable[int]]) -> list[int]:

@@ -297,7 +297,9 @@ class CallTrees:
         size = 0
         for attr, position, name in function_names(node, kind):
             function = self._library(name)
-            if function is None or name in above or not _is_fixed(function):
+            if function is None or name in above:
+                return None
+            if any(attr in function.attr for attr in _PINNED_SIGNATURE):
                 return None
             if [arg.type for arg in function.signature.input_arg] != taken:
                 return None
@@ -317,11 +319,3 @@ def _called_by(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[str]:
     for node in nodes:
         if node.op in CALL_KINDS:
             yield from (name for _, _, name in function_names(node, CALL_KINDS[node.op]))
-
-
-def _is_fixed(function: function_pb2.FunctionDef) -> bool:
-    signature = function.signature
-    return not any(attr in function.attr for attr in _PINNED_SIGNATURE) and not any(
-        arg.number_attr or arg.type_list_attr or arg.type_attr
-        for arg in (*signature.input_arg, *signature.output_arg)
-    )

@@ -239,8 +239,7 @@ class _Divider:
                 ends = zip(body.signature.output_arg, made, results, strict=True)
                 for arg, dtype, tensor in ends:
                     arg.type = dtype
-                    if self._is_cast(tensor):
-                        (body.ret[arg.name],) = self._local([tensor], prefix)
+                    (body.ret[arg.name],) = self._local([tensor], prefix)
         nodes = nodes_of(body)
         calls = iter(region.calls)
         first, end = (bisect.bisect_left(self._changed, n) for n in (start, start + len(nodes)))
