@@ -28,18 +28,12 @@ def paint_constants(coloring: Coloring) -> None:
     """
     view, low = coloring.view, coloring.low
     read_low = np.zeros(len(low), bool)
-    read_low[view.sources[np.frombuffer(bytes(low), bool)[view.targets]]] = True
-    eligible = (view.is_float & coloring.eligible).tobytes()
-    for number in view.of_op("Const"):
+    read_low[view.sources[coloring.is_low[view.targets]]] = True
+    for number, _ in view.float_constants(coloring.eligible & read_low):
         made = view.base[number]
-        if not (eligible[made] and read_low[made] and coloring.has_kernel[made]):
-            continue
         float32 = [reader for reader in view.readers(made) if not low[reader]]
         if all(_is_idle(coloring, reader) for reader in float32):
             coloring.paint((made, *float32), Reason.FOLDED_CONSTANT)
-            read_low[
-                [maker for reader in float32 for maker in coloring.edges.producers(reader)]
-            ] = True
 
 
 def _is_idle(coloring: Coloring, vertex: int) -> bool:

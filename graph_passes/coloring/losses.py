@@ -60,11 +60,9 @@ def _is_loss(coloring: Coloring, root: int, is_scalar: Callable[[int], bool]) ->
 
 def _is_scalar(coloring: Coloring, vertex: int) -> bool:
     """Whether the outputs of a vertex's node are known to be scalars, or there are none."""
-    view = coloring.view
-    number = view.vertex_nodes[vertex]
+    view, number = coloring.view, coloring.view.vertex_nodes[vertex]
     outputs = len(view.layout(number).out_slots)
-    name = view.nodes[number].name
-    return all(view.shape(f"{name}:{port}" if port else name) == () for port in range(outputs))
+    return [*view.output_shapes(number)[:outputs]] == [()] * outputs
 
 
 def _follow_back(

@@ -26,8 +26,7 @@ def ref_variable_readers(view: GraphView) -> list[int]:
 
 def back_edges(view: GraphView) -> list[list[int]]:
     """For each NextIteration the vertex of what it gives, and those that read it."""
-    numbers = view.of_op("NextIteration")
-    made = [view.base[number] + view.layout(number).out_slots[0] for number in numbers]
+    made = [view.base[number] for number in view.of_op("NextIteration")]
     return [[vertex, *view.readers(vertex)] for vertex in made]
 
 

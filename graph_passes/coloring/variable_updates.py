@@ -35,11 +35,10 @@ def protect_variable_updates(coloring: Coloring) -> None:
     ]
     arithmetic = (coloring.list_codes == INFER) | (coloring.list_codes == CLEAR)
     enter = arithmetic & ~coloring.has_op(_REDUCTIONS)
-    roots = assigned[(enter & view.is_float)[assigned]].tolist()
-    if roots:
-        reached = coloring.edges.reach(roots, enter, backward=True)
-        coloring.block(coloring.where(reached), Reason.VARIABLE_UPDATE)
-    linear = (coloring.has_op(ADDITIONS | SCALINGS) | moves(coloring)) & enter & view.is_float
+    roots = assigned[enter[assigned]].tolist()
+    reached = coloring.edges.reach(roots, enter, backward=True)
+    coloring.block(coloring.where(reached), Reason.VARIABLE_UPDATE)
+    linear = (coloring.has_op(ADDITIONS | SCALINGS) | moves(coloring)) & enter
     steps = coloring.edges.reach([v for v in roots if linear[v]], linear, backward=True)
     entering = {v for u in coloring.where(steps) for v in coloring.edges.producers(u)}
     meets, ways = entering.union(assigned.tolist()), Ways(coloring)

@@ -103,11 +103,12 @@ def test_a_constant_that_is_needed_in_float32_stays(extra: str, preserve: tuple[
 
 
 def test_a_reader_that_nothing_reads_follows() -> None:
-    before = graph(TEXT + "idle = Identity(w)")
+    before = graph(TEXT + "idle = Identity(w)\ndead = Const(0.5, [4])\nstill = Identity(dead)")
     result = rewrite_graph_def(before, config("float16"), preserve=("x", "out"))
     assert {
         node(result.proto, name).attr[attr].type for name, attr in (("w", "dtype"), ("idle", "T"))
     } == {tf.float16.as_datatype_enum}
+    assert node(result.proto, "dead") == node(before, "dead")  # which nothing else reads
 
 
 def test_parity_mode_keeps_constants() -> None:
