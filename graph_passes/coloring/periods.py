@@ -42,8 +42,7 @@ def keep_periods(coloring: Coloring) -> None:
         return codes[vertex] == CLEAR or view.op_of(vertex) == "Mul"
 
     roots = {*view.of_op(*_MODULOS)}
-    integers = {view.makers(number)[0] for number in roots}
-    roots |= {number for number in integers if number >= 0 and view.nodes[number].op == "Cast"}
+    roots |= {view.makers(number)[0] for number in roots}.intersection(view.of_op("Cast"))
     if view.ops >= _ANGLES:
         for number in view.of_op(*_JOINS):
             angles = [v for v in behind(number, is_moved) if view.op_of(v) in _ANGLES]

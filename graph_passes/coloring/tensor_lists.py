@@ -43,7 +43,7 @@ def find_clusters(coloring: Coloring) -> None:
     seen: set[int] = set()
     relays: dict[int, int] = {}
     for number, element in elements.items():
-        if number in seen or not coloring.eligible[element] or not handle_of[number]:
+        if number in seen or not coloring.eligible[element]:
             continue
         shared = connected(handles, handle_of[number])
         for handle in shared:

@@ -50,7 +50,7 @@ def features(bits: Any, generator: Any) -> Any:
 
 def scaled_features(bits: Any, generator: Any) -> Any:
     angles = bits @ generator
-    both = tf.stack([tf.sin(angles) * 0.1, tf.cos(angles) * 0.1], -1)
+    both = tf.stack([tf.sin(angles) * 0.1, tf.reshape(tf.cos(angles), [ROWS, -1]) * 0.1], -1)
     return tf.reshape(both, [ROWS, -1])
 
 
@@ -105,6 +105,12 @@ def test_networks_are_planned_as_ever(function: Function) -> None:
     found = traced(function)
     assert found.rewrite(CPU).report.converted_nodes
     assert found.rewrite(CPU).graph_def == found.rewrite(OFF).graph_def
+
+
+def test_products_before_that_of_a_period_go_low() -> None:
+    found = traced(lambda bits, w: tf.math.floormod(tf.nn.relu(bits @ w) @ w[:COLUMNS], 2.0))
+    products = [d.reason for d in decisions_of(found.rewrite(CPU).report) if d.op == "MatMul"]
+    assert sorted(reason is Reason.PERIOD for reason in products) == [False, True]
 
 
 def test_the_reason_is_told_but_in_parity() -> None:

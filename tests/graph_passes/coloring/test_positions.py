@@ -97,7 +97,21 @@ def counted(x: Any, w: Any) -> Any:
     return tf.cast(found, tf.float32) @ w + tf.gather(w, tf.argmax(logits, -1))
 
 
-@pytest.mark.parametrize("function", [quantized, dropped_out, an_image, counted])
+def found_by_levels(x: Any, w: Any) -> Any:
+    """What picks is made of scores, which are made of integers."""
+    levels = tf.cast(tf.cast(8.0 * tf.nn.relu(x @ w), tf.int32), tf.float32)
+    return tf.gather(w, tf.argmax(tf.nn.relu(levels @ w), -1))
+
+
+def truncated(x: Any, w: Any) -> Any:
+    """Of a product nothing is computed before it picks."""
+    return tf.gather(w, tf.cast(x @ w, tf.int32)[:, 0] % SIDE) @ w
+
+
+NO_POSITIONS = [quantized, dropped_out, an_image, counted, found_by_levels, truncated]
+
+
+@pytest.mark.parametrize("function", NO_POSITIONS)
 def test_what_only_rounds_is_planned_as_ever(function: Function) -> None:
     found = trace(function, tf.TensorSpec((4, SIDE)), tf.TensorSpec((SIDE, SIDE)))
     assert found.rewrite(CPU).graph_def == found.rewrite(OFF).graph_def
