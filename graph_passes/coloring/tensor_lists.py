@@ -13,8 +13,7 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.state import Coloring
 from graph_passes.ir.adjacency import Adjacency, walk
-from graph_passes.ir.graph_view import GraphView
-from graph_passes.ops.op_types import SINGLE
+from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.op_classes import ops_of
 
@@ -85,16 +84,9 @@ def match_cluster_colours(coloring: Coloring) -> None:
 
 def _element_vertices(view: GraphView) -> dict[int, int]:
     """Tensor-list node -> the vertex of its element dtype, where that is float32."""
-    found: dict[int, int] = {}
-    for number in view.of_node_type(
-        lambda k: k.op_type is not None and "TensorList" in k.op_type.name
-    ):
-        first = view.base[number]
-        for position, slot in enumerate(view.layout(number).slots):
-            if slot.attr and slot.index == SINGLE and view.is_float[first + position]:
-                found[number] = first + position
-                break
-    return found
+    lists = view.of_node_type(lambda t: t.op_type is not None and "TensorList" in t.op_type.name)
+    floats = {number: view.vertices_of(number, FLOAT) for number in lists}
+    return {number: vertices[0] for number, vertices in floats.items() if vertices}
 
 
 def nested(view: GraphView) -> list[tuple[int, int]]:

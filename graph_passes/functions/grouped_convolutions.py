@@ -51,8 +51,7 @@ def released(function: function_pb2.FunctionDef) -> function_pb2.FunctionDef:
     It stays apart from its caller, as it was: TensorFlow would make one kernel of the gradients of
     a filter and a bias, which fails where a batch has no rows.
     """
-    new = function_pb2.FunctionDef()
-    new.CopyFrom(function)
+    new = copy.deepcopy(function)
     new.attr.pop(MUST_COMPILE, None)
     return new
 
