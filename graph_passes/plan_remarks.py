@@ -11,7 +11,7 @@ from graph_passes.ops.reasons import Reason
 from graph_passes.placement.byte_cost import CAST_BYTES
 from graph_passes.placement.op_variants import OpVariants
 from graph_passes.placement.work_sizes import WorkSizes
-from graph_passes.policy.op_lists import LIST_NAMES
+from graph_passes.policy.op_lists import LIST_NAMES, product_ops
 from graph_passes.remarks import Remark
 
 Lines = Callable[[str, str], tuple[str, ...]]
@@ -41,7 +41,7 @@ def remarks_of_plan(plan: Plan, lines: Lines, *, products_only: bool) -> Iterato
             continue
         code = plan.coloring.list_codes[vertex]
         op_list = LIST_NAMES[code - 1] if code else ""
-        if products_only and op_list != "allow":
+        if products_only and op_list != "allow" and op not in product_ops():
             continue
         reason = plan.reason(vertex)
         path = plan.path(vertex) if reason is Reason.BEHIND_DENY else ()

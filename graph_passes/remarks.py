@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
+from graph_passes.policy.op_lists import product_ops
 from graph_passes.units.reduction.ones_product import is_ones_product
 
 SCHEMA_VERSION = 2
@@ -75,12 +76,13 @@ class Remark:
 
     @property
     def is_product(self) -> bool:
-        """Whether it is about a node of the allow list: a matrix product or convolution.
+        """Whether it is about a product or convolution: of the allow list, as shipped or now.
 
         Products that take the place of sums are none of the program's.
         """
         about_node = self.kind in ("converted", "kept")
-        return about_node and self.op_list == "allow" and not is_ones_product(self.node)
+        is_listed = self.op_list == "allow" or self.op in product_ops()
+        return about_node and is_listed and not is_ones_product(self.node)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are not empty, as JSON-ready values."""

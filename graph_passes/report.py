@@ -16,6 +16,7 @@ from graph_passes.emit.apply import Applied
 from graph_passes.functions.inlining import MARK
 from graph_passes.ops.reasons import Reason
 from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks_of_plan
+from graph_passes.policy.op_lists import product_ops
 from graph_passes.policy.rules import Rule
 from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.units.fusion import Fusion
@@ -126,16 +127,17 @@ class Report:
 
     @functools.cached_property
     def products(self) -> Counter[tuple[str, Reason]]:
-        """How many nodes of the allow list there are, by op type and reason.
+        """How many matrix products and convolutions there are, by op type and reason.
 
-        These are the matrix products and convolutions: what a rewrite is made for. Products that
-        take the place of sums are none of the program's.
+        They are what is on the allow list, as shipped or now: what a rewrite is made for. Products
+        that take the place of sums are none of the program's.
         """
         found: Counter[tuple[str, Reason]] = Counter()
         if isinstance(self._given_plan, Plan):  # else the graph has nothing to convert
             plan, view = self._given_plan, self._given_plan.coloring.view
-            allowed = np.flatnonzero((plan.coloring.list_codes == ALLOW) & view.is_float)
-            first_of_node = {view.vertex_nodes[v]: v for v in reversed(allowed.tolist())}
+            known = view.is_vertex_of(lambda node_type: node_type.op in product_ops())
+            found_at = np.flatnonzero(((plan.coloring.list_codes == ALLOW) | known) & view.is_float)
+            first_of_node = {view.vertex_nodes[v]: v for v in reversed(found_at.tolist())}
             for number, vertex in first_of_node.items():
                 if not is_ones_product(view.names[number]):
                     found[view.op_of(vertex), plan.reason(vertex)] += 1

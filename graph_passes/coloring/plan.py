@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from graph_passes.coloring.state import Coloring
+from graph_passes.coloring.state import DENY, Coloring
 from graph_passes.ops.reasons import Reason
 
 
@@ -32,6 +32,8 @@ class Plan:
             return Reason(code)
         if not coloring.list_codes[vertex]:
             return Reason.UNLISTED
+        if coloring.list_codes[vertex] == DENY:  # where nothing is allowed, nothing was painted
+            return Reason.DENY_LIST
         if not coloring.has_kernel[vertex]:
             return Reason.NO_KERNEL
         return Reason.NO_ALLOW_NEAR

@@ -12,7 +12,7 @@ from graph_passes.ir.copying import Proto, copy_graph
 from graph_passes.ir.graph_view import GraphView, Shape
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.config import PrecisionConfig
-from graph_passes.policy.op_lists import load_op_lists
+from graph_passes.policy.op_lists import load_op_lists, product_ops
 from graph_passes.policy.rules import Rule
 from graph_passes.rewriter.editor import GraphEdits, NearMiss
 from graph_passes.units.activation import gelu, local_derivative
@@ -117,10 +117,10 @@ def passes_in_force(config: PrecisionConfig) -> list[UnitPass]:
 
 @functools.lru_cache(maxsize=64)
 def ops_at_work(config: PrecisionConfig) -> frozenset[str]:
-    """The ops without any of which no plan and no unit changes a graph."""
+    """The ops without any of which no plan and no unit changes a graph, or has products to tell."""
     lists = load_op_lists(config)
     alone = [op for each in passes_in_force(config) if each.alone for op in each.ops]
-    return frozenset((*lists.ops("allow"), *lists.ops("deny"), *alone))
+    return frozenset((*lists.ops("allow"), *lists.ops("deny"), *alone, *product_ops()))
 
 
 def _keep_norms(rule: str, search: UnitSearch) -> None:

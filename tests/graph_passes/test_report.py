@@ -6,7 +6,7 @@ import pytest
 from decisions import decisions_of, reasons_of
 from graph_text import graph
 
-from graph_passes import ListEdit, PrecisionConfig, Reason, rewrite_graph_def
+from graph_passes import ListEdit, PrecisionConfig, Reason, Rule, rewrite_graph_def
 
 TEXT = """
 x = Const(0.5, [8, 8])
@@ -46,6 +46,54 @@ def test_products_are_counted_by_op_and_reason() -> None:
     }
     idle = rewrite_graph_def(graph("x = Const(0.5, [8])\ny = Relu(x)"), PrecisionConfig()).report
     assert not idle.products
+
+
+NETWORK = """
+x = Placeholder(dtype=float32, shape=[8, 8, 8, 8])
+w = Const(0.5, [1, 1, 8, 8])
+first = Conv2D(x, w, strides=[1, 1, 1, 1], padding="SAME")
+rows = Reshape(first, [64, 64])
+second = MatMul(rows, rows)
+out = Identity(second)
+"""
+
+
+@pytest.mark.parametrize("others", [(), ("Conv2D",)])
+@pytest.mark.parametrize(
+    ("list_name", "action", "reason"),
+    [
+        ("deny", "add", Reason.DENY_LIST),
+        ("infer", "add", None),
+        ("allow", "remove", Reason.UNLISTED),
+    ],
+)
+def test_products_that_an_edit_takes_off_the_allow_list_are_still_counted(
+    list_name: str, action: str, reason: Reason | None, others: tuple[str, ...]
+) -> None:
+    edits = [ListEdit(list_name=list_name, action=action, op=op) for op in ("MatMul", *others)]
+    found = rewrite_graph_def(graph(NETWORK), PrecisionConfig(list_edits=tuple(edits))).report
+    assert Counter(op for op, _ in found.products.elements()) == {"MatMul": 1, "Conv2D": 1}
+    if reason is not None:
+        assert found.products["MatMul", reason] == 1
+    for products_only in (False, True):
+        remarks = found.remarks(products_only=products_only).remarks
+        assert {r.op for r in remarks if r.is_product} == {"MatMul", "Conv2D"}
+
+
+def test_a_product_that_a_rule_denies_is_still_counted() -> None:
+    rule = Rule(action="deny", node="second", origin="r.toml [1]", why="so")
+    found = rewrite_graph_def(graph(NETWORK), PrecisionConfig(rules=(rule,))).report
+    assert found.products["MatMul", Reason.DENY_LIST] == 1
+
+
+def test_code_that_another_compiler_made_is_counted_as_a_product_in_float32() -> None:
+    text = """
+x = Const(0.5, [8, 8])
+made = XlaCallModule(x, module="", Sout=[[8, 8]], Tout=[float32], version=9)
+out = Identity(made)
+"""
+    found = rewrite_graph_def(graph(text), PrecisionConfig()).report
+    assert found.products == {("XlaCallModule", Reason.RUNS_FUNCTION): 1}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-from graph_passes import FunctionRemarks, PrecisionConfig
+from graph_passes import FunctionRemarks, PrecisionConfig, Remark
 from graph_passes.ir.eligibility import node_name
 from tf_amp.conversion import weights as weights_module
 from tf_amp.conversion.checkpoint import rewrite_checkpoint
@@ -36,6 +36,7 @@ from tf_amp.model_files import (
     read_message,
     saved_model_file,
 )
+from tf_amp.tracing.figures import of_nodes
 
 _log = logging.getLogger("tf_amp")
 
@@ -79,7 +80,7 @@ class Conversion:
     @property
     def products(self) -> tuple[int, int]:
         """How many matrix products and convolutions are in the target dtype, and how many are."""
-        found = [remark for graph in self.graphs for remark in graph.remarks if remark.is_product]
+        found = [remark for graph in self.graphs for remark in _products(graph)]
         return sum(remark.kind == "converted" for remark in found), len(found)
 
 
@@ -241,14 +242,18 @@ class _Job:
         return outputs | {node.name for node in graph.node if node.op == "Placeholder"}
 
 
+def _products(graph: FunctionRemarks) -> list[Remark]:
+    return of_nodes(remark for remark in graph.remarks if remark.is_product)
+
+
 def _require_changes(done: Collection[ConvertedGraph]) -> None:
     if any(graph.changed for graph in done):
         return
     kept = Counter(
         remark.reason
         for graph in done
-        for remark in graph.remarks.remarks
-        if remark.kind == "kept" and remark.is_product
+        for remark in _products(graph.remarks)
+        if remark.kind == "kept"
     )
     graphs = tuple(graph.remarks for graph in done)
     if not kept:

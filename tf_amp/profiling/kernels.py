@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from graph_passes import PrecisionConfig, load_op_lists
 from graph_passes.placement.byte_cost import MOVES_NOTHING
+from graph_passes.policy.op_lists import product_ops
 
 STEP = "tf_amp_step"
 """The name under which a step is noted."""
@@ -197,19 +196,12 @@ def plain_op(op: str) -> str:
 def class_of(op: str) -> str:
     """Which of `CLASSES` an op type belongs to, as the runtime names it."""
     plain = plain_op(op)
-    if plain.startswith(_products()):
+    if op.startswith(_XLA):
+        return COMPILED
+    if plain.startswith(tuple(product_ops())):
         return PRODUCTS
     if plain == "Cast":
         return CASTS
     if plain.startswith("IteratorGetNext"):
         return INPUT
-    if op.startswith(_XLA):
-        return COMPILED
     return MOVES if op in _COPIES or op.startswith(_COPIED) else OTHER
-
-
-@functools.cache
-def _products() -> tuple[str, ...]:
-    """The matrix products and convolutions: the ops of the shipped allow list."""
-    lists = load_op_lists(PrecisionConfig(target_dtype="float16", device="GPU"))
-    return tuple(op for op in lists.entries if lists.list_of(op) == "allow")

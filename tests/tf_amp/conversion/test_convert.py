@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -345,6 +346,22 @@ def test_nothing_to_convert(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="Nothing to convert: the model has no matrix product"):
         convert(tmp_path / "strings", tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["strings"]
+
+
+@pytest.mark.parametrize("edit", [("deny", "add"), ("infer", "add"), ("allow", "remove")])
+def test_products_that_an_edit_keeps_in_float32_are_not_denied(
+    tmp_path: Path, edit: tuple[str, str]
+) -> None:
+    module = tf.Module()
+    module.w = tf.Variable(tf.ones([8, 8]))
+    spec = tf.TensorSpec([None, 8])
+    module.call = tf.function(lambda x: x @ module.w @ module.w, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path / "layers"))
+    list_name, action = edit
+    change = tf_amp.ListEdit(list_name=list_name, action=action, op="MatMul")  # type: ignore[arg-type]
+    config = dataclasses.replace(CONFIG, list_edits=(change,))
+    with pytest.raises(ModelError, match="all 2 products stay float32"):
+        tf_amp.convert_saved_model(tmp_path / "layers", tmp_path / "out", config=config)
 
 
 def test_a_truncated_checkpoint_is_an_error(folder: Path, tmp_path: Path) -> None:
