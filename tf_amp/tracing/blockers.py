@@ -18,7 +18,7 @@ from tf_amp.tracing.trace import TracedGraph
 BUDGET = 60.0
 """Seconds after which no further change is planned."""
 _LEAST = 0.01  # of all cast bytes: what saves less is not worth a setting
-_INFER_ADD = f"{REWRITE}_INFERLIST_ADD"
+_INFER_ADD, _DENY_ADD = f"{REWRITE}_INFERLIST_ADD", f"{REWRITE}_DENYLIST_ADD"
 _REASONS = [reason.name.lower() for reason in Reason]
 _RULE_OF = {name: name.replace("_", "-") for name in _REASONS if name.replace("_", "-") in RULES}
 _RULE_OF[Reason.MOVES_MORE.name.lower()] = "cast-cut"
@@ -33,7 +33,8 @@ class Change:
         variable: the environment variable that does it.
         value: what that gets.
         risk: what speaks against it.
-        op: the op type that goes to the infer list, if it is that.
+        op: the op type that goes to the infer list, or back to its own where the variable is the
+            one that denied it, if it is that.
         rule: the rule that is switched off, if it is that.
     """
 
@@ -46,6 +47,9 @@ class Change:
 
     def applied(self, config: PrecisionConfig) -> PrecisionConfig:
         """The configuration with the change."""
+        if self.variable == _DENY_ADD:
+            edits = tuple(edit for edit in config.list_edits if edit.op != self.op)
+            return dataclasses.replace(config, list_edits=edits)
         if self.op:
             edit = ListEdit(list_name="infer", action="add", op=self.op, source=self.variable)
             return dataclasses.replace(config, list_edits=(*config.list_edits, edit))
@@ -61,6 +65,9 @@ class Change:
             variables: the variables that are set: name -> value.
         """
         before = variables.get(self.variable, "").strip() if self.variable != COST_TABLE else ""
+        if self.variable == _DENY_ADD:
+            rest = [op for op in map(str.strip, before.split(",")) if op not in ("", self.op)]
+            return f"export {self.variable}={','.join(rest)}" if rest else f"unset {self.variable}"
         return f"export {self.variable}={','.join(filter(None, (before, self.value)))}"
 
 
@@ -170,8 +177,10 @@ def _change_for(remark: Remark, config: PrecisionConfig) -> Change | None:
         return Change(f"the rule {rule}", RULES_DISABLE, rule, risk, rule=rule)
     denied = remark.blocked_by or (remark.op if remark.rule == "deny_list" else "")
     if denied and denied in lists.entries:
+        is_edited = any(e.op == denied and e.source == _DENY_ADD for e in config.list_edits)
+        variable = _DENY_ADD if is_edited else _INFER_ADD
         return Change(
-            f"{denied}, denied", _INFER_ADD, denied, lists.entries[denied].reason, op=denied
+            f"{denied}, denied", variable, denied, lists.entries[denied].reason, op=denied
         )
     if remark.rule == "unlisted" and not _has_state(remark.op):
         risk = lists.unlisted.get(remark.op, "Nothing is known of this op: it is on no list.")

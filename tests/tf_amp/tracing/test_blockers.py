@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import tensorflow as tf
 
-from graph_passes import PrecisionConfig
+from graph_passes import ListEdit, PrecisionConfig
 from tf_amp.tracing.blockers import find_blockers
 from tf_amp.tracing.models import plan_model
 from tf_amp.tracing.text import blockers_text
@@ -43,3 +45,15 @@ def test_what_there_is_no_time_for_is_named(graph: TracedGraph) -> None:
     assert f"{len(search.not_tried)} more candidate" in said
     assert left.what in said
     assert "--blockers-budget" in said
+
+
+@pytest.mark.parametrize("others", ["", "Tanh", "Tanh, Relu"])
+def test_what_a_variable_denies_is_taken_out_of_it(graph: TracedGraph, others: str) -> None:
+    variable = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DENYLIST_ADD"
+    edit = ListEdit(list_name="deny", action="add", op="MatMul", source=variable)
+    config = dataclasses.replace(graph.config, list_edits=(edit,))
+    denied = dataclasses.replace(graph, config=config, remarks=graph.plan(config))
+    (change,) = [b.change for b in find_blockers([denied]).found if b.change.op == "MatMul"]
+    want = f"export {variable}={others.replace(' ', '')}" if others else f"unset {variable}"
+    assert change.line({variable: f"MatMul,{others}" if others else "MatMul"}) == want
+    assert change.applied(config) == graph.config
