@@ -31,6 +31,8 @@ class Explanation:
         if status.graph_rewrite:
             yield f"AMP is on, {status.why}: {status.reason}"
             yield f"cost table: {status.cost_table}"
+            if status.cost_table_xla != status.cost_table:
+                yield f"cost table under XLA: {status.cost_table_xla}"
             yield f"list edits: {', '.join(status.list_edits) or 'none'}"
             for rule, count in status.rules.items():
                 yield f"rule {rule}: meets {count or 'no'} node{'s'[: count != 1]}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from environments import RunPython
 
 from tf_amp.explanation import Explanation
@@ -34,6 +36,14 @@ def test_functions_rules_and_loss_scales_have_lines() -> None:
         ["predict", "3", "of", "3", "4", "-"],
     ]
     assert "tf-amp explain trace" in lines[-1]
+
+
+def test_a_table_for_functions_that_xla_compiles_has_a_line_where_it_is_another() -> None:
+    asked = "IGNORE_PERFORMANCE asks not to weigh costs"
+    same = Status(enabled=True, graph_rewrite=True, cost_table=asked, cost_table_xla=asked)
+    other = dataclasses.replace(same, cost_table_xla="xla.toml")
+    assert "under XLA" not in str(Explanation(same))
+    assert "cost table under XLA: xla.toml" in str(Explanation(other)).splitlines()
 
 
 def test_where_no_graph_is_rewritten_no_function_is_said_to_be_missing() -> None:
