@@ -152,9 +152,12 @@ class _Search:
 
     def _are_whole(self, vertices: Sequence[int]) -> bool:
         """Whether tensors are made of whole numbers, by what leaves them whole, and not of ones."""
-        found = list(islice(walk(vertices, self._whole_from), MOST_NEAR))
-        counts = any(self._view.op_of(vertex) in _COUNTED for vertex in found)
-        return counts and len(found) < MOST_NEAR and all(map(self._may_be_whole, found))
+        counts = False
+        for place, vertex in enumerate(walk(vertices, self._whole_from), 1):
+            if place == MOST_NEAR or not self._may_be_whole(vertex):
+                return False
+            counts = counts or self._view.op_of(vertex) in _COUNTED
+        return counts
 
     def _whole_from(self, vertex: int) -> Sequence[int]:
         """What is whole where a tensor is."""

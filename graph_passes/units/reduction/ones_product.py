@@ -32,6 +32,7 @@ def ones_products_pay(search: UnitSearch) -> bool:
         search.is_bfloat16_cpu
         and search.has_cpu_kernels
         and search.lists.list_of("BiasAddGrad") is None
+        and search.lists.list_of("MatMul") == "allow"
     )
 
 

@@ -152,6 +152,9 @@ class UpdateSearch:
         Raises:
             NoMatchError: something is computed in another way, may be broadcast, or must stay.
         """
+        for number in (*self.writes.values(), *self._reads):
+            if number in self._variables.preserved:  # the gate would ask, once all else is done
+                raise NoMatchError(f"{self._m.view.names[number]!r} is to be preserved")
         values = tuple(self._written(place, n) for place, n in enumerate(self.writes.values()))
         if len(self.writes) > 1 and (None in self._shapes or len(self._shapes) != 1):
             raise NoMatchError("the gradient and the slots have several shapes, or none is known")

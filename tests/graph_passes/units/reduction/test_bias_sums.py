@@ -110,6 +110,19 @@ def test_a_product_with_ones_is_for_bfloat16_on_a_cpu(case):
     assert not trace(gradients, spec(4096, 8)).find(OTHER_CONFIGS[case]).units
 
 
+def test_a_product_with_ones_is_none_where_convolutions_alone_go_low():
+    def convolution(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        x = tf.ones([2, 64, 64, 3])
+        filters = tf.raw_ops.Conv2DBackpropFilter(
+            input=x, filter_sizes=[1, 1, 3, 8], out_backprop=dy, strides=[1] * 4, padding="SAME"
+        )
+        return filters, tf.raw_ops.BiasAddGrad(out_backprop=dy) * 1.0
+
+    traced = trace(convolution, spec(2, 64, 64, 8))
+    assert traced.find(CPU).units
+    assert not traced.find(OTHER_CONFIGS["products stay float32"]).units
+
+
 def no_product(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.matmul(tf.ones([8, 8]), tf.ones([8, 8])), tf.raw_ops.BiasAddGrad(out_backprop=dy) + dy
 
