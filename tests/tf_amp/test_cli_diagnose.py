@@ -62,6 +62,7 @@ def test_a_model(run_forked: RunPython, model: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_a_training_step(run_python: RunPython) -> None:
     done = diagnose(run_python, "diagnosis_cases:flushed", *FLOAT16, "--json")
     assert done.returncode == 3, done.stderr  # all of a gradient is flushed to 0

@@ -18,6 +18,7 @@ MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 # The tests run on hardware without fast units as well.
 
 
+@pytest.mark.slow
 def test_tune_writes_a_table_that_the_setting_takes(run_python: RunPython, tmp_path: Path) -> None:
     path = tmp_path / "mine" / "costs.toml"
     # AMP is on in the environment: the command must measure without it all the same.

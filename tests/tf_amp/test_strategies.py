@@ -122,6 +122,7 @@ os._exit(0)  # servers are never joined
 )
 
 
+@pytest.mark.slow
 def test_fit_with_parameter_servers(run_python: Any) -> None:
     """tf_keras refuses callbacks of batches there, and not the one that reports skipped steps."""
     ports = tuple(map(str, free_ports(2)))
@@ -162,6 +163,7 @@ print("@@" + repr((losses, status.graphs_rewritten, status.graphs_failed)), flus
 )
 
 
+@pytest.mark.slow
 def test_dtensor(run_python: Any) -> None:
     """A mesh of two CPUs: functions over distributed tensors are rewritten."""
     ((losses, rewritten, failed),) = facts(run_python(DTENSOR, FLOAT16).stdout)

@@ -125,6 +125,7 @@ def test_models_without_a_common_signature(tmp_path: Path) -> None:
         tf_amp.compare_models(one, two)
 
 
+@pytest.mark.slow
 def test_command(run_python: RunPython, tmp_path: Path) -> None:
     one, two = save(tmp_path / "one"), save(tmp_path / "two", add=0.5)
     np.savez(tmp_path / "x.npz", x=X)

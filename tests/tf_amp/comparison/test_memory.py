@@ -28,6 +28,7 @@ def save(path: Path, numbers: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_larger_model_takes_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_ENABLE_AUTO_MIXED_PRECISION", "1")
     small, large = save(tmp_path / "small", 1), save(tmp_path / "large", 64)

@@ -252,6 +252,7 @@ def test_weights_file_between_float32_and_amp(tmp_path: Path, direction: str) ->
     np.testing.assert_equal(values(again), values(model))
 
 
+@pytest.mark.slow
 def test_keras_file_between_float32_and_amp_by_environment(tmp_path: Path, run_python) -> None:
     """What `compile` scales by itself is saved as a plain model, and loads where tf_amp is not."""
     common = """

@@ -101,7 +101,11 @@ def test_the_culprit_is_named_with_its_line_and_rule(run_python: RunPython, tmp_
         ("pass", "passes, and no graph of it was converted"),
         (PROGRAM, "passes with all conversions"),
         ("raise SystemExit(3)", "fails, and no graph of it was converted"),
-        (PROGRAM + "\nraise SystemExit(3)", "fails without any conversion"),
+        pytest.param(
+            PROGRAM + "\nraise SystemExit(3)",
+            "fails without any conversion",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_no_conversion_breaks(
@@ -121,7 +125,7 @@ def test_a_run_that_is_stopped_is_told(run_python: RunPython, tmp_path: Path) ->
     assert "stopped after --timeout 1 seconds\nrun 1, all conversions: fails" in done.stderr
 
 
-@pytest.mark.parametrize("convert", [True, False])
+@pytest.mark.parametrize("convert", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_figure_that_is_never_printed(
     run_python: RunPython, tmp_path: Path, convert: bool
 ) -> None:
