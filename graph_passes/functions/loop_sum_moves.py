@@ -54,6 +54,8 @@ def prepare_tree(
     Returns:
         The new tree, and for each region of it the units found there.
     """
+    if not tree.calls:  # nothing to build anew: the graph is copied once less
+        return tree, {tree: prepare(tree, tree.proto, {})}
     fusions: dict[Region, Fusion] = {}
     bodies: dict[Region, Graph] = {}
     prepared: dict[int, Fusion] = {}  # by the id of what was searched, which its Fusion keeps

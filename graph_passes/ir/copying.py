@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Collection, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -48,7 +49,7 @@ def copy_graph(proto: Proto, view: GraphView, without_value: Collection[int] = (
     for number in without_value:
         nodes[number - first] = _without_value(nodes[number - first])
     # One by one, since a field extended by messages serializes and parses each.
-    copies = [add() for _ in nodes]
+    copies = itertools.starmap(add, itertools.repeat((), len(nodes)))
     collections.deque(map(node_def_pb2.NodeDef.CopyFrom, copies, nodes), maxlen=0)
     return copy
 
