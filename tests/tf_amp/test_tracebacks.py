@@ -42,7 +42,7 @@ class Checked(keras.layers.Layer):
         tf.debugging.assert_less(x, 0.5)
         return x
 
-model = keras.Sequential([keras.layers.Dense(5), Checked()])
+model = keras.Sequential([keras.layers.Dense(5, kernel_initializer="ones"), Checked()])
 model.compile("sgd", "mse", run_eagerly=False)
 facts["fit"] = frames_inside(lambda: model.fit(np.full((4, 5), 9, "f"), np.ones((4, 5)), verbose=0))
 tf_amp.disable_mixed_precision_graph_rewrite()
