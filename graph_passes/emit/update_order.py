@@ -43,7 +43,7 @@ def await_products(view: GraphView, body: Graph) -> frozenset[int]:
     awaited = dict(_unordered(view, found))
     for update, products in awaited.items():
         nodes[update - first].input.extend(sorted(f"^{view.names[n]}" for n in products))
-    return frozenset(awaited)
+    return frozenset(update for update, products in awaited.items() if products)
 
 
 def _holders(view: GraphView, nodes: Sequence[node_def_pb2.NodeDef], update: int) -> list[int]:
