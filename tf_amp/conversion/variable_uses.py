@@ -79,7 +79,7 @@ class VariableUses:
                     elif self._is_lookup(body, node, position, tensors):
                         self._slots.want(slot)
                     else:
-                        self._slots.block(slot, f"{node.op} works on it")
+                        self._slots.block(slot, self._reason(node, position, "works on it"))
             if body.name in self.meta.object_graph_def.concrete_functions:
                 for name in tensors:
                     if (slot := self.names.slot(body, name)) is not None:
@@ -103,7 +103,13 @@ class VariableUses:
                     else:
                         self._slots.join(slot, other)
                 elif reader.op not in ("SaveV2", "Identity") and not self.is_aside(body, reader):
-                    self._slots.block(slot, f"{reader.op} reads it in float32")
+                    self._slots.block(slot, self._reason(reader, position, "reads it in float32"))
+
+    def _reason(self, node: Node, position: int, otherwise: str) -> str:
+        """Why a variable that a node takes stays float32, and the remedy where there is one."""
+        if node.op in LOOKUPS and position == 0 and not self._embeddings:
+            return f"{node.op} gives its rows to float32 ops, see --embeddings"
+        return f"{node.op} {otherwise}"
 
     def is_aside(self, body: Body, node: Node) -> bool:
         """Whether no signature computes it: a regularization loss in a graph of TensorFlow 1."""

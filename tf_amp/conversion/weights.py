@@ -6,6 +6,7 @@ A variable has many names in a SavedModel, see `variable_names`. All change toge
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -88,8 +89,10 @@ def retype_variables(
         if not why:
             chosen.add(root)
     if not chosen:
-        most = next(iter(reasons.values()), "there are none")
-        raise ModelError(f"No variable can be stored in the target dtype: {most}.")
+        found = Counter(reasons.values()) or Counter(slots.blocked.values())
+        why = "; ".join(f"{count}: {each}" for each, count in found.most_common(3))
+        why = why or "the model has no resource variable of float32"
+        raise ModelError(f"No variable can be stored in the target dtype. {why}.")
     for number, each in enumerate(uses):
         _Retyping(number, each, slots, target).retype(chosen)
     return StoredWeights(reasons, frozenset(key for key, why in reasons.items() if not why))

@@ -90,14 +90,18 @@ class InferredShapes:
         graph = type(self.graph_def)()
         graph.versions.CopyFrom(self.graph_def.versions)
         for number, arg in enumerate(function.signature.input_arg):
+            if arg.handle_data:  # what is written to the variable has to fit it
+                node = graph.node.add(name=arg.name, op="VarHandleOp")
+                node.attr["dtype"].type = arg.handle_data[0].dtype
+                node.attr["shape"].shape.CopyFrom(arg.handle_data[0].shape)
+                continue
             node = graph.node.add(name=arg.name, op="Placeholder")
             node.attr["dtype"].type = arg.type
-            shape = node.attr["shape"].shape
-            shape.unknown_rank = not arg.handle_data  # a handle is a scalar
+            node.attr["shape"].shape.unknown_rank = True
             noted = function.arg_attr.get(number)  # [] would write to a map that lacks the key
             if noted is not None and "_output_shapes" in noted.attr:
                 for known in noted.attr["_output_shapes"].list.shape[:1]:
-                    shape.CopyFrom(known)
+                    node.attr["shape"].shape.CopyFrom(known)
         graph.node.extend(function.node_def)
         # Of the functions TensorFlow needs those alone that are called as ops.
         called = self.library.keys() & {node.op for node in function.node_def}

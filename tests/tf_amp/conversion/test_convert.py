@@ -118,6 +118,43 @@ def test_a_function_set_variable_stays_float32(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_rows_that_a_function_writes_stay_float32(tmp_path: Path) -> None:
+    """As the cache of keys of a decoder; its other weights are stored in the target dtype."""
+    module = tf.Module()
+    module.cache = tf.Variable(tf.zeros([8, 16]), trainable=False, name="cache")
+    module.w = tf.Variable(models.sample((16, 16)), name="w")
+
+    def call(x: tf.Tensor) -> tf.Tensor:
+        module.cache.scatter_nd_update([[2]], x @ module.w)
+        return tf.matmul(x @ module.w, module.cache, transpose_b=True)
+
+    spec = tf.TensorSpec([1, 16], name="x")
+    module.call = tf.function(call, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path / "in"), signatures=module.call)
+    done = convert(tmp_path / "in", tmp_path / "out", weights=True)
+    why = {key.split("/")[0]: why for key, why in done.weights.items()}
+    assert why == {"cache": "ResourceScatterNdUpdate works on it", "w": ""}
+    assert_close(models.serve(tmp_path / "out"), models.serve(tmp_path / "in"))
+
+
+@pytest.mark.parametrize(
+    ("sliced", "said"), [(True, "4: it is stored in slices"), (False, "no resource variable")]
+)
+def test_variables_of_tensorflow_1_that_stay_float32(
+    tmp_path: Path, sliced: bool, said: str
+) -> None:
+    v1 = tf.compat.v1
+    parts = v1.fixed_size_partitioner(4) if sliced else None
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 16], name="x")
+        w = v1.get_variable("w", [16, 16], use_resource=sliced, partitioner=parts)
+        y = tf.nn.relu(x @ tf.convert_to_tensor(w))
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, str(tmp_path / "in"), {"x": x}, {"y": y})
+    with pytest.raises(ModelError, match=rf"No variable can be stored.*{said}"):
+        convert(tmp_path / "in", tmp_path / "out", weights=True)
+
+
 def test_a_variable_in_a_ragged_output_stays_float32(tmp_path: Path) -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.compat.v1.placeholder(tf.float32, [None, 16], name="x")
@@ -159,9 +196,10 @@ def test_tables_in_the_target_dtype(tmp_path: Path, embeddings: bool) -> None:
     module = Tables()
     tf.saved_model.save(module, str(tmp_path / "in"), signatures=module.call)
     done = convert(tmp_path / "in", tmp_path / "out", weights=True, embeddings=embeddings)
-    low = {key.split("/")[0] for key, why in done.weights.items() if not why}
+    why = {key.split("/")[0]: why for key, why in done.weights.items()}
     every = {"direct", "kernel", "added", "read", "tied"}
-    assert low == (every if embeddings else {"direct", "kernel"})
+    assert {key for key in why if not why[key]} == (every if embeddings else {"direct", "kernel"})
+    assert embeddings or all("--embeddings" in why[key] for key in ("added", "read", "tied"))
     ids = tf.constant([0, 7, 49, 7])
     before, after = (
         tf.saved_model.load(str(tmp_path / name)).signatures["serving_default"](ids=ids)
