@@ -114,11 +114,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _figures(o: OutputFigures) -> tuple[str, ...]:
+    name = f"{o.signature}/{o.name}"
+    if not o.is_float:
+        return (name, *"-" * 5)
     return (
-        f"{o.signature}/{o.name}",
+        name,
         f"{o.max_abs:.3g}",
         f"{o.max_relative:.3g}",
-        f"{o.cosine:.6f}" if o.is_float else "-",
+        f"{o.cosine:.6f}",
         f"{o.overflowed:.2%}",
         f"{o.flushed:.2%}",
     )
