@@ -8,6 +8,7 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
+from tensorflow.python.framework import tensor_util
 
 from graph_passes.functions.call_tree import CALL_KINDS, function_names
 from graph_passes.ir.eligibility import node_name
@@ -17,6 +18,7 @@ from tf_amp.conversion.graphs import refresh_op_list, retype_specs, signature_fu
 from tf_amp.model_files import ModelError
 
 _FLOAT = types_pb2.DT_FLOAT
+_PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")
 
 
 def retype_graph(graph: GraphDef, names: Collection[str], target: int) -> None:
@@ -64,8 +66,14 @@ def retype_meta_graph(meta: MetaGraphDef, target: int) -> None:
     }
     for name, function in calls.items():
         _retype_call(body, body.nodes[name], function)
+    inputs = (info for signature in signatures.values() for info in signature.inputs.values())
+    fed = {node_name(info.name) for info in inputs}
     done: set[str] = set()
     for key, signature in signatures.items():
+        for default in signature.defaults.values():
+            if default.dtype == _FLOAT:
+                values = tensor_util.MakeNdarray(default)
+                default.CopyFrom(tensor_util.make_tensor_proto(values, dtype=target))
         for info in (*signature.inputs.values(), *signature.outputs.values()):
             if info.dtype != _FLOAT:
                 continue
@@ -76,10 +84,12 @@ def retype_meta_graph(meta: MetaGraphDef, target: int) -> None:
             if name in done or name in calls:
                 continue
             done.add(name)
-            if node.op == "Placeholder" and _feeds_only(body, node, calls):
+            if node.op in _PLACEHOLDERS and _feeds_only(body, node, calls):
                 node.attr["dtype"].type = target
+                if node.op == "PlaceholderWithDefault":
+                    node.input[0] = body.add_cast(name, node.input[0], _FLOAT, target).name
             elif _is_float(node):
-                _retype_node(body, node, target)
+                _retype_node(body, node, target, fed=name in fed)
             else:
                 raise ModelError(
                     f"The signature {key!r} has the tensor {info.name!r} of the op {node.op}, "
@@ -101,7 +111,7 @@ def _is_float(node: Node) -> bool:
     return (result.type or type_of(node, result.type_attr)) == _FLOAT
 
 
-def _retype_node(body: Body, node: Node, target: int) -> None:
+def _retype_node(body: Body, node: Node, target: int, *, fed: bool = False) -> None:
     if node.op == "Placeholder":
         node.attr["dtype"].type = target
         cast = body.add_cast(f"{node.name}/float32", node.name, target, _FLOAT)
@@ -110,7 +120,8 @@ def _retype_node(body: Body, node: Node, target: int) -> None:
     name, inner = node.name, f"{node.name}/float32"
     while inner in body.nodes:
         inner += "_1"
-    body.redirect(name, inner)
+    read = body.add_cast(f"{name}/fed", name, target, _FLOAT).name if fed else inner
+    body.redirect(name, read)
     for other in body.nodes.values():
         for position, reference in enumerate(other.input):
             if reference == f"^{name}":
@@ -150,7 +161,7 @@ def _retype_call(body: Body, call: Node, function: FunctionDef) -> None:
     for position, arg in enumerate(function.signature.input_arg):
         if taken[position] != arg.type:
             maker = body.nodes.get(node_name(call.input[position]))
-            if maker is None or maker.op != "Placeholder":
+            if maker is None or maker.op not in _PLACEHOLDERS:
                 raise ModelError(f"{call.name!r} calls a signature with what is no input.")
             taken[position] = arg.type
     for position, result in enumerate(function.signature.output_arg):

@@ -315,6 +315,44 @@ def test_meta_graph(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(value, models.run_frozen(folder / "frozen.pb"), atol=0.05)
 
 
+def _save_with_default(path: Path, *, v1: bool) -> None:
+    kernel = models.sample((16, 16))
+    if v1:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.compat.v1.placeholder(tf.float32, [None, 16], name="x")
+            keep = tf.compat.v1.placeholder_with_default(2.0, [], name="keep")
+            outputs = {"y": tf.nn.relu(x @ kernel) * keep}
+            tf.compat.v1.saved_model.simple_save(
+                session, str(path), {"x": x, "keep": keep}, outputs
+            )
+        return
+    module = tf.Module()
+    specs = [tf.TensorSpec([None, 16], name="x"), tf.TensorSpec([], name="keep")]
+    two = tf.constant(2.0)
+
+    @tf.function(input_signature=specs)
+    def call(x: tf.Tensor, keep: tf.Tensor = two) -> dict[str, tf.Tensor]:
+        return {"y": tf.nn.relu(x @ kernel) * keep}
+
+    module.call = call
+    tf.saved_model.save(module, str(path), signatures=call)
+
+
+@pytest.mark.parametrize("v1", [False, True])
+def test_inputs_with_a_default_are_taken_in_the_target_dtype(tmp_path: Path, v1: bool) -> None:
+    _save_with_default(tmp_path / "in", v1=v1)
+    convert(tmp_path / "in", tmp_path / "out", io="target")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "out"))
+        signature = meta.signature_def["serving_default"]
+        x, keep = (signature.inputs[name] for name in ("x", "keep"))
+        assert {x.dtype, keep.dtype} == {14}
+        assert v1 or signature.defaults["keep"].dtype == 14
+        y, fed = signature.outputs["y"].name, {x.name: models.sample((4, 16))}
+        once, twice = session.run(y, fed), session.run(y, {**fed, keep.name: 4.0})
+    assert np.any(once) and np.array_equal(2 * once, twice)
+
+
 def test_keras_file_becomes_a_saved_model(folder: Path, tmp_path: Path) -> None:
     convert(folder / "image.keras", tmp_path / "out")
     assert_close(models.serve(tmp_path / "out"), models.serve(folder / "exported"))
