@@ -43,6 +43,11 @@ _log = logging.getLogger("tf_amp")
 Interface = Literal["float32", "target"]
 _VARIABLES = "variables"
 _FINGERPRINT = "fingerprint.pb"
+_KERAS_METADATA = "keras_metadata.pb"
+_BUILT_ANEW = (
+    "tf_keras.models.load_model builds the layers of this model anew, in float32, and runs nothing "
+    "of what was converted%s. Load the result with tf.saved_model.load."
+)
 _NAMES_ITS_OUTPUTS = "The model names its outputs in its signatures; leave out outputs."
 
 
@@ -148,6 +153,8 @@ def convert(
             raise ModelError(
                 f"{str(source)!r} cannot be converted: {type(error).__name__}: {error}"
             ) from error
+        if (source / _KERAS_METADATA).exists():
+            _log.warning(_BUILT_ANEW, ", and fails on weights of another dtype" if weights else "")
         progress("flushing to the disk")
         after = size_on_disk(path)
     told = {remark.rule for graph in graphs for remark in graph.remarks if remark.kind == "note"}

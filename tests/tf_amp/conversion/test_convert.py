@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from environments import RunPython
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
@@ -351,6 +352,16 @@ def test_inputs_with_a_default_are_taken_in_the_target_dtype(tmp_path: Path, v1:
         y, fed = signature.outputs["y"].name, {x.name: models.sample((4, 16))}
         once, twice = session.run(y, fed), session.run(y, {**fed, keep.name: 4.0})
     assert np.any(once) and np.array_equal(2 * once, twice)
+
+
+def test_what_builds_layers_anew_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    layers = [tf_keras.layers.InputLayer((16,)), tf_keras.layers.Dense(16)]
+    tf_keras.Sequential(layers).save(tmp_path / "in", save_format="tf")
+    convert(tmp_path / "in", tmp_path / "out", weights=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected dtype float"):
+        tf_keras.models.load_model(tmp_path / "out")
+    (said,) = (r.getMessage() for r in caplog.records if "load_model" in r.getMessage())
+    assert "fails on weights of another dtype" in said
 
 
 def test_keras_file_becomes_a_saved_model(folder: Path, tmp_path: Path) -> None:
