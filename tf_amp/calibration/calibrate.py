@@ -259,9 +259,10 @@ class _Job:
             low = rewritten(step, float32, config)
             records, seen = record_low(step, low, config.target)
             right = record_float32(step, float32, seen)
-            for record, error, before in errors(low, records, right):
-                if remark := low.remark(record.key):
-                    added[remark.node] = max(added.get(remark.node, 0.0), error - before)
+            for each in errors(low, records, right):
+                if remark := low.remark(each.record.key):
+                    more = each.error - each.before
+                    added[remark.node] = max(added.get(remark.node, 0.0), more)
         flops: dict[str, int] = {}
         for graph in self._graphs(rules):
             for remark in graph.remarks:

@@ -12,6 +12,7 @@ from graph_passes import PrecisionConfig, Remark, Rule, format_rules
 from tf_amp.diagnosis.gradients import Gradients
 from tf_amp.diagnosis.recording import Key, Record
 from tf_amp.diagnosis.step import (
+    Error,
     Low,
     Step,
     errors,
@@ -25,6 +26,9 @@ _ROUNDS = 16
 """How many nodes are kept float32, one after another, until all values are finite."""
 _GROWTH = 8.0
 """An error that is this many times that of the inputs has jumped."""
+_NOISE = 2.0**-18
+"""A tensor that is no longer than this part of what it is made of is rounding in float32, 64 times
+over."""
 _TOLERANCE = {"float16": 0.05, "bfloat16": 0.25}
 
 
@@ -90,6 +94,8 @@ class Diagnosis:
         parts = [*map(str, self.findings)]
         if self.findings:
             parts += ["Rules to paste:", self.rules]
+        elif not self.tensors:
+            parts.append("Nothing is converted in it.")
         elif self.float32_finite:
             parts.append(f"Nothing amiss in {self.tensors} tensors of converted nodes.")
         else:
@@ -191,13 +197,21 @@ def _first_jump(
     tolerance: float,
 ) -> Finding | None:
     """The first tensor that is far from float32, and farther than what it is made of."""
-    for record, error, before in errors(low, records, right):
-        remark = low.remark(record.key)
-        if error > tolerance and error > _GROWTH * before and remark is not None:
+    for each in errors(low, records, right):
+        remark, error, before = low.remark(each.record.key), each.error, each.before
+        if error > tolerance and error > _GROWTH * before and remark and not _is_noise(each):
             why = f"it is {error:.2g} of its length away from float32, its inputs {before:.2g}"
-            reference = right[low.origin(record.key), record.turn]
-            return _finding(record, reference, remark, low, why)
+            return _finding(each.record, each.reference, remark, low, why)
     return None
+
+
+def _is_noise(each: Error) -> bool:
+    """Whether float32 has nothing but rounding there either, where all that is added cancels.
+
+    As the gradient of a bias before a batch normalization does.
+    """
+    right = 0.0 if each.reference is None else each.reference.length
+    return right < _NOISE * each.length and right < each.record.length
 
 
 def _finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -25,6 +26,7 @@ _SAMPLE = 4096
 _MAX_FLOAT16 = 65504.0
 _SPECIALIZED = re.compile(r"_amp_[0-9a-f]{12}$")
 _ENDS_ROUND = ("NextIteration", "RefNextIteration")
+_PARALLEL = "parallel_iterations"
 _COMPILED = ("_XlaMustCompile", "_XlaCompile")
 
 
@@ -42,6 +44,7 @@ class Record:
         non_finite: how many values are NaN or infinite.
         over: how many finite values are over 65,504, the largest of float16.
         largest: the largest magnitude among the finite ones.
+        length: that of all finite ones as one vector, from the sample.
         sample: at most 4,096 values from all over it, in float32.
     """
 
@@ -50,6 +53,7 @@ class Record:
     non_finite: int
     over: int
     largest: float
+    length: float
     sample: np.ndarray
 
     def error(self, right: Record) -> float | None:
@@ -101,6 +105,7 @@ class Recorder:
         sizes = np.abs(flat.astype(np.float32))
         finite = np.isfinite(sizes)
         sample = flat[:: max(1, -(-flat.size // _SAMPLE))].astype(np.float32)
+        known = sample[np.isfinite(sample)]
         self.records.append(
             Record(
                 key,
@@ -108,6 +113,7 @@ class Recorder:
                 non_finite=int(flat.size - np.count_nonzero(finite)),
                 over=int(np.count_nonzero(sizes[finite] > _MAX_FLOAT16)),
                 largest=float(np.max(sizes, initial=0, where=finite)),
+                length=float(np.linalg.norm(known) * math.sqrt(flat.size / max(1, known.size))),
                 sample=sample,
             )
         )
@@ -246,6 +252,8 @@ def _rename(copy: FunctionDef, functions: Collection[str], prefix: str) -> None:
             node.attr.pop(attr, None)
         if node.op in functions:
             node.op = prefix + node.op
+        if _PARALLEL in node.attr:  # turns are counted in the order in which they come
+            node.attr[_PARALLEL].i = 1
         for value in node.attr.values():
             if value.HasField("func") and value.func.name in functions:
                 value.func.name = prefix + value.func.name

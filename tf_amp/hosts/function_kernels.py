@@ -7,7 +7,8 @@ from tensorflow.core.framework import function_pb2, node_def_pb2
 from graph_passes.ops.op_types import registered_op_type
 from tf_amp.hosts.function_redirects import Find, with_callees
 
-_SEEDS = ("seed", "seed2")
+SEEDS = ("seed", "seed2")
+"""The attrs of an op that draws random numbers: both are 0 where it draws others in each run."""
 _SHARED_NAME, _BY_NODE_NAME = "shared_name", "use_node_name_sharing"
 _VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
 
@@ -29,7 +30,7 @@ def kept_in_kernels(definition: function_pb2.FunctionDef, find: Find) -> str | N
     for function in with_callees((definition,), find):
         for node in function.node_def:
             # To read an attribute that is not there would add it.
-            if any(name in node.attr and node.attr[name].i for name in _SEEDS):
+            if any(name in node.attr and node.attr[name].i for name in SEEDS):
                 return "it draws random numbers by a seed, and a variant of it would draw others"
             if _has_to_itself(node):
                 return f"its {node.op} keeps a state that a variant of it would begin anew"

@@ -119,8 +119,48 @@ def sound() -> dict:
                 x = tf.matmul(x, w)
         return x
 
-    found = tf_amp.diagnose(step, [tf.ones([4, 16])])
+    return _said(step, tf.ones([4, 16]))
+
+
+def _said(step: object, *inputs: object) -> dict:
+    found = tf_amp.diagnose(step, inputs)
     return {"found": len(found.findings), "tensors": found.tensors, "text": str(found)}
+
+
+def drawn() -> dict:
+    """Random numbers without a seed, which are others in each run of the program."""
+    w = tf.Variable(tf.eye(16))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        noise = tf.nn.dropout(tf.matmul(tf.random.normal(tf.shape(x)), w), 0.5)
+        return tf.matmul(tf.nn.relu(tf.matmul(x, w) + noise), w)
+
+    return _said(step, tf.ones([64, 16]))
+
+
+def _said_of_training(layers: list, x: np.ndarray) -> dict:
+    model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(4)])
+    model.compile("sgd", lambda y, given: 0.03 * keras.ops.square(y - given))
+    return _said(model.train_step, (x, np.ones((len(x), 4), np.float32)))
+
+
+def looped() -> dict:
+    """Turns of a loop, of which TensorFlow runs several at once."""
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).standard_normal((8, 24, 16)).astype(np.float32)
+    return _said_of_training([keras.layers.LSTM(16)], x)
+
+
+def cancelled() -> dict:
+    """The gradient of a bias before a batch normalization is rounding in float32 too."""
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).standard_normal((4, 8, 8, 3)).astype(np.float32)
+    return _said_of_training([keras.layers.Conv2D(8, 3), keras.layers.BatchNormalization()], x)
+
+
+def nothing() -> dict:
+    """A function without a product."""
+    return _said(lambda x: tf.nn.relu(x), tf.ones([4, 16]))
 
 
 def jump() -> dict:

@@ -73,11 +73,16 @@ def test_gradients_at_the_loss_scale_of_an_optimizer(
     assert found["largest"] == pytest.approx(found["right"], rel=1e-3)
 
 
-def test_sound_function(case: Callable[..., dict[str, Any]]) -> None:
-    found = case("sound")
+@pytest.mark.parametrize("name", ["sound", "drawn", "looped", "cancelled"])
+def test_sound_function(case: Callable[..., dict[str, Any]], name: str) -> None:
+    found = case(name)
     assert found["found"] == 0
     assert found["tensors"] > 5
     assert "Nothing amiss" in found["text"]
+
+
+def test_function_without_a_product(case: Callable[..., dict[str, Any]]) -> None:
+    assert "Nothing is converted in it." in case("nothing")["text"]
 
 
 def test_error_that_jumps(case: Callable[..., dict[str, Any]]) -> None:
