@@ -165,6 +165,12 @@ SCOPES = (
         "record_gradient",
         ("op_name", "inputs", "attrs", "outputs"),
     ),
+    Member(
+        f"{_EAGER}.record",
+        "record_operation",
+        ("op_type", "output_tensors", "input_tensors", "backward_function", "forward_function"),
+    ),
+    Member(f"{_FRAMEWORK}.ops", "Graph._original_op", ("self", "op")),
     Member(f"{_FRAMEWORK}.registry", "Registry.lookup", ("self", "name")),
     # Read.
     Member("tensorflow.python.autograph.impl.api", "do_not_convert"),

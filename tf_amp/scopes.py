@@ -3,8 +3,9 @@
 A scope marks the nodes that are made inside it by an attribute, `rule_matching.MARK`, which the
 pass reads as a rule and everybody else ignores. So the mark travels with the graph: into functions
 that are traced inside, into loops and branches, into SavedModels. TensorFlow itself hands such
-attributes on to neither: from the first scope on three of its functions do, so that functions take
-the mark of the graph in which they are traced, and gradients that of what they are the gradient of.
+attributes on to neither: from the first scope on five of its functions do, so that functions take
+the mark of the graph in which they are traced, gradients that of what they are the gradient of, and
+what `tf.vectorized_map` makes of an op for all rows that of the op.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.autograph.impl import api as autograph
-from tensorflow.python.eager import execute
+from tensorflow.python.eager import execute, record
 from tensorflow.python.framework import func_graph, ops, registry
 from tensorflow.python.util import tf_stack
 
@@ -102,6 +103,8 @@ def _hands_marks_on() -> bool:
     patches.replace(func_graph.FuncGraph, "__init__", _init_func_graph)
     patches.replace(execute, "record_gradient", _record_gradient)
     patches.replace(registry.Registry, "lookup", _lookup)
+    patches.replace(record, "record_operation", _record_operation)
+    patches.replace(ops.Graph, "_original_op", _original_op)
     return True
 
 
@@ -142,6 +145,38 @@ def _lookup(original: Callable[..., Any]) -> Callable[..., Any]:
         return gradient
 
     return lookup
+
+
+def _record_operation(original: Callable[..., None]) -> Callable[..., None]:
+    """A gradient that the program defines is looked up nowhere, and has an op of no kind."""
+
+    def record_operation(
+        op_type: str,
+        output_tensors: Any,
+        input_tensors: Any,
+        backward_function: Callable[..., Any],
+        forward_function: Any = None,
+    ) -> None:
+        mark = ops.get_default_graph()._attr_scope_map.get(MARK)
+
+        def gradient(*gradients: Any) -> Any:
+            with _marked(mark.s):
+                return backward_function(*gradients)
+
+        backward = backward_function if mark is None else gradient
+        original(op_type, output_tensors, input_tensors, backward, forward_function)
+
+    return record_operation
+
+
+def _original_op(original: Callable[..., Any]) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def original_op(graph: Any, op: Any) -> Iterator[None]:
+        mark = _mark_of(op)
+        with original(graph, op), contextlib.nullcontext() if mark is None else _marked(mark):
+            yield
+
+    return original_op
 
 
 def _mark_of(op: Any) -> bytes | None:

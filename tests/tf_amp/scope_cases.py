@@ -108,6 +108,29 @@ def only_called(x: Any, w: Any) -> Any:
         return inner(x)
 
 
+@tf.custom_gradient
+def with_its_gradient(y: Any, w: Any) -> Any:
+    def gradient(dz: Any) -> Any:
+        return tf.matmul(dz, w, transpose_b=True), tf.matmul(y, dz, transpose_a=True)
+
+    return tf.matmul(y, w), gradient
+
+
+def defines_its_gradient(x: Any, w: Any) -> Any:
+    y = tf.matmul(x, w)
+    with tf_amp.keep_float32():
+        y = with_its_gradient(y, w)
+    return tf.matmul(y, w)
+
+
+def for_all_rows(x: Any, w: Any) -> Any:
+    def of(row: Any) -> Any:
+        with tf_amp.keep_float32():
+            return tf.matmul(row[None], w)[0]
+
+    return tf.matmul(tf.vectorized_map(of, tf.matmul(x, w)), w)
+
+
 @tf_amp.keep_float32("as a decorator")
 def decorated(x: Any, w: Any) -> Any:
     return tf.matmul(x, w)
@@ -123,7 +146,8 @@ def nested(x: Any, w: Any) -> Any:
 
 def main() -> None:
     switch_on(disabled_rules=frozenset(("cast-cut",)))
-    for function in (plain, loop, branch, inside_a_branch, called, only_called):
+    simple = (plain, loop, branch, inside_a_branch, called, only_called)
+    for function in (*simple, defines_its_gradient, for_all_rows):
         case(function.__name__, function)
         case(f"gradient of {function.__name__}", gradient_of(function))
     case("XLA", plain, jit_compile=True)
