@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tensorflow.python.data.ops import dataset_ops, iterator_ops
 from tensorflow.python.framework import tensor_util
 
@@ -100,8 +101,10 @@ def _of_data_set(data_set: Any) -> int | None:
         step = steps.pop(0)
         size = getattr(step, "_batch_size", None)
         if size is not None:
-            known = tensor_util.constant_value(size)
-            return int(known) if known is not None and known.ndim == 0 else None
+            # Data sets of other libraries keep a number of Python, or something else by that name.
+            known = np.asarray(tensor_util.constant_value(size))
+            is_size = known.shape == () and known.dtype.kind in "iu" and known > 0
+            return int(known) if is_size else None
         if not has_other_rows(type(step).__name__):
             steps += getattr(step, "_inputs", list)()
     return None
