@@ -153,7 +153,10 @@ def _place(file: str) -> tuple[Literal["user", "package", "plumbing", ""], str]:
         return "package" if tells else "plumbing", in_package[-1]
     if not file or file.startswith(_NOT_THE_USERS):
         return "", ""
-    near = os.path.relpath(file)
+    try:
+        near = os.path.relpath(file)
+    except OSError:  # the directory in which the program works was removed
+        return "user", file
     return "user", file if near.startswith(os.pardir) else near
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import tensorflow as tf
 from environments import BFLOAT16, REWRITE, RunPython
 
-from tf_amp.hosts.function_debug_info import source_lines
+from tf_amp.hosts.function_debug_info import source_lines, user_lines
 from tf_amp.tracing.trace import read_traces
 
 PROGRAM = """
@@ -135,3 +137,13 @@ def test_an_error_in_what_was_replaced_names_the_line(run_forked: RunPython) -> 
     assert "label" in said
     assert f"line {number}, in step" in said
     assert "stack traces unavailable" not in said
+
+
+def test_lines_are_shown_where_the_working_directory_was_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    frame = SimpleNamespace(filename="/of/a/program/model.py", lineno=3)
+    stack = SimpleNamespace(get_user_frames=lambda: [frame])
+    assert user_lines(stack) == ("/of/a/program/model.py:3",)
