@@ -76,9 +76,10 @@ def enable_mixed_precision_graph_rewrite(
     try:
         return _wrap(opt, loss_scale, installed)
     except Exception:
-        installation.uninstall()
-        if before is not None:
-            installation.install(before.settings, source=before.plan.source)
+        if installed is not before:  # else what was rewritten would run in float32 from then on
+            installation.uninstall()
+            if before is not None:
+                installation.install(before.settings, source=before.plan.source)
         raise
 
 

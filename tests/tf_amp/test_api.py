@@ -207,6 +207,27 @@ def test_a_refused_call_leaves_what_was_on(run_forked: RunPython) -> None:
     assert (same, converted) == (True, False)
 
 
+def test_what_was_rewritten_stays_so_where_an_optimizer_is_refused_at_last(
+    run_forked: RunPython,
+) -> None:
+    script = """
+        import keras
+        tf_amp.enable_mixed_precision_graph_rewrite()
+        @tf.function
+        def product(x):
+            return tf.matmul(x, x)
+        concrete = product.get_concrete_function(tf.ones((8, 8)))
+        keras.backend.backend = lambda: "jax"
+        said = message(lambda: tf_amp.enable_mixed_precision_graph_rewrite(keras.optimizers.SGD()))
+        nodes = concrete.inference_fn.definition.node_def
+        types = [node.attr["T"].type for node in nodes if node.op == "MatMul"]
+        print(json.dumps([said, types, len(tf_amp.status().functions)]))
+    """
+    (said, types, told), _ = run(run_forked, script, FAST)
+    assert "backend of Keras is 'jax'" in said
+    assert (types, told) == ([types_pb2.DT_BFLOAT16], 1)
+
+
 def test_enabling_late_warns_and_disabling_is_complete(run_forked: RunPython) -> None:
     script = """
         @tf.function
