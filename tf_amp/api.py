@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tf_amp.env_variables import DISABLE_CALL, ENABLE_CALL, ENABLING_VARIABLES, is_on
@@ -127,7 +127,7 @@ def explain() -> Explanation:
 def rewrite_graph_def(
     graph_def: GraphDef,
     *,
-    preserve: Collection[str] = (),
+    preserve: Iterable[str] = (),
     target_dtype: TargetDtype | tf.DType = "float16",
     device: Device = "GPU",
     parity: bool = False,
@@ -172,6 +172,7 @@ def rewrite_graph_def(
             f"`preserve` must be a collection of names. Received the string {preserve!r}; "
             f"write [{preserve!r}]."
         )
+    preserve = tuple(preserve)  # which a generator gives but once
     target_dtype, rules = getattr(target_dtype, "name", target_dtype), rules_of(rules)
     if config is None:
         config = graph_passes.PrecisionConfig(

@@ -352,6 +352,11 @@ def test_rewrite_graph_def_reads_no_variable(monkeypatch: pytest.MonkeyPatch) ->
     assert not tf_amp.status()["enabled"]
 
 
+def test_rewrite_graph_def_preserves_what_a_generator_names() -> None:
+    named = (name for name in ("given", "product"))
+    assert not tf_amp.rewrite_graph_def(product_graph(), preserve=named).changed
+
+
 def test_rewrite_graph_def_with_a_config() -> None:
     edit = ListEdit(list_name="deny", action="add", op="MatMul")
     config = PrecisionConfig(target_dtype="bfloat16", device="CPU", list_edits=(edit,))
