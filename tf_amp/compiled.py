@@ -55,7 +55,8 @@ class CompiledFunctions:
         self.config = dataclasses.replace(
             config, fused=True, cost_table=self.costs.table or config.cost_table
         )
-        self._lock = threading.Lock()
+        # A handler of a signal may trace a function while this thread is in here.
+        self._lock = threading.RLock()
         self._said = False
 
     @property

@@ -22,7 +22,8 @@ class GraphLog:
 
     def __init__(self, target_dtype: str) -> None:
         self._target_dtype = target_dtype
-        self._lock = threading.Lock()
+        # A handler of a signal may trace a function while this thread is in here.
+        self._lock = threading.RLock()
         self._said: dict[str, list[str]] = {}
         self._thread = threading.local()
 

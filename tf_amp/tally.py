@@ -135,7 +135,8 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A handler of a signal may trace a function while this thread is in here.
+        self._lock = threading.RLock()
         self.seen = 0
         self.rewritten = 0
         self.failed = 0

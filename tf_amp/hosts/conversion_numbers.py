@@ -40,7 +40,8 @@ class ConversionNumbers:
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
         self._numbers: dict[tuple[str, str, str], int] = {}
-        self._lock = threading.Lock()
+        # A handler of a signal may trace a function while this thread is in here.
+        self._lock = threading.RLock()
 
     def rewrite(self, rewrite: Rewrite, config: PrecisionConfig) -> RewriteResult:
         """Rewrites a graph up to the limit.

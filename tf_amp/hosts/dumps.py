@@ -89,7 +89,8 @@ class Dumps:
         self._max_bytes, self._written = max_bytes, 0
         self._numbers = itertools.count()
         self._lines: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        # A handler of a signal or of the log may trace a function while this thread is in here.
+        self._lock = threading.RLock()
         self._gave_up = False
         self._parent = self._usable(directory) if directory else None
         self._folder: tuple[int, Path] | None = None

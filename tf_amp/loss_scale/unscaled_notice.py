@@ -23,7 +23,8 @@ class UnscaledNotice:
 
     def __init__(self, *, active: bool) -> None:
         self._active = active
-        self._lock = threading.Lock()
+        # A handler of a signal may trace a function while this thread is in here.
+        self._lock = threading.RLock()
         self._names: dict[str, str] = {}
 
     @property

@@ -187,6 +187,21 @@ def test_long_names_and_threads(
     assert len(list(directory.iterdir())) == 8 * 4
 
 
+def test_a_handler_may_trace_while_the_folder_is_made(
+    tmp_path: Path, graph: graph_pb2.GraphDef, result: RewriteResult
+) -> None:
+    def interrupted() -> dict[str, str]:
+        dumps.write("of_a_handler", result, graph)
+        return {}
+
+    dumps = Dumps(str(tmp_path), interrupted)
+    thread = threading.Thread(target=dumps.write, args=("step", result, graph), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len([*tmp_path.rglob("remarks_*")]) == 2
+
+
 def test_no_process_overwrites_what_another_wrote(
     tmp_path: Path, graph: graph_pb2.GraphDef, result: RewriteResult
 ) -> None:
