@@ -95,11 +95,11 @@ class Originals:
         )
         with self._lock:
             self._add_extra(context, extra_functions)
-            while context.has_function(name):  # the runtime counts a repeated definition
-                self._remove(context, name)
             try:
+                self._remove_all(context, name)
                 self._add(context, replacement)
-            except Exception:
+            except BaseException:  # of an interrupt too: without it the name would call nothing
+                self._remove_all(context, name)
                 self._add(context, original.definition())
                 self._drop_extra(context, original.extra_functions)
                 raise
@@ -203,6 +203,10 @@ class Originals:
             return function_debug_info.rebuild(function, fallback=debug_info)
 
         return original_debug_info
+
+    def _remove_all(self, context: context_lib.Context, name: bytes) -> None:
+        while context.has_function(name):  # the runtime counts a repeated definition
+            self._remove(context, name)
 
     def _in_scope(self, context: context_lib.Context) -> Iterator[tuple[bytes, Original]]:
         if not self._by_key:

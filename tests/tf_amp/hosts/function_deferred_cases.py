@@ -14,6 +14,7 @@ from function_harness import compute_types, dots, max_error, report, running, sw
 from tensorflow.python.saved_model import loader_impl
 
 from tf_amp import installation
+from tf_amp.hosts import function_originals
 
 DEPTH = 40
 
@@ -282,13 +283,24 @@ def makes_variables(installed: Any, x: tf.Tensor) -> None:
 
 
 def interrupted(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
-    inner, raised = traced_inside(variable, x), False
-    with mock.patch("graph_passes.pipeline.apply_plan", side_effect=KeyboardInterrupt):
-        try:
-            inner(x)
-        except KeyboardInterrupt:
-            raised = True
-    report("interrupted", raised=raised, error=max_error(inner(x), exact))
+    originals, first = function_originals.installed(), iter((True,))
+    add = originals._add
+
+    def add_at_last(*args: Any) -> None:
+        if next(first, False):
+            raise KeyboardInterrupt
+        add(*args)
+
+    planning = mock.patch("graph_passes.pipeline.apply_plan", side_effect=KeyboardInterrupt)
+    adding = mock.patch.object(originals, "_add", add_at_last)
+    for name, patch in (("planning", planning), ("adding", adding)):
+        inner, raised = traced_inside(variable, x), False
+        with patch:
+            try:
+                inner(x)
+            except KeyboardInterrupt:
+                raised = True
+        report(f"interrupted_{name}", raised=raised, error=max_error(inner(x), exact))
 
 
 def switched_off(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:

@@ -87,11 +87,13 @@ def test_a_first_trace_that_is_run_is_rewritten(facts: Facts) -> None:
     assert 0.0 < facts["makes_variables_not_lifted"]["error"] < 0.5
 
 
-def test_a_function_whose_planning_was_interrupted_is_rewritten_by_its_next_call(
-    facts: Facts,
+@pytest.mark.parametrize("during", ["planning", "adding"])
+def test_a_function_whose_rewrite_was_interrupted_is_rewritten_by_its_next_call(
+    facts: Facts, during: str
 ) -> None:
-    assert facts["interrupted"]["raised"]
-    assert 0.0 < facts["interrupted"]["error"] < 0.5
+    found = facts[f"interrupted_{during}"]
+    assert found["raised"]
+    assert 0.0 < found["error"] < 0.5
 
 
 def test_after_uninstall_it_runs_in_float32(facts: Facts) -> None:
