@@ -224,14 +224,8 @@ class FunctionHost:
         look = self._look if top_level else _look_at_nothing
         waits = False
         if counted.counts.products:
-            tried = bool(counted.counts.converted)
             waits = self._calls.watch(
-                function,
-                traced,
-                config,
-                counted,
-                functools.partial(look, traced),
-                tried=tried,
+                function, traced, config, counted, functools.partial(look, traced)
             )
         if waits:
             counted.wait()

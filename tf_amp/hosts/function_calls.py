@@ -135,8 +135,6 @@ class FunctionCalls:
         config: PrecisionConfig,
         counted: CountedFunction,
         look: Callable[[RewriteResult], None],
-        *,
-        tried: bool,
     ) -> bool:
         """Lets the calls of a function decide what was not known when it was traced.
 
@@ -146,7 +144,6 @@ class FunctionCalls:
             config: with which it was rewritten.
             counted: is told what is planned for a size, and for which size float32 proves faster.
             look: is shown what is planned for a size.
-            tried: whether anything was converted that can be tried against float32.
 
         Returns:
             Whether its first call will show for which size it is planned. `counted` then says it.
@@ -185,7 +182,7 @@ class FunctionCalls:
             return planned
 
         try_out = functools.partial(
-            self._try_out, weakref.ref(function), traced, config, source, attach, counted.lose
+            self._try_out, weakref.ref(function), traced, config, source, attach, counted
         )
         if source is not None:
             sized = Sized(
@@ -199,7 +196,7 @@ class FunctionCalls:
                 once=elsewhere,
             )
             self._sizes.watch(function, sized)
-        elif tried and not elsewhere:
+        elif not elsewhere:
             try_out(function.name, 0)
         return source is not None
 
@@ -210,11 +207,11 @@ class FunctionCalls:
         config: PrecisionConfig,
         source: Source | None,
         attach: Callable[[tuple[function_pb2.FunctionDef, ...]], None],
-        lose: Callable[[int], None],
+        counted: CountedFunction,
         name: bytes,
         size: int,
     ) -> None:
-        """Has the variant of a name, planned for a size, tried against float32."""
+        """Has the variant of a name, planned for a size, tried against float32 if it differs."""
 
         def add_float32() -> bytes:
             alone = call_originals(traced.definition, traced.context, self._originals)
@@ -224,8 +221,8 @@ class FunctionCalls:
             return add_variant(definition, f"{name.decode()}__float32", attach, called)
 
         function = of()
-        if function is not None:
+        if function is not None and counted.converts(size):
             digest = functools.partial(digest_of, traced.definition, traced.find, config, size)
-            lost = functools.partial(lose, size)
+            lost = functools.partial(counted.lose, size)
             contest = Contest(traced.title, config.target_dtype, add_float32, digest, lost)
             self._trials.watch(function, name, contest)

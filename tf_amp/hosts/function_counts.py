@@ -224,6 +224,10 @@ class CountedFunction:
         if self._said:
             self._said = self._announce = False
 
+    def converts(self, size: int) -> bool:
+        """Whether anything was converted for a size, 0 if for none."""
+        return bool(self._recorded[size or UNKNOWN_DIMENSION][0].converted)
+
     def lose(self, size: int) -> None:
         """Takes back what was counted for a size, 0 if for none, as float32 proved faster."""
         size = size or UNKNOWN_DIMENSION

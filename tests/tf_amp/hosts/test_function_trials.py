@@ -261,3 +261,11 @@ def test_what_lost_is_not_counted_as_converted(
     assert seen["traced"]["converted"] == [1, 2]
     assert (seen["lost"]["converted"], seen["lost"]["types"]) == ([0, 0], [FLOAT])
     assert seen["called by another"]["converted"] == [1, 5]
+
+
+def test_what_stays_float32_for_a_size_is_not_tried_for_it(
+    run_forked: RunPython, tmp_path: Path, table: str
+) -> None:
+    seen = facts_of(run_forked, f"trials_cases.kept({table!r})", {"XDG_CACHE_HOME": str(tmp_path)})
+    assert seen["1 rows"]["tried"] == []
+    assert len(seen["3000 rows"]["tried"]) == 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import types
 
 import numpy as np
 import tensorflow as tf
 from function_harness import report, switch_on, weights
-from sizes_cases import ran
+from sizes_cases import WIDTH, ran
 
 from tf_amp.hosts import function_trials
 
@@ -71,3 +72,22 @@ def lost(batched: bool) -> None:
 
     caller.get_concrete_function(x)
     report("called by another", converted=converted())
+
+
+def kept(table: str) -> None:
+    """A function that stays float32 for one size of its batch, and does not for another."""
+    switch_on(trial_steps=1, cost_table=table)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tf_amp").addHandler(handler)
+    weight = tf.Variable(weights(0, (WIDTH, WIDTH)))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH))])
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, weight)
+
+    for rows in (1, 3000):
+        for _ in range(6):
+            step(tf.ones((rows, WIDTH)))
+        report(f"{rows} rows", tried=[line for line in said if "a call takes" in line])
