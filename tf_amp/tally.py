@@ -206,7 +206,9 @@ class Tally:
             if id(counts) in self._functions:
                 self._functions[id(counts)] = name, counts
 
-    def take_back(self, name: str, counts: NodeCounts, *, changed: bool, counted: bool) -> None:
+    def take_back(
+        self, name: str, counts: NodeCounts, *, changed: bool, counted: bool
+    ) -> NodeCounts:
         """Takes a graph back whose original runs, because it was faster in a trial.
 
         Args:
@@ -214,18 +216,22 @@ class Tally:
             counts: what was added for it.
             changed: whether the pass changed it.
             counted: whether its counts are still part of the sum.
+
+        Returns:
+            The counts of the original, by which `add` and `rename` know its row from now on.
         """
+        lost = counts.in_float32()
         with self._lock:
             self.rewritten -= changed
             if counted:
                 self._count(counts, -1)
             row = self._functions.pop(id(counts), None)
             if row is not None:
-                lost = counts.in_float32()
                 self._functions[id(lost)] = row[0], lost
             if (2, counts.total) > self._unchanged_weight:
                 self._unchanged_weight = (2, counts.total)
                 self._unchanged_reason = _largest(name, "in float32 it was faster in a trial")
+        return lost
 
     def _count(self, counts: NodeCounts, sign: int) -> None:
         self._updates += sign * counts.updates

@@ -152,7 +152,7 @@ class CountedFunction:
         announce: whether what is said of it is for INFO.
 
     Attributes:
-        counts: what counts now: that of the last plan, nothing once the original runs in its place.
+        counts: what counts now: that of the last plan, or of the original that runs in its place.
     """
 
     def __init__(
@@ -231,14 +231,14 @@ class CountedFunction:
     def lose(self, size: int) -> None:
         """Takes back what was counted for a size, 0 if for none, as float32 proved faster."""
         size = size or UNKNOWN_DIMENSION
-        lost, changed = self._recorded[size]
+        low, changed = self._recorded[size]
         counted = size == self._in_force
-        self._of.installation.tally.take_back(
-            self._traced.title, lost, changed=changed, counted=counted
+        lost = self._of.installation.tally.take_back(
+            self._traced.title, low, changed=changed, counted=counted
         )
         if counted:
-            self.counts = NodeCounts()
-            self._replace(self.counts)
+            self.counts = lost
+            self._replace(lost)
 
     def trace(self, callees: Iterable[RewriteResult], suffix: str) -> None:
         """Traces functions that were rewritten once more for this one."""

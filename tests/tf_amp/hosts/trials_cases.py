@@ -75,8 +75,9 @@ def lost(batched: bool) -> None:
 
 
 def kept(table: str) -> None:
-    """A function that stays float32 for one size of its batch, and does not for another."""
-    switch_on(trial_steps=1, cost_table=table)
+    """A function that stays float32 for one size of its batch, and is slower low for others."""
+    installed = switch_on(trial_steps=1, cost_table=table)
+    function_trials._Outcomes.find = lambda *_: (2.0, 1.0)  # type: ignore[method-assign]
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -87,7 +88,9 @@ def kept(table: str) -> None:
     def step(x: tf.Tensor) -> tf.Tensor:
         return tf.matmul(x, weight)
 
-    for rows in (1, 3000):
-        for _ in range(6):
+    for rows in (1, 3000, 20_000):
+        for _ in range(2):
             step(tf.ones((rows, WIDTH)))
-        report(f"{rows} rows", tried=[line for line in said if "a call takes" in line])
+        counted = [(row.name, row.products_low) for row in installed.status().functions]
+        tried = sum("a call takes" in line for line in said)
+        report(f"{rows} rows", tried=tried, counted=counted)
