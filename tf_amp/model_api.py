@@ -195,9 +195,9 @@ def diagnose(
 ) -> Diagnosis:
     """Runs a function on one batch in float32 and in mixed precision, and says where values go.
 
-    Both run on copies of the variables, so nothing is changed. Of each tensor that a converted node
-    makes, the number of values that are not finite, the largest magnitude and 4,096 values are
-    kept, whatever its size.
+    Both run on copies of the variables, so nothing is changed, and draw the same random numbers. Of
+    each tensor that a converted node makes, the number of values that are not finite, the largest
+    magnitude and 4,096 values are kept, whatever its size.
 
     Args:
         fn: a function of one batch: a Python function or tf.function, such as `model.train_step`.
