@@ -16,11 +16,12 @@ from graph_passes.functions.call_tree import Call, Region
 from graph_passes.functions.loop_editor import LoopEditor
 from graph_passes.ir.eligibility import node_name
 from graph_passes.ir.function_references import called_functions, may_name_functions
+from graph_passes.ops.op_types import registered_op_type
 from graph_passes.policy.op_classes import ops_of
 from graph_passes.rewriter.body_editor import BodyEditor
 
 _READ = "ReadVariableOp"
-_HARMLESS = ops_of("harmless_to_variables")
+_HARMLESS, _PYTHON = ops_of("harmless_to_variables"), ops_of("python_code")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,16 +163,11 @@ class Unchanged:
         """Whether anything that the loop runs could write a float32 variable."""
         for region in (below for callee in self._call.callees for below in callee.walk()):
             inside = {inner.node for inner in region.calls}
-            signature = region.proto.signature  # type: ignore[union-attr]
-            resources = {a.name for a in signature.input_arg if a.type == types_pb2.DT_RESOURCE}
-            for node in region.nodes:
-                if node.op == "Identity" and node.attr["T"].type == types_pb2.DT_RESOURCE:
-                    resources.add(node.name)
             for node in region.nodes:
                 op = node.op
                 if op in _HARMLESS or node.name in inside:
                     continue
-                if not resources.isdisjoint([name.partition(":")[0] for name in node.input[:]]):
+                if op in _PYTHON or _is_given_resources(op):
                     return True
                 if may_name_functions(op) and any(name != op for name in called_functions(node)):
                     return True  # a call whose function is not in view
@@ -184,6 +180,14 @@ class Unchanged:
             if maker is None or maker.op != "Identity":
                 return tensor
             tensor = maker.input[0]
+
+
+def _is_given_resources(op: str) -> bool:
+    """Whether nodes of an op take resources by its definition; an unknown one, a function, may."""
+    op_type = registered_op_type(op)
+    return op_type is None or any(
+        arg.type == types_pb2.DT_RESOURCE for arg in op_type.op_def.input_arg
+    )
 
 
 def _before_loop(caller: BodyEditor, loop: node_def_pb2.NodeDef) -> list[str]:

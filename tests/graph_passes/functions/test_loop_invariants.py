@@ -153,6 +153,7 @@ x = Const(0.5, [8, 8])
 v = VarHandleOp(dtype=float32, shape=[8, 8])
 y = While(i, x, x, v, cond=test, body=body)
 """
+HANDLE = "VarHandleOp(dtype=float32, shape=[8, 8])"
 READ = "read = ReadVariableOp(v, dtype=float32{after}); low = Cast(read, DstT=float16)"
 
 
@@ -187,6 +188,9 @@ def hoisted(body: str, test: str = "") -> int:
         (READ.format(after="") + "; is_set = VarIsInitializedOp(v)", 1),
         (READ.format(after="") + "; write = AssignVariableOp(v, x)", 0),
         (READ.format(after="") + "; same = Identity(v); write = AssignVariableOp(same, x)", 0),
+        (f"{READ.format(after='')}; u = {HANDLE}; write = AssignVariableOp(u, x)", 0),
+        (READ.format(after="") + "; said = EagerPyFunc(x, Tout=[float32], token='a')", 0),
+        (READ.format(after="") + "; said = size(x)", 0),
         (READ.format(after="") + "; same = Identity(x); other = Relu(same)", 1),
         (READ.format(after="") + "; n = PartitionedCall(x, Tout=[int32], f=size)", 0),
         ("low = Cast(w, DstT=float16); write = AssignVariableOp(v, x)", 1),
