@@ -36,6 +36,9 @@ GROWTH = 4
 # a data pipeline.
 _PINNED_SIGNATURE = ("api_implements", "_tf_data_function")
 
+# XLA compiles no function inline, and keeps nothing in kernels.
+_NO_INLINE = "_noinline"
+
 # Lists of tensors are variants.
 _MAY_BE_FLOAT32 = frozenset((types_pb2.DT_FLOAT, types_pb2.DT_VARIANT))
 
@@ -301,6 +304,8 @@ class CallTrees:
                 return None
             if any(attr in function.attr for attr in _PINNED_SIGNATURE):
                 return None
+            if is_set(function.attr, _NO_INLINE) and not is_set(function.attr, MUST_COMPILE):
+                return None  # its calls share kernels, which count what they have drawn
             if [arg.type for arg in function.signature.input_arg] != taken:
                 return None
             if attr != kind.predicate and (

@@ -137,7 +137,11 @@ def generic(function: function_pb2.FunctionDef) -> None:
     function.signature.input_arg[0].CopyFrom(op_def_pb2.OpDef.ArgDef(name="a", type_attr="T"))
 
 
-@pytest.mark.parametrize("change", [pin, generic])
+def share_kernels(function: function_pb2.FunctionDef) -> None:
+    function.attr["_noinline"].b = True
+
+
+@pytest.mark.parametrize("change", [pin, generic, share_kernels])
 def test_a_function_whose_dtypes_must_not_change_is_left_alone(
     change: Callable[[function_pb2.FunctionDef], None],
 ) -> None:
