@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
@@ -14,6 +15,7 @@ from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.op_types import SINGLE
 from graph_passes.rewriter.body_editor import BodyEditor
 from graph_passes.rewriter.emitter import prototype_of
+from graph_passes.rewriter.matcher import MOVES
 
 _SHORT = {types_pb2.DT_HALF: "Fp16", types_pb2.DT_BFLOAT16: "Bf16", types_pb2.DT_FLOAT: "Fp32"}
 
@@ -37,8 +39,8 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     """Builds the rewritten graph.
 
     Casts are named as TensorFlow's own pass names them, there is at most one for each output port
-    and dtype, and each has the device of the node that makes its input. The graph or function that
-    the plan was made for is not changed.
+    and dtype, but for ref variables that are read at different times, and each has the device of
+    the node that makes its input. The graph or function that the plan was made for is not changed.
     """
     view, target = plan.coloring.view, plan.coloring.target
     is_low = plan.coloring.low
@@ -59,29 +61,48 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
         ((old, nodes[number - first].attr["value"].tensor) for number, old in stored.items()),
         target,
     )
-    cast_of: dict[int, str] = {}  # by tensor
+    cast_of: dict[tuple[int, tuple[str, ...]], str] = {}  # by tensor and what is waited for
     casts: dict[str, int] = {}
     cut = np.array(plan.cut, np.int32)
     readers, tensors = view.edge_readers[cut], np.asarray(view.tensors)[cut]
     ports = cut - np.asarray(view.edge_starts)[readers]
     rows = np.stack((readers, ports, view.sources[cut], tensors), axis=1)
     for reader, port, source, tensor in rows.tolist():
-        if tensor not in cast_of:
-            made, maker = divmod(tensor, len(view.nodes))
+        made, maker = divmod(tensor, len(view.nodes))
+        awaited = _order_of_reading(view, maker, reader)
+        if (tensor, awaited) not in cast_of:
             src, dst = (target, FLOAT) if is_low[source] else (FLOAT, target)
-            name = _free_name(view, view.names[maker], made, _SHORT[dst])
+            name = _free_name(view, casts, view.names[maker], made, _SHORT[dst])
             prototype = prototype_of("Cast", (src,), (("DstT", dst),))
             read, device = view.nodes[reader].input[port], view.nodes[maker].device
-            cast_of[tensor] = editor.add(prototype, name, read, device)
+            cast_of[tensor, awaited] = editor.add(prototype, name, read, device)
+            nodes[-1].input.extend(f"^{name}" for name in awaited)
             casts[name] = source
-        editor.rewire(reader, port, cast_of[tensor])
+        editor.rewire(reader, port, cast_of[tensor, awaited])
         touched.add(reader)
     return Applied(new, frozenset(touched), casts)
 
 
-def _free_name(view: GraphView, producer: str, port: int, short: str) -> str:
+def _order_of_reading(view: GraphView, maker: int, reader: int) -> tuple[str, ...]:
+    """What the Cast between two nodes waits for: nothing, but where it reads a ref variable.
+
+    A copy of one shares its memory, so that it is the reader that tells when the value is taken.
+    And TensorFlow's arithmetic optimizer lets a Cast change places with what hands a tensor on,
+    whatever that waits for.
+    """
+    awaited = list(view.waits.get(reader, ()))
+    while maker >= 0 and view.op_names[maker] in MOVES:
+        awaited.extend(view.waits.get(maker, ()))
+        maker = view.makers(maker)[0]
+    op_type = view.op_type(maker) if awaited and maker >= 0 else None
+    if op_type is None or not any(arg.is_ref for arg in op_type.op_def.output_arg):
+        return ()
+    return tuple(dict.fromkeys(awaited))
+
+
+def _free_name(view: GraphView, taken: Container[str], producer: str, port: int, short: str) -> str:
     """The first free name as TensorFlow's own pass gives it, which counts within the name."""
     stem, count = f"{producer}-{port}-CastTo{short}", 0
-    while (name := f"{stem}-{count}-AutoMixedPrecision") in view.index:
+    while (name := f"{stem}-{count}-AutoMixedPrecision") in view.index or name in taken:
         count += 1
     return name
