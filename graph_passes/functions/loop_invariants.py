@@ -15,7 +15,7 @@ from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 from graph_passes.functions.call_tree import Call, Region
 from graph_passes.functions.loop_editor import LoopEditor
 from graph_passes.ir.eligibility import node_name
-from graph_passes.ir.function_references import called_functions, may_name_functions
+from graph_passes.ir.function_references import may_name_functions
 from graph_passes.ops.op_types import registered_op_type
 from graph_passes.policy.op_classes import ops_of
 from graph_passes.rewriter.body_editor import BodyEditor
@@ -30,7 +30,7 @@ class _Source:
 
     Attributes:
         position: of the loop variable.
-        read: the node that reads the variable whose resource it is, None for a plain value.
+        read: a node that reads the variable whose resource it is, None for a plain value.
         casts: names of the casts.
     """
 
@@ -58,12 +58,10 @@ def hoist_casts(
     """
     count = 0
     for region in reversed(list(root.walk())):
-        found = [(call, _find(call, target)) for call in region.calls if call.kind.is_loop]
-        if any(sources for _, sources in found):
-            caller = BodyEditor(region.proto)
-            for call, sources in found:
-                if sources:
-                    count += _hoist_from(call, sources, caller, target, own(call.callee("body")))
+        caller = BodyEditor(region.proto)
+        for call in region.calls:
+            if call.kind.is_loop and (found := _find(call, target)):
+                count += _hoist_from(call, found, caller, target, own(call.callee("body")))
     return count
 
 
@@ -81,7 +79,7 @@ def _hoist_from(
         if read is not None:
             tensor = emit.copy(read, tensor, name=read.name.rpartition("/")[2])
             emit.makers[tensor].input.extend(controls)
-        raised = caller.find(tensor.partition(":")[0]) if read is None else None
+        raised = caller.find(tensor.partition(":")[0])
         if raised is not None and _casts(raised, target, types_pb2.DT_FLOAT):
             low = raised.input[0]  # there and back is the same value
         else:
@@ -103,16 +101,14 @@ def _casts(node: node_def_pb2.NodeDef, source: int, to: int) -> bool:
 def _find(call: Call, target: int) -> list[_Source]:
     """The casts in a loop's body of what no round changes, by what they read."""
     unchanged = Unchanged(call)
-    found: dict[tuple[int, str], _Source] = {}
+    found: dict[int, _Source] = {}
     for node in unchanged.body.node_def:
         if not _casts(node, types_pb2.DT_FLOAT, target):
             continue
         source = unchanged.source(node.input[0])
         if source is not None:
-            position, read = source
-            key = (position, read.name if read is not None else "")
-            found.setdefault(key, _Source(position, read)).casts.append(node.name)
-    return [found[key] for key in sorted(found)]  # names are given in this order
+            found.setdefault(source[0], _Source(*source)).casts.append(node.name)
+    return [found[position] for position in sorted(found)]  # names are given in this order
 
 
 class Unchanged:
@@ -164,13 +160,8 @@ class Unchanged:
         for region in (below for callee in self._call.callees for below in callee.walk()):
             inside = {inner.node for inner in region.calls}
             for node in region.nodes:
-                op = node.op
-                if op in _HARMLESS or node.name in inside:
-                    continue
-                if op in _PYTHON or _is_given_resources(op):
+                if node.name not in inside and _may_write(node.op):
                     return True
-                if may_name_functions(op) and any(name != op for name in called_functions(node)):
-                    return True  # a call whose function is not in view
         return False
 
     def _origin(self, tensor: str) -> str:
@@ -182,12 +173,13 @@ class Unchanged:
             tensor = maker.input[0]
 
 
-def _is_given_resources(op: str) -> bool:
-    """Whether nodes of an op take resources by its definition; an unknown one, a function, may."""
+def _may_write(op: str) -> bool:
+    """Whether an op could write a variable, or runs what could: a function, or Python."""
+    if op in _HARMLESS or op in _PYTHON:
+        return op in _PYTHON
     op_type = registered_op_type(op)
-    return op_type is None or any(
-        arg.type == types_pb2.DT_RESOURCE for arg in op_type.op_def.input_arg
-    )
+    takes = () if op_type is None else op_type.op_def.input_arg
+    return may_name_functions(op) or any(arg.type == types_pb2.DT_RESOURCE for arg in takes)
 
 
 def _before_loop(caller: BodyEditor, loop: node_def_pb2.NodeDef) -> list[str]:
@@ -197,6 +189,6 @@ def _before_loop(caller: BodyEditor, loop: node_def_pb2.NodeDef) -> list[str]:
     """
     read = loop.input[:]
     controls = [name for name in read if name[0] == "^"]
-    makers = sorted({node_name(name) for name in read if name[0] != "^"})
+    makers = sorted(set(map(node_name, read)))
     waiting = [name for name in makers if (maker := caller.find(name)) and maker.input]
     return [*controls, *(f"^{name}" for name in waiting if f"^{name}" not in controls)]

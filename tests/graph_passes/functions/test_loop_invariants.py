@@ -191,6 +191,7 @@ def hoisted(body: str, test: str = "") -> int:
         (f"{READ.format(after='')}; u = {HANDLE}; write = AssignVariableOp(u, x)", 0),
         (READ.format(after="") + "; said = EagerPyFunc(x, Tout=[float32], token='a')", 0),
         (READ.format(after="") + "; said = size(x)", 0),
+        (f"u = {HANDLE}; {READ.format(after='').replace('v,', 'u,')}", 0),
         (READ.format(after="") + "; same = Identity(x); other = Relu(same)", 1),
         (READ.format(after="") + "; n = PartitionedCall(x, Tout=[int32], f=size)", 0),
         ("low = Cast(w, DstT=float16); write = AssignVariableOp(v, x)", 1),
@@ -198,6 +199,24 @@ def hoisted(body: str, test: str = "") -> int:
 )
 def test_casts_that_leave_a_loop(body: str, count: int) -> None:
     assert hoisted(body.replace("; ", "\n    ")) == count
+
+
+def test_a_weight_that_is_read_twice_is_cast_once_where_it_was_read() -> None:
+    lines = (
+        'read = ReadVariableOp(v, dtype=float32) @ "/device:CPU:0"',
+        "low = Cast(read, DstT=float16)",
+        'again = ReadVariableOp(v, dtype=float32) @ "/device:CPU:0"',
+        "other = Cast(again, DstT=float16)",
+    )
+    tree = tree_of(graph(LOOP.format(body="\n    ".join(lines), test="")))
+    nodes = {node.name: node for node in tree.nodes}
+    nodes["y"].input.append("^x")
+    assert hoist_casts(tree, HALF) == 2
+    (cast,) = (node for node in tree.nodes if node.op == "Cast")
+    (read,) = (node for node in tree.nodes if node.op == "ReadVariableOp")
+    assert list(nodes["y"].input)[4:] == [cast.name, "^x"]
+    assert cast.input == [read.name]
+    assert (read.device, list(read.input)) == ("/device:CPU:0", ["v", "^x"])
 
 
 def test_nothing_waits_for_a_cast_that_has_left() -> None:
