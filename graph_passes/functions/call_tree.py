@@ -270,8 +270,6 @@ class CallTrees:
     def _expand(self, region: Region, above: Collection[str]) -> Iterator[Region]:
         """Adds the calls of a region to it; yields each callee, to be expanded before the next."""
         calls = [node for node in region.nodes if node.op in CALL_KINDS]
-        if not calls:
-            return
         working = {n.name for n in calls if not self._working.isdisjoint(_called_by((n,)))}
         beside = len(working) > 1 or any(self._counts_as_work(node.op) for node in region.nodes)
         for node in calls:

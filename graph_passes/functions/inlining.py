@@ -291,6 +291,6 @@ def split_prefix(name: str) -> tuple[str, str]:
 
 def _prefix_of(name: str) -> str:
     head, mark, tail = name.partition(MARK)
-    if not mark or not tail:
+    if not tail:
         return ""
     return f"{head}{mark}{tail.partition('/')[0]}/"

@@ -70,7 +70,10 @@ def planned(graph_def: graph_pb2.GraphDef) -> set[str]:
             for callee in call.callees:
                 yield from below(callee, f"{above}{call.node}.")
 
-    return set(below(tree_of(graph_def), ""))
+    given = graph_def.SerializeToString(deterministic=True)
+    found = set(below(tree_of(graph_def), ""))
+    assert graph_def.SerializeToString(deterministic=True) == given
+    return found
 
 
 def call(function: str, dtype: str = "float32", name: str = "call") -> str:
@@ -138,7 +141,9 @@ def generic(function: function_pb2.FunctionDef) -> None:
 
 
 def share_kernels(function: function_pb2.FunctionDef) -> None:
+    """The copies would draw the same random numbers; XLA keeps none of it."""
     function.attr["_noinline"].b = True
+    function.attr["_XlaMustCompile"].b = False
 
 
 @pytest.mark.parametrize("change", [pin, generic, share_kernels])
@@ -149,6 +154,23 @@ def test_a_function_whose_dtypes_must_not_change_is_left_alone(
     assert planned(graph_def) == {"call"}
     change(library_of(graph_def)["product"])
     assert planned(graph_def) == set()
+
+
+@pytest.mark.parametrize(("noinline", "xla"), [(True, True), (False, False)])
+def test_a_function_that_shares_no_kernels_is_planned(noinline: bool, xla: bool) -> None:
+    graph_def = graph(FUNCTIONS + WORK + call("product"))
+    function = library_of(graph_def)["product"]
+    function.attr["_noinline"].b, function.attr["_XlaMustCompile"].b = noinline, xla
+    assert planned(graph_def) == {"call"}
+
+
+@pytest.mark.parametrize(("xla", "calls"), [(True, {"call"}), (False, set())])
+def test_what_only_wraps_a_call_that_xla_compiles_is_planned_with_it(
+    xla: bool, calls: set[str]
+) -> None:
+    graph_def = graph(FUNCTIONS + call("product"))
+    graph_def.node[-1].attr["_XlaMustCompile"].b = xla
+    assert planned(graph_def) == calls
 
 
 @pytest.mark.parametrize("attr", ["f", "Tin", "Tout"])
