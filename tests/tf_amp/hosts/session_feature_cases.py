@@ -168,6 +168,31 @@ def case_dynamic_rnn() -> dict[str, Any]:
     }
 
 
+def case_state_in_ref_variable() -> dict[str, Any]:
+    """A state that a step sets and reads again behind that, by a copy of its own or the first."""
+
+    def build() -> Any:
+        x, feed = fed(8, 32)
+        state, weight = (
+            v1.get_variable(name, initializer=values(5, *shape, scale=0.3), use_resource=False)
+            for name, shape in (("state", (8, 32)), ("weight", (32, 32)))
+        )
+        step = state.assign(tf.tanh(tf.matmul(state, weight) + x))
+        with tf.control_dependencies([step]):
+            products = [tf.matmul(read, weight) for read in (state.read_value(), state)]
+        return [product * 2.0 for product in products], feed, v1.global_variables_initializer()
+
+    def use(made: Any) -> Any:
+        results, feed, init = made
+        return harness.run_new_session(results, feed, init=init)
+
+    plain, low = twice(build, use)
+    return {
+        "error": harness.relative_error(plain.values, low.values),
+        "dtypes": low.dtypes("MatMul", "FusedMatMul"),
+    }
+
+
 def case_cond() -> dict[str, Any]:
     def build() -> Any:
         x, feed = fed(4, 8)

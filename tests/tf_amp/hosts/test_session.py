@@ -37,6 +37,7 @@ def test_training_computes_matmuls_low_and_updates_in_float32(features: Facts, k
     [
         "feed_any_node",
         "dynamic_rnn",
+        "state_in_ref_variable",
         "cond",
         "control_flow_v2",
         "function_in_v1_graph",
