@@ -10,12 +10,12 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.constant_folding import convert_tensors, is_large
 from graph_passes.coloring.plan import Plan
+from graph_passes.emit.ref_reads import RefReads
 from graph_passes.ir.copying import Graph, Proto, copy_graph
 from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.op_types import SINGLE
 from graph_passes.rewriter.body_editor import BodyEditor
 from graph_passes.rewriter.emitter import prototype_of
-from graph_passes.rewriter.matcher import MOVES
 
 _SHORT = {types_pb2.DT_HALF: "Fp16", types_pb2.DT_BFLOAT16: "Bf16", types_pb2.DT_FLOAT: "Fp32"}
 
@@ -63,13 +63,14 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     )
     cast_of: dict[tuple[int, tuple[str, ...]], str] = {}  # by tensor and what is waited for
     casts: dict[str, int] = {}
+    ref_reads = RefReads(view)
     cut = np.array(plan.cut, np.int32)
     readers, tensors = view.edge_readers[cut], np.asarray(view.tensors)[cut]
     ports = cut - np.asarray(view.edge_starts)[readers]
     rows = np.stack((readers, ports, view.sources[cut], tensors), axis=1)
     for reader, port, source, tensor in rows.tolist():
         made, maker = divmod(tensor, len(view.nodes))
-        awaited = _order_of_reading(view, maker, reader)
+        awaited = tuple(ref_reads.awaited(maker, reader))
         if (tensor, awaited) not in cast_of:
             src, dst = (target, FLOAT) if is_low[source] else (FLOAT, target)
             name = _free_name(view, casts, view.names[maker], made, _SHORT[dst])
@@ -81,23 +82,6 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
         editor.rewire(reader, port, cast_of[tensor, awaited])
         touched.add(reader)
     return Applied(new, frozenset(touched), casts)
-
-
-def _order_of_reading(view: GraphView, maker: int, reader: int) -> tuple[str, ...]:
-    """What the Cast between two nodes waits for: nothing, but where it reads a ref variable.
-
-    A copy of one shares its memory, so that it is the reader that tells when the value is taken.
-    And TensorFlow's arithmetic optimizer lets a Cast change places with what hands a tensor on,
-    whatever that waits for.
-    """
-    awaited = list(view.waits.get(reader, ()))
-    while maker >= 0 and view.op_names[maker] in MOVES:
-        awaited.extend(view.waits.get(maker, ()))
-        maker = view.makers(maker)[0]
-    op_type = view.op_type(maker) if awaited and maker >= 0 else None
-    if op_type is None or not any(arg.is_ref for arg in op_type.op_def.output_arg):
-        return ()
-    return tuple(dict.fromkeys(awaited))
 
 
 def _free_name(view: GraphView, taken: Container[str], producer: str, port: int, short: str) -> str:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from graph_diff import added
 from graph_text import graph
 
@@ -61,62 +60,3 @@ def test_casts_of_bfloat16_and_in_functions() -> None:
     }
     assert dict(new.ret) == {"result_0": f"{up}:y:0", "result_1": "x"}
     assert new.signature == function.signature
-
-
-@pytest.mark.parametrize(
-    ("variable", "product", "waits"),
-    [
-        ("VariableV2", "MatMul(x, read)", []),
-        ("VariableV2", "MatMul(x, read, after=[done])", ["^done"]),
-        ("VariableV2", "MatMul(x, later)", ["^done"]),
-        ("VariableV2", "MatMul(x, turned)", ["^done"]),
-        ("VariableV2", "MatMul(x, w, after=[done])", ["^done"]),
-        # Nothing changes what is no variable.
-        ("Placeholder", "MatMul(x, later, after=[done])", []),
-    ],
-)
-def test_a_ref_variable_is_cast_when_it_was_read(
-    variable: str, product: str, waits: list[str]
-) -> None:
-    before = graph(f"""
-        x = Placeholder(dtype=float32, shape=[8, 8])
-        w = {variable}(dtype=float32, shape=[8, 8])
-        first = Identity(w)
-        old = MatMul(x, first)
-        done = NoOp(after=[old])
-        read = Identity(w)
-        later = Identity(w, after=[done])
-        turned = Transpose(later, [1, 0])
-        product = {product}
-        out = Exp(product)
-    """)
-    keep = ("x", "old", "out")
-    after = rewrite_graph_def(before, PrecisionConfig(), preserve=keep).proto
-    nodes = {node.name: list(node.input) for node in after.node}
-    cast = nodes["product"][1]
-    while "CastToFp16" not in cast:
-        cast = nodes[cast][0]
-    assert nodes[cast][1:] == waits
-
-
-def test_readers_of_a_ref_variable_at_two_times_have_two_casts() -> None:
-    before = graph("""
-        x = Placeholder(dtype=float32, shape=[8, 8])
-        w = VariableV2(dtype=float32, shape=[8, 8])
-        read = Identity(w)
-        old = MatMul(x, read)
-        again = MatMul(read, x)
-        high = Exp(old)
-        change = AssignAdd(w, high)
-        new = MatMul(x, read, after=[change])
-        both = AddV2(high, new)
-        out = AddV2(both, again)
-    """)
-    after = rewrite_graph_def(before, PrecisionConfig(), preserve=("x", "out")).proto
-    casts = [
-        (node.name, list(node.input)) for node in added(before, after) if node.input[0] == "read"
-    ]
-    assert casts == [
-        ("read-0-CastToFp16-0-AutoMixedPrecision", ["read"]),
-        ("read-0-CastToFp16-1-AutoMixedPrecision", ["read", "^change"]),
-    ]

@@ -1,0 +1,98 @@
+"""Casts of ref variables that are set and read again."""
+
+from __future__ import annotations
+
+import pytest
+from graph_diff import added
+from graph_text import graph
+
+from graph_passes import PrecisionConfig, rewrite_graph_def
+
+SET_AND_READ = """
+x = Placeholder(dtype=float32, shape=[8, 8])
+w = VariableV2(dtype=float32, shape=[8, 8])
+first = Identity(w)
+old = MatMul(x, first)
+high = Exp(old)
+change = Assign(w, high)
+done = NoOp(after=[change])
+read = Identity(w)
+later = Identity(w, after=[done])
+turned = Transpose(later, [1, 0])
+behind = Relu(x, after=[done])
+other = VariableV2(dtype=float32, shape=[8, 8])
+product = MatMul({operands})
+out = Exp(product)
+"""
+
+
+@pytest.mark.parametrize(
+    ("operands", "waits"),
+    [
+        ("x, read", []),
+        ("x, read, after=[done]", ["^change", "^done"]),
+        ("behind, read", ["^change"]),
+        ("x, later", ["^change", "^done"]),
+        ("x, turned", ["^change", "^done"]),
+        ("x, w, after=[done]", ["^change", "^done"]),
+        ("x, change", ["^change"]),
+        ("x, other, after=[done]", ["^done"]),
+        # What is no variable has one value at any time.
+        ("behind, x, after=[done]", []),
+    ],
+)
+def test_a_ref_variable_is_cast_behind_what_sets_it(operands: str, waits: list[str]) -> None:
+    before = graph(SET_AND_READ.format(operands=operands))
+    after = rewrite_graph_def(before, PrecisionConfig(), preserve=("x", "high", "out")).proto
+    nodes = {node.name: list(node.input) for node in after.node}
+    cast = nodes["product"][1]
+    while "CastToFp16" not in cast:
+        cast = nodes[cast][0]
+    assert nodes[cast][1:] == waits
+
+
+def test_a_loop_that_sets_a_variable_reads_it_in_every_round_when_it_did() -> None:
+    """Behind the write of the round before, which no node can wait for."""
+    before = graph("""
+        x = Placeholder(dtype=float32, shape=[8, 8])
+        w = VariableV2(dtype=float32, shape=[8, 8])
+        start = Enter(x, frame_name="loop")
+        shared = RefEnter(w, frame_name="loop")
+        merged = Merge(start, next)
+        go = Const(True, after=[merged])
+        test = LoopCond(go)
+        switched = Switch(merged, test)
+        read = Identity(shared, after=[switched])
+        product = MatMul(switched[1], read)
+        high = Exp(product)
+        new = Exp(switched[1])
+        change = Assign(shared, new, after=[high])
+        next = NextIteration(high, after=[change])
+        out = Exit(switched[0])
+    """)
+    after = rewrite_graph_def(before, PrecisionConfig(), preserve=("x", "high", "out")).proto
+    casts = [list(node.input) for node in added(before, after) if node.input[0] == "shared"]
+    assert casts == [["shared", "^switched"]]
+
+
+def test_readers_of_a_ref_variable_at_two_times_have_two_casts() -> None:
+    before = graph("""
+        x = Placeholder(dtype=float32, shape=[8, 8])
+        w = VariableV2(dtype=float32, shape=[8, 8])
+        read = Identity(w)
+        old = MatMul(x, read)
+        again = MatMul(read, x)
+        high = Exp(old)
+        change = AssignAdd(w, high)
+        new = MatMul(x, read, after=[change])
+        both = AddV2(high, new)
+        out = AddV2(both, again)
+    """)
+    after = rewrite_graph_def(before, PrecisionConfig(), preserve=("x", "out")).proto
+    casts = [
+        (node.name, list(node.input)) for node in added(before, after) if node.input[0] == "read"
+    ]
+    assert casts == [
+        ("read-0-CastToFp16-0-AutoMixedPrecision", ["read"]),
+        ("read-0-CastToFp16-1-AutoMixedPrecision", ["read", "^change"]),
+    ]
