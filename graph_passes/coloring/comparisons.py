@@ -4,12 +4,13 @@ The gradient of a maximum looks for it among the values that it was picked from,
 comes back among those that it finds:
 
     found = Cast(Equal(y, x));  gradient = found / Sum(found) * dy        with y = Max(x)
+    SelectV2(Less(x, y), -inf, x)                                         with y = TopKV2(x)[k]
 
 If y was picked from rounded values and x was not rounded, or the other way round, none is equal,
-and 0 / 0 is NaN. In one body this cannot be: x is one tensor. But values that a loop or a branch
-keeps for its gradient stand in lists and optionals, each with a dtype of its own. Rounding keeps
-the order of numbers, so that a comparison in the target dtype finds what it looks for wherever on
-the way its operands were rounded.
+and 0 / 0 is NaN, or y itself is less. Values that a loop or a branch keeps for its gradient stand
+in lists and optionals, each with a dtype of its own. Rounding keeps the order of numbers, so that a
+comparison in the target dtype finds what it looks for wherever on the way its operands were
+rounded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from graph_passes.ops.reasons import Reason
 MOST_OPS = 1000
 """On the way from an origin to a comparison; on a longer one it is not looked for."""
 
-EXACT = ("Equal", "NotEqual", "GreaterEqual", "LessEqual")
+EXACT = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 _WRITERS = tensor_lists.WRITERS | {"OptionalFromValue"}
 _HAND_ON = _WRITERS | {"_SwitchN"}
 _READERS = tensor_lists.READERS | {"OptionalGetValue"}
