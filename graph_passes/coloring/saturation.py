@@ -1,50 +1,69 @@
-"""Saturated values: how far one is from its bound is computed in float32 where a logarithm asks.
+"""Saturated values: how far one is from its bound is computed in float32 where that is asked.
 
-    p = Sigmoid(x);  Log(1 - p), Log1p(-p);  Atanh(Tanh(x));  Log(1 - Minimum(x, 1 - 1e-7))
+    p = Sigmoid(x);  Log(1 - p), Log1p(-p), p / (1 - p);  Atanh(Tanh(x));  Sqrt(1 - Tanh(x) ** 2)
+    Acos(Minimum(x, 1 - 1e-7)), whose slope is infinite at 1;  Log(1 - Minimum(x, 1 - 1e-7))
 
 In bfloat16 the sigmoid of 6 is 1, and so is the 1 - 1e-7 that programs clip it to: the logarithm is
-that of 0. What lies between a saturating op and a logarithm that takes a difference from it stays
-float32, that op included. Its gradient, y * (1 - y), follows: it is behind the logarithm's own.
+that of 0. What lies between a saturating op and one that takes a difference from it, or has a pole
+there itself, stays float32, that op included, and so does the gradient y * (1 - y).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from itertools import islice
 
 from graph_passes.coloring.comparisons import EXACT
-from graph_passes.coloring.state import ALLOW, Coloring
-from graph_passes.coloring.ways import MOST_NEAR
+from graph_passes.coloring.state import ALLOW, DENY, Coloring
+from graph_passes.coloring.ways import MOST_NEAR, SQUARES
 from graph_passes.ir.adjacency import walk
 from graph_passes.ops.reasons import Reason
 
-_DIFFERENCES: Mapping[str, frozenset[str]] = {
-    "Atanh": frozenset(("Erf", "Sigmoid", "Tanh")),
-    "Log": frozenset(("Neg", "Sub")),
-    "Log1p": frozenset(("Mul", "Neg", "Sub")),
-}
-"""Logarithm -> the ops by which it takes the distance to a bound; that of Atanh is its own."""
+_LOGARITHMS = ("Log", "Log1p")
 _SATURATING = frozenset(("Erf", "Erfc", "Exp", "Sigmoid", "Softmax", "Tanh"))
-_BOUNDS = frozenset(("ClipByValue", "Minimum", "Relu6"))
+_BOUNDS = frozenset(("ClipByValue", "Maximum", "Minimum", "Relu6"))
 """They saturate as well, but may be put behind an op that does."""
+_DIFFERENCE = frozenset(("Neg", "Sub"))
+_DISTANCES: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("Acos", "Acosh", "Asin", "Atanh", "Erfinv", "Ndtri"), _SATURATING | _BOUNDS),
+    **dict.fromkeys(("Log", "RealDiv", "Reciprocal", "Rsqrt", "Sqrt"), _DIFFERENCE),
+    "Log1p": _DIFFERENCE | {"Mul"},
+}
+"""What has a pole -> the ops by which it takes the distance to a bound; some take it themselves."""
 
 
 def keep_saturated(coloring: Coloring) -> None:
-    """Keeps what a logarithm takes the distance of in float32."""
-    codes, edges, op_of = coloring.list_codes, coloring.edges, coloring.view.op_of
-
-    def made_of(vertex: int) -> list[int]:
-        if op_of(vertex) in _SATURATING:
-            return []
-        return [maker for maker in edges.producers(vertex) if codes[maker] not in (0, ALLOW)]
-
-    for number in coloring.view.of_op(*_DIFFERENCES):
+    """Keeps what the distance to a bound is taken of in float32."""
+    edges, op_of = coloring.edges, coloring.view.op_of
+    for number in coloring.view.of_op(*_DISTANCES):
         root = coloring.view.base[number]
+        made_of = functools.partial(_made_of, coloring, root)
         way = list(islice(walk([root], made_of), MOST_NEAR))
-        ops = {op_of(vertex) for vertex in way}
-        saturates = not ops.isdisjoint(_SATURATING | _BOUNDS)
-        if saturates and not ops.isdisjoint(_DIFFERENCES[op_of(root)]):
-            # Gradients ask whether what was clipped was beyond the bound.
-            clipped = {m for v in way if op_of(v) in _BOUNDS for m in edges.producers(v)}
-            asked = [r for v in clipped for r in edges.readers(v) if op_of(r) in EXACT]
-            coloring.block([*way, *asked], Reason.SATURATION)
+        ops = {*map(op_of, way)}
+        if ops.isdisjoint(_SATURATING | _BOUNDS) or ops.isdisjoint(_DISTANCES[op_of(root)]):
+            continue
+        # Gradients ask whether what was clipped was beyond the bound.
+        clipped = {m for v in way if op_of(v) in _BOUNDS for m in edges.producers(v)}
+        asked = [r for v in clipped for r in edges.readers(v) if op_of(r) in EXACT]
+        saturated = [v for v in way if op_of(v) in _SATURATING]
+        gradients = [r for v in saturated for r in edges.readers(v) if op_of(r).endswith("Grad")]
+        coloring.block([*way, *asked, *gradients], Reason.SATURATION)
+
+
+def _made_of(coloring: Coloring, root: int, vertex: int) -> list[int]:
+    """What a tensor is made of; of a quotient that is a root itself, what the divisor is.
+
+    Logarithms of sums and means are taken of probabilities; other sums end in norms.
+    """
+    codes, op_of = coloring.list_codes, coloring.view.op_of
+    if op_of(vertex) in _SATURATING:
+        return []
+    makers = coloring.edges.producers(vertex)
+    adds_up = op_of(root) in _LOGARITHMS
+    return [
+        maker
+        for maker in (makers[-1:] if vertex == root else makers)
+        if codes[maker]
+        not in ((0, ALLOW) if adds_up or op_of(maker) in SQUARES else (0, ALLOW, DENY))
+    ]

@@ -59,7 +59,7 @@ class Reason(enum.IntEnum):
     DISTANCE = 43, "part of a squared distance or a moment: a small difference of large numbers"
     CONSTANT_OPERAND = 44, "part of a product with a written constant, or of a count"
     POSITION = 45, "part of a position, of which indices are made"
-    SATURATION = 46, "leads from a saturating op to a logarithm of the distance to its bound"
+    SATURATION = 46, "leads from a saturating op to what has a pole at its bound, as a logarithm"
     PERIOD = 47, "part of a product of which the rest by a period is taken"
 
     @property

@@ -1,4 +1,4 @@
-"""Distances to the bound of a saturating op, of which a logarithm is taken."""
+"""Distances to the bound of a saturating op, of which a logarithm or the like is taken."""
 
 from __future__ import annotations
 
@@ -65,6 +65,20 @@ def other_classes(z: Any) -> Any:
     return tf.math.log(1 - tf.nn.softmax(z) + 1e-7)
 
 
+POLES: dict[str, Function] = {
+    "odds": lambda z: tf.sigmoid(z) / (1 - tf.sigmoid(z)),
+    "reciprocal": lambda z: tf.math.reciprocal(1 - tf.tanh(z / 2) ** 2),
+    "correlation": lambda z: tf.tanh(z / 2) * tf.math.rsqrt(1 - tf.tanh(z / 2) ** 2),
+    "sine": lambda z: tf.sqrt(1 - tf.clip_by_value(z / 6, -1 + 1e-6, 1 - 1e-6) ** 2),
+    "angle": lambda z: tf.acos(tf.clip_by_value(z / 6, -1 + 1e-6, 1 - 1e-6)),
+    "other angle": lambda z: tf.asin(tf.clip_by_value(z / 6, -1 + 1e-6, 1 - 1e-6)),
+    "hyperbolic": lambda z: tf.acosh(tf.maximum(z, 1 + 1e-6)),
+    "clipped": lambda z: tf.atanh(tf.clip_by_value(z / 6, -1 + 1e-6, 1 - 1e-6)),
+    "error function": lambda z: tf.math.erfinv(2 * tf.sigmoid(z) - 1),
+    "quantile": lambda z: tf.math.ndtri(tf.clip_by_value(tf.sigmoid(z), 1e-6, 1 - 1e-6)),
+}
+
+
 def values() -> list[np.ndarray]:
     """Numbers that bfloat16 has, so that the product rounds none, and what takes each once."""
     x = np.linspace(-6, 6, SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)
@@ -97,6 +111,7 @@ def traced(function: Callable[[Any, Any], Any]) -> Any:
         inverted,
         of_two,
         other_classes,
+        *POLES.values(),
     ],
 )
 @pytest.mark.parametrize("config", [CPU, GPU], ids=["bfloat16", "float16"])
@@ -124,7 +139,14 @@ def of_energy(x: Any, w: Any) -> Any:
     return tf.math.log((x @ w) ** 2 - 0.5 * x + 2.0)
 
 
-@pytest.mark.parametrize("function", [gated, of_entropy, of_energy])
+def normalized(x: Any, w: Any) -> Any:
+    """What a mean was taken of is behind it: an activation is part of the network."""
+    z = tf.nn.silu(x @ w) - x
+    scale = tf.sqrt(tf.reduce_mean(tf.square(z - tf.reduce_mean(z, -1, keepdims=True)), -1) + 1e-5)
+    return (tf.sigmoid(z - 1.0) / scale[:, None]) @ w
+
+
+@pytest.mark.parametrize("function", [gated, of_entropy, of_energy, normalized])
 def test_networks_are_planned_as_ever(function: Callable[[Any, Any], Any]) -> None:
     found = traced(function)
     assert found.rewrite(CPU).graph_def == found.rewrite(OFF).graph_def
