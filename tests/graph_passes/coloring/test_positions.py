@@ -1,4 +1,4 @@
-"""Positions that indices are made of: float32 back to the last product."""
+"""Positions that indices are made of, and boxes: float32 back to the last product."""
 
 from __future__ import annotations
 
@@ -49,6 +49,29 @@ def bins(x: Any, w: Any) -> Any:
     return tf.one_hot(tf.cast(positions(x, w), tf.int32), SIDE)
 
 
+def row() -> Any:
+    """An image each of whose pixels tells its place."""
+    return tf.tile(tf.range(float(SIDE))[None, None, :, None], [1, 2, 1, 1])
+
+
+def cropped(x: Any, w: Any) -> Any:
+    left = tf.reshape(positions(x, w)[:, 250:], [-1]) / (SIDE - 1)
+    boxes = tf.stack([0 * left, left, 0 * left, left], -1)
+    return tf.image.crop_and_resize(row(), boxes, tf.zeros(left.shape, tf.int32), [1, 1])
+
+
+def transformed(x: Any, w: Any) -> Any:
+    shift = positions(x, w)[0, 250:, None]
+    one, zero = tf.ones_like(shift), tf.zeros_like(shift)
+    return tf.raw_ops.ImageProjectiveTransformV3(
+        images=tf.tile(row(), [50, 1, 1, 1]),
+        transforms=tf.concat([one, zero, shift, zero, one, zero, zero, zero], 1),
+        output_shape=[1, 1],
+        fill_value=0.0,
+        interpolation="BILINEAR",
+    )
+
+
 def values() -> list[np.ndarray]:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(4, SIDE)).astype(np.float32)
@@ -65,7 +88,7 @@ def far_off(function: Function, config: PrecisionConfig) -> float:
     return float((np.abs(made - true) > 0.1).mean())
 
 
-@pytest.mark.parametrize("function", [warped, nearest, bins])
+@pytest.mark.parametrize("function", [warped, nearest, bins, cropped, transformed])
 def test_indices_are_those_of_float32(function: Function) -> None:
     wrong = {name: far_off(function, c) for name, c in {"on": CPU, "half": GPU, "off": OFF}.items()}
     assert max(wrong["on"], wrong["half"]) < 0.01
