@@ -18,13 +18,12 @@ import functools
 from collections.abc import Callable, Iterator, Sequence, Set
 
 import numpy as np
-from tensorflow.core.framework import tensor_pb2
 
 from graph_passes.coloring.state import CLEAR, Coloring
 from graph_passes.coloring.ways import ADDITIONS, MATRIX_PRODUCTS, Ways, linear, moves
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.constants import stored_floats
-from graph_passes.ir.graph_view import GraphView
+from graph_passes.ir.graph_view import GraphView, Shape
 from graph_passes.ops.reasons import Reason
 
 SMALL_FACTOR = 1 / 32
@@ -40,6 +39,7 @@ def keep_small_steps(coloring: Coloring) -> None:
     """Keeps sums that loops carry, small steps, and loops to a fixed point in float32."""
     coloring.block(_sums_of_small_parts(coloring), Reason.SMALL_STEP)
     coloring.block(_sums_of_many(coloring), Reason.SMALL_STEP)
+    coloring.block(_steps_of_weights(coloring), Reason.SMALL_STEP)
     if carriers := frozenset(coloring.carriers()):
         for found in (_sums_of_loops, _linear_recurrences, _loops_to_a_fixed_point):
             coloring.block(found(coloring, carriers), Reason.SMALL_STEP)
@@ -91,12 +91,11 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     """The additions of what was multiplied by a small constant, or divided by a large one."""
     view, edges = coloring.view, coloring.edges
     adds = coloring.has_op(ADDITIONS)
-    products: list[int] = [
+    products = [
         reader
-        for number, tensor in view.float_constants(view.is_float)
-        if (factor := _factor(tensor))
-        for reader in edges.readers(view.base[number])
-        if _shrinks(view, reader, view.base[number], factor)
+        for number, factor in _factors(coloring)
+        for reader in edges.readers(number)
+        if factor and _shrinks(view, reader, number, factor)
     ]
 
     def handed_on(vertex: int) -> list[int]:
@@ -114,6 +113,28 @@ def _sums_of_many(coloring: Coloring) -> Iterator[int]:
     view, edges = coloring.view, coloring.edges
     many = [v for v in coloring.floats_of({"AddN"}) if len(edges.producers(v)) > 1 / SMALL_FACTOR]
     return walk(many, lambda v: (r for r in edges.readers(v) if view.op_of(r) == "AddN"))
+
+
+def _steps_of_weights(coloring: Coloring) -> Iterator[int]:
+    """The additions that lead on from a variable, where there are several: unrolled training.
+
+    What is added has the shape of the variable, unlike what a bias is added to.
+    """
+    view, edges = coloring.view, coloring.edges
+    adds = coloring.has_op(ADDITIONS)
+    leads_on = adds | coloring.has_op({"Identity"})
+
+    def shape(vertex: int) -> Shape | None:
+        return view.shape(view.node_of(vertex).name)
+
+    def steps(vertex: int) -> list[int]:
+        read = [r for r in edges.readers(vertex) if leads_on[r]]
+        read = [r for r in read if view.op_of(r) != "Sub" or edges.producers(r)[0] == vertex]
+        return [r for r in read if shape(r) == shape(vertex) is not None]
+
+    for variable in coloring.floats_of({"ReadVariableOp"}):
+        found = [vertex for vertex in walk(steps(variable), steps) if adds[vertex]]
+        yield from found if len(found) > 1 else ()
 
 
 def _loops_to_a_fixed_point(coloring: Coloring, carriers: frozenset[int]) -> Iterator[int]:
@@ -147,7 +168,17 @@ def _shrinks(view: GraphView, vertex: int, constant: int, factor: float) -> bool
     return by == constant and view.op_of(divided) not in _SPREAD
 
 
-def _factor(tensor: tensor_pb2.TensorProto) -> float:
-    """The size of the one number that a constant stores, 0 where it stores more."""
-    stored = () if tensor.tensor_shape.dim else stored_floats(tensor)
-    return abs(stored[0]) if len(stored) == 1 else 0.0
+def _factors(coloring: Coloring) -> Iterator[tuple[int, float]]:
+    """The single numbers that a graph stores or captures, and the size of each."""
+    view, captured = coloring.view, coloring.constants
+    stored = [
+        (view.base[number], stored_floats(tensor))
+        for number, tensor in view.float_constants(view.is_float)
+        if not tensor.tensor_shape.dim
+    ]
+    stored += [
+        (view.base[view.index[name]], captured[name].read())
+        for name in captured
+        if captured[name].shape == () and view.is_float[view.base[view.index[name]]]
+    ]
+    return ((vertex, abs(float(values[0]))) for vertex, values in stored if len(values))

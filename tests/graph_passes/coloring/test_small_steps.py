@@ -197,6 +197,58 @@ def test_rounds_that_go_a_part_of_the_way_stay_float32() -> None:
     assert sorted(low) == [False, True]
 
 
+def unrolled_training(rate: Any) -> Callable[[Any], Any]:
+    """A few steps of training for one task, without a loop; a layer beside them."""
+    weights = tf.Variable(values()[1])
+
+    def steps(x: Any) -> Any:
+        new = tf.identity(weights)
+        for _ in range(20):
+            with tf.GradientTape() as tape:
+                tape.watch(new)
+                loss = tf.reduce_sum(tf.square(x @ new - x))
+            new = new - rate * tape.gradient(loss, new)
+        return new - weights
+
+    return steps
+
+
+def captured_step(step: Any) -> Callable[[Any], Any]:
+    layer = tf.Variable(values()[1])
+
+    def steps(h: Any) -> Any:
+        start = h
+        for _ in range(20):
+            h = h + step * tf.tanh(h @ layer)
+        return h - start
+
+    return steps
+
+
+def off_by(function: Callable[[Any], Any], config: PrecisionConfig) -> float:
+    step = traced_call(lambda x: [function(x)], tf.TensorSpec((ROWS, WIDTH)))
+    rewritten = step.rewritten(config)
+    assert products(graph_pb2.GraphDef(node=rewritten.step.node_def), LOW[config.device]) > 0
+    x = values()[0]
+    true = step.concrete(tf.constant(x))[0].numpy()
+    return float(np.linalg.norm(step.run(rewritten, x)[0] - true) / np.linalg.norm(true))
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=lambda config: config.target_dtype)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: unrolled_training(tf.Variable(1e-4)),
+        lambda: captured_step(tf.constant(STEP)),
+    ],
+    ids=["steps of weights", "a step that is captured"],
+)
+def test_steps_that_no_constant_tells_of_add_up(program: Any, config: PrecisionConfig) -> None:
+    off = dataclasses.replace(config, disabled_rules=frozenset(("small-step",)))
+    assert off_by(program(), config) < 0.05
+    assert config is GPU or off_by(program(), off) > 0.1
+
+
 def fixed_point(x: Any, w: Any) -> Any:
     def body(i: Any, h: Any, _: Any) -> Any:
         new = tf.tanh(0.5 * (h @ w)) + x
