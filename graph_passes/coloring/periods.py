@@ -1,7 +1,8 @@
 """Periods: products of which nothing but the rest by a period is used.
 
     FloorMod(bits x generator, 2)                         parities
-    FloorMod(x w + pi, 2 pi)                              wrapped phases
+    FloorMod(x w + pi, 2 pi), Atan2(Sin(x w), Cos(x w))   wrapped phases
+    x w - Floor(x w)                                      what is left of a turn
     ConcatV2(Sin(2 pi x w), Cos(2 pi x w)), Complex(...)  features of random frequencies
 
 A product is rounded by its size, and what is left of it by a period is smaller: beyond 256 the
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
-from graph_passes.coloring.ways import what_is_before
+from graph_passes.coloring.ways import Ways, near, what_is_before
 from graph_passes.ir.adjacency import walk
 from graph_passes.ops.reasons import Reason
 
@@ -24,13 +25,14 @@ MOST_OPS = 32
 """Between a product and its period, and between sines and where they are joined."""
 
 _MODULOS = ("FloorMod", "Mod", "TruncateMod")
-_JOINS = ("Complex", "ConcatV2", "Pack")
+_JOINS = ("Atan2", "Complex", "ConcatV2", "Pack")
 _ANGLES = frozenset(("Cos", "Sin"))
 
 
 def keep_periods(coloring: Coloring) -> None:
     """Keeps products of which the rest by a period is taken in float32."""
     codes, view, producers = coloring.list_codes, coloring.view, coloring.edges.producers
+    ways = Ways(coloring)
 
     def behind(number: int, goes_on: Callable[[int], bool]) -> list[int]:
         def makers(vertex: int) -> Sequence[int]:
@@ -41,8 +43,14 @@ def keep_periods(coloring: Coloring) -> None:
     def is_moved(vertex: int) -> bool:
         return codes[vertex] == CLEAR or view.op_of(vertex) == "Mul"
 
+    def is_fraction(vertex: int) -> bool:
+        *_, taken = view.producers(view.vertex_nodes[vertex])
+        floors = (v for v in near([taken], ways.handed) if view.op_of(v) == "Floor")
+        return any(floors) and ways.multiplies_itself(vertex)
+
     roots = {*view.of_op(*_MODULOS)}
     roots |= {view.makers(number)[0] for number in roots}.intersection(view.of_op("Cast"))
+    roots |= {number for number in view.of_op("Sub") if is_fraction(view.base[number])}
     if view.ops >= _ANGLES:
         for number in view.of_op(*_JOINS):
             angles = [v for v in behind(number, is_moved) if view.op_of(v) in _ANGLES]

@@ -60,6 +60,16 @@ def rotations(bits: Any, generator: Any) -> Any:
     return tf.math.real(turned * tf.complex(0.6, 0.8))
 
 
+def fractions(bits: Any, generator: Any) -> Any:
+    turns = bits @ (generator * 0.7)
+    return tf.concat([turns - tf.floor(turns), turns - 3.0 * tf.floor(turns / 3.0)], -1)
+
+
+def wrapped_by_sines(bits: Any, generator: Any) -> Any:
+    angles = bits @ (generator * 0.7)
+    return tf.atan2(tf.sin(angles), tf.cos(angles))
+
+
 def values() -> list[np.ndarray]:
     random = np.random.default_rng(1)
     return [random.integers(0, 2, s).astype("f4") for s in ((ROWS, TERMS), (TERMS, COLUMNS))]
@@ -73,7 +83,7 @@ def traced(function: Function) -> Any:
     "function",
     [
         *(parities, parities_of_integers, wrapped, truncated),
-        *(features, scaled_features, rotations),
+        *(features, scaled_features, rotations, fractions, wrapped_by_sines),
     ],
 )
 @pytest.mark.parametrize("config", [CPU, GPU], ids=["bfloat16", "float16"])
@@ -100,7 +110,14 @@ def by_turns(bits: Any, generator: Any) -> Any:
     return tf.nn.relu(bits @ generator) * even @ generator[:COLUMNS]
 
 
-@pytest.mark.parametrize("function", [sines, by_turns])
+def rounded_layers(bits: Any, generator: Any) -> Any:
+    """Of few bits, with the gradient of what was not rounded; and part of another layer."""
+    z = bits @ generator
+    z = z + tf.stop_gradient(tf.floor(z + 0.5) - z)
+    return tf.nn.relu(z - tf.floor(z @ generator[:COLUMNS])) @ generator[:COLUMNS]
+
+
+@pytest.mark.parametrize("function", [sines, by_turns, rounded_layers])
 def test_networks_are_planned_as_ever(function: Function) -> None:
     found = traced(function)
     assert found.rewrite(CPU).report.converted_nodes
