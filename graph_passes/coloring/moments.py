@@ -2,12 +2,14 @@
 
     X'X / n - m'm                  covariances, with the means m of X
     W (x * y) - (W x) * (W y)      those in windows, as of SSIM, whatever the window W is
+    AvgPool(x * x) - AvgPool(x)^2  variances in them, as of a local normalization
 
 What is left is small against both terms where the mean is large: in bfloat16 the product alone is
 off by more, and variances are negative. So these products stay float32, and so do what they are
 subtracted from, the square that a window is laid on, and all that reads the window. Layers of a
 network multiply by a variable, of which no mean is taken, and none is laid on a tensor, on its
-square, and squared itself.
+square, and squared itself. A square that is written as a product stays float32 where a sum or a
+mean reads it, as ops that square do: beyond 255 float16 has none.
 """
 
 from __future__ import annotations
@@ -16,24 +18,32 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from graph_passes.coloring.state import ALLOW, CLEAR, Coloring
+from graph_passes.coloring.state import ALLOW, CLEAR, DENY, Coloring
 from graph_passes.coloring.ways import MATRIX_PRODUCTS, SCALINGS, SQUARES, VARIABLES, Ways, near
 from graph_passes.ops.reasons import Reason
 
-_MEANS = frozenset(("Mean", "Sum"))
+_POOLS = frozenset(("AvgPool", "AvgPool3D"))
+_MEANS = _POOLS | {"Mean", "Sum"}
 _ONES = frozenset(("Const", "Fill", "OnesLike"))
 
 
 def moments(coloring: Coloring, ways: Ways) -> set[int]:
     """The vertices of moments, between the products and the differences of which they are terms."""
     search = _Search(coloring, ways)
+    averages = [(v, maker) for v in coloring.floats_of(_MEANS) for maker in ways.makers(v)]
+    squares = [(v, maker) for v, maker in averages if ways.op_of(maker) in SQUARES]
     two = [v for v in ways.products() if coloring.eligible[v] and len(ways.makers(v)) == 2]
-    found = set[int]()
+    found = {v for _, v in squares if ways.op_of(v) == "Mul" and ways.multiplies_itself(v)}
     may_differ = _before_differences(coloring)
     for product in filter(may_differ.__getitem__, two):
         for way, other in search.differences(product):
-            found |= search.covariance(product, way, other)
+            if ways.op_of(product) in MATRIX_PRODUCTS:
+                found |= search.covariance(product, way, other)
             found |= search.window(product, way, other, two)
+    for pool, square in squares:
+        if ways.op_of(pool) in _POOLS:
+            for way, other in search.differences(pool):
+                found |= search.covariance(square, {*way, square}, other)
     return found
 
 
@@ -67,13 +77,11 @@ class _Search:
 
     def covariance(self, product: int, way: set[int], other: int) -> set[int]:
         """A product from which one of the means of its operands is taken; nothing otherwise."""
-        if self._op_of(product) not in MATRIX_PRODUCTS:
-            return set()
         found = [v for v in near([other], self._factors) if v != product]
         averaged = {v for term in found for v in self._averaged(term)}
         if not averaged or not self._origins(product) <= averaged:
             return set()
-        return way.union(v for v in found if self._op_of(v) not in _MEANS)
+        return way.union(v for v in found if self._codes[v] != DENY)
 
     def _averaged(self, vertex: int) -> set[int]:
         """What a vertex is a mean or a sum of, also by a product with ones, but for variables."""

@@ -108,6 +108,36 @@ def test_moments_in_windows_are_those_of_float32(op: Function) -> None:
     assert error(value, OFF, *values) > 0.1
 
 
+def pooled(x: Any, w: Any) -> Any:
+    """A local normalization between two layers."""
+    y = tf.nn.conv2d(x, w, 1, "SAME") + 10.0
+    mean = tf.nn.avg_pool2d(y, 5, 1, "VALID")
+    scale = tf.sqrt(tf.nn.avg_pool2d(y * y, 5, 1, "VALID") - mean * mean + 1e-3)
+    return tf.nn.conv2d((y[:, 2:-2, 2:-2] - mean) / scale, w, 1, "SAME")
+
+
+def test_variances_in_pools_are_those_of_float32() -> None:
+    shapes = (2, SIDE, SIDE, 8), (3, 3, 8, 8)
+    found = trace(pooled, *map(tf.TensorSpec, shapes))
+    values = [DRAW.normal(size=shape).astype(np.float32) / 8 for shape in shapes]
+    for config in CONFIGS.values():
+        assert any(d.converted for d in decisions_of(found.rewrite(config).report))
+        assert error(found, config, values[0] * 8, values[1]) < 0.05
+    assert error(found, OFF, values[0] * 8, values[1]) > 1.0
+
+
+def test_a_square_that_is_added_up_may_be_beyond_float16() -> None:
+    def energies(x: Any, w: Any) -> Any:
+        y = x @ w
+        return tf.reduce_mean(y * y, -1), y @ w
+
+    found = trace(energies, tf.TensorSpec((ROWS, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
+    values = np.full((ROWS, WIDTH), 100, np.float32), np.eye(WIDTH, dtype=np.float32) * 8
+    result = found.rewrite(CONFIGS["GPU"])
+    assert sum(d.converted for d in decisions_of(result.report) if d.op == "MatMul") == 2
+    np.testing.assert_allclose(found.run(result.graph_def, *values)[0], 640000.0)
+
+
 def factorized(x: Any, w: Any) -> Any:
     """A factorization machine: the weights are squared too."""
     return tf.square(x @ w) - tf.square(x) @ tf.square(w)
