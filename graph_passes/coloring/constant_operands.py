@@ -41,7 +41,7 @@ from graph_passes.coloring.ways import (
     what_is_before,
 )
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.constants import Constant, Constants, stored_floats
+from graph_passes.ir.constants import Constant, Constants, shape_of, stored_floats
 from graph_passes.ir.graph_view import FLOAT, GraphView
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
@@ -288,8 +288,7 @@ class _Constants:
         value = self._view.node_of(vertex).attr.get("value")  # [] would write to a map without it
         if value is None or self._view.op_of(vertex) != "Const":
             return self._arguments.get(vertex)
-        shape = tuple(dim.size for dim in value.tensor.tensor_shape.dim)
-        return Constant(shape, functools.partial(stored_floats, value.tensor))
+        return Constant(shape_of(value.tensor), functools.partial(stored_floats, value.tensor))
 
     def _made_of(self, vertex: int) -> Sequence[int]:
         if self._view.op_of(vertex) in SIZES:

@@ -50,7 +50,8 @@ def keep_periods(coloring: Coloring) -> None:
 
     roots = {*view.of_op(*_MODULOS)}
     roots |= {view.makers(number)[0] for number in roots}.intersection(view.of_op("Cast"))
-    roots |= {number for number in view.of_op("Sub") if is_fraction(view.base[number])}
+    if "Floor" in view.ops:
+        roots |= {number for number in view.of_op("Sub") if is_fraction(view.base[number])}
     if view.ops >= _ANGLES:
         for number in view.of_op(*_JOINS):
             angles = [v for v in behind(number, is_moved) if view.op_of(v) in _ANGLES]

@@ -38,6 +38,8 @@ def keep_saturated(coloring: Coloring) -> None:
     edges, op_of = coloring.edges, coloring.view.op_of
     for number in coloring.view.of_op(*_DISTANCES):
         root = coloring.view.base[number]
+        if coloring.why[root] == Reason.VARIABLE_UPDATE:
+            continue
         made_of = functools.partial(_made_of, coloring, root)
         way = list(islice(walk([root], made_of), MOST_NEAR))
         ops = {*map(op_of, way)}

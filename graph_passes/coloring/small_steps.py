@@ -4,9 +4,10 @@ Explicit steps of a differential equation, `tf.scan`, weights that a loop trains
 add little to much, and bfloat16 loses what is less than a 256th of it: 100 steps of size 0.001
 moved a state by a quarter of its way, and `x -= 0.001 * x` nowhere at all. TensorFlow's own pass
 loses it as well. A loop shows what it adds up; elsewhere the constant factor of a step does, of
-which a residual network has none, or how many are added at once. What comes to a sum stays as it
-is, products above all. But one that a loop hands on with nothing but sums and single factors around
-it, `h @ W + x`, is a sum of many rounds itself.
+which a residual network has none, or how many are added at once, or that several lead on from a
+variable, or a constant that is far above what a network gives (`500 * y + 20000`). What comes to a
+sum stays as it is, products above all. But one that a loop hands on with nothing but sums and
+single factors around it, `h @ W + x`, is a sum of many rounds itself.
 
 A loop that compares the values of two rounds, to end where they are alike, may never end: in
 bfloat16 neighbouring values are a 256th apart. All that leads round such a loop stays float32.
@@ -15,20 +16,23 @@ bfloat16 neighbouring values are a 256th apart. All that leads round such a loop
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence, Set
 
 import numpy as np
 
 from graph_passes.coloring.state import CLEAR, Coloring
-from graph_passes.coloring.ways import ADDITIONS, MATRIX_PRODUCTS, Ways, linear, moves
+from graph_passes.coloring.ways import ADDITIONS, MATRIX_PRODUCTS, SCALINGS, Ways, linear, moves
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.constants import stored_floats
+from graph_passes.ir.constants import shape_of, stored_floats
 from graph_passes.ir.graph_view import GraphView, Shape
 from graph_passes.ops.reasons import Reason
 
 SMALL_FACTOR = 1 / 32
 """A step by so small a factor loses three of the eight bits of bfloat16, in each round."""
 
+_FEW = 4096
+"""Numbers of a constant that are looked at: weights are more."""
 _DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
 _SPREAD = frozenset(("BroadcastTo", "Tile"))
 
@@ -88,15 +92,19 @@ def _within(inside: Set[int], neighbours: _Steps, ends: Set[int] = frozenset()) 
 
 
 def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
-    """The additions of what was multiplied by a small constant, or divided by a large one."""
+    """The additions of what was multiplied by a small constant or divided by a large one, or to it.
+
+    What a large constant is added to is as small beside it, as is what a network tells of prices.
+    """
     view, edges = coloring.view, coloring.edges
     adds = coloring.has_op(ADDITIONS)
-    products = [
-        reader
-        for number, factor in _factors(coloring)
-        for reader in edges.readers(number)
-        if factor and _shrinks(view, reader, number, factor)
-    ]
+    products = []
+    for constant, least, is_one in _small_constants(coloring):
+        for reader in edges.readers(constant):
+            if adds[reader] and least > 1 / SMALL_FACTOR:
+                yield reader
+            if is_one and _shrinks(view, reader, constant, least):
+                products.append(reader)
 
     def handed_on(vertex: int) -> list[int]:
         return [r for r in edges.readers(vertex) if coloring.list_codes[r] == CLEAR]
@@ -121,8 +129,9 @@ def _steps_of_weights(coloring: Coloring) -> Iterator[int]:
     What is added has the shape of the variable, unlike what a bias is added to.
     """
     view, edges = coloring.view, coloring.edges
-    adds = coloring.has_op(ADDITIONS)
+    adds = coloring.has_op(ADDITIONS) & _is_free(coloring)
     leads_on = adds | coloring.has_op({"Identity"})
+    is_start = leads_on[view.targets] & coloring.has_op({"ReadVariableOp"})[view.sources]
 
     def shape(vertex: int) -> Shape | None:
         return view.shape(view.node_of(vertex).name)
@@ -132,9 +141,14 @@ def _steps_of_weights(coloring: Coloring) -> Iterator[int]:
         read = [r for r in read if view.op_of(r) != "Sub" or edges.producers(r)[0] == vertex]
         return [r for r in read if shape(r) == shape(vertex) is not None]
 
-    for variable in coloring.floats_of({"ReadVariableOp"}):
+    for variable in np.unique(view.sources[is_start]).tolist():
         found = [vertex for vertex in walk(steps(variable), steps) if adds[vertex]]
         yield from found if len(found) > 1 else ()
+
+
+def _is_free(coloring: Coloring) -> np.ndarray:
+    """The vertices that update no variable, which stay float32 for that; bool [vertices]."""
+    return np.frombuffer(bytes(coloring.why), np.uint8) != Reason.VARIABLE_UPDATE
 
 
 def _loops_to_a_fixed_point(coloring: Coloring, carriers: frozenset[int]) -> Iterator[int]:
@@ -160,7 +174,7 @@ def _shrinks(view: GraphView, vertex: int, constant: int, factor: float) -> bool
 
     The gradient of a mean, which is divided behind the op that spreads it, is no step.
     """
-    if factor < SMALL_FACTOR:
+    if 0.0 < factor < SMALL_FACTOR:
         return view.op_of(vertex) == "Mul"
     if factor <= 1 / SMALL_FACTOR or view.op_of(vertex) != "RealDiv":
         return False
@@ -168,17 +182,24 @@ def _shrinks(view: GraphView, vertex: int, constant: int, factor: float) -> bool
     return by == constant and view.op_of(divided) not in _SPREAD
 
 
-def _factors(coloring: Coloring) -> Iterator[tuple[int, float]]:
-    """The single numbers that a graph stores or captures, and the size of each."""
-    view, captured = coloring.view, coloring.constants
-    stored = [
+def _small_constants(coloring: Coloring) -> Iterator[tuple[int, float, bool]]:
+    """What sums, products and quotients read of few stored or captured numbers.
+
+    With the size of the smallest, and whether it stands for all of them.
+    """
+    view = coloring.view
+    is_read = np.zeros(len(view.dtypes), bool)
+    computes = coloring.has_op(ADDITIONS | SCALINGS) & _is_free(coloring)
+    is_read[view.sources[computes[view.targets]]] = True
+    found = [
         (view.base[number], stored_floats(tensor))
-        for number, tensor in view.float_constants(view.is_float)
-        if not tensor.tensor_shape.dim
+        for number, tensor in view.float_constants(is_read)
+        if math.prod(shape_of(tensor)) <= _FEW
     ]
-    stored += [
-        (view.base[view.index[name]], captured[name].read())
-        for name in captured
-        if captured[name].shape == () and view.is_float[view.base[view.index[name]]]
-    ]
-    return ((vertex, abs(float(values[0]))) for vertex, values in stored if len(values))
+    for name, constant in coloring.constants.items():
+        vertex = view.base[view.index[name]]
+        if is_read[vertex] and view.is_float[vertex] and math.prod(constant.shape) <= _FEW:
+            found.append((vertex, constant.read()))
+    for vertex, values in found:
+        if len(values):
+            yield vertex, min(map(abs, values)), len(values) == 1

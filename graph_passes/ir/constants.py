@@ -37,6 +37,11 @@ def no_constants(_: str) -> Constants:
     return NO_CONSTANTS
 
 
+def shape_of(tensor: tensor_pb2.TensorProto) -> tuple[int, ...]:
+    """The shape of a stored tensor."""
+    return tuple(dim.size for dim in tensor.tensor_shape.dim)
+
+
 def stored_floats(tensor: tensor_pb2.TensorProto) -> Sequence[float] | np.ndarray:
     """The numbers as they are stored: a last one may stand for all that follow."""
     content = tensor.tensor_content  # each time it is asked for, it is copied

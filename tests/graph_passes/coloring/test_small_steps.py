@@ -249,6 +249,29 @@ def test_steps_that_no_constant_tells_of_add_up(program: Any, config: PrecisionC
     assert config is GPU or off_by(program(), off) > 0.1
 
 
+@pytest.mark.parametrize("off", [20000.0, np.float32([20000.0, -300.0] * (WIDTH // 2))])
+@pytest.mark.parametrize("config", [CPU, GPU], ids=lambda config: config.target_dtype)
+def test_what_a_network_tells_beside_a_large_constant_is_not_lost(
+    off: Any, config: PrecisionConfig
+) -> None:
+    """As of prices, or degrees above zero."""
+
+    def network(x: Any, w: Any) -> Any:
+        return 10.0 * (tf.nn.relu(x @ w) @ w) + off
+
+    program = traced(network)
+    after = program.rewrite(config).graph_def
+    assert products(after, LOW[config.device]) == 2
+    (true,), (found,) = (program.run(g, *values()) for g in (program.graph_def, after))
+    assert np.abs(found - true).max() < 0.05 * np.abs(true - off).max()
+
+
+def masked(x: Any, w: Any) -> Any:
+    """A mask has zeros as well."""
+    mask = np.float32(-1e4) * np.triu(np.ones((ROWS, ROWS), np.float32), 1)
+    return tf.nn.softmax(tf.matmul(x @ w, x, transpose_b=True) + mask) @ x
+
+
 def fixed_point(x: Any, w: Any) -> Any:
     def body(i: Any, h: Any, _: Any) -> Any:
         new = tf.tanh(0.5 * (h @ w)) + x
@@ -370,7 +393,7 @@ def until_sure(x: Any, w: Any) -> Any:
     "body",
     [
         *(residual, divided_little, pooled, gated, beside_what_stays),
-        *(recurrent, gated_by_differences, until_sure),
+        *(recurrent, gated_by_differences, until_sure, masked),
     ],
 )
 def test_networks_are_planned_as_ever(body: Body) -> None:
