@@ -146,7 +146,7 @@ def test_whole_numbers_add_up_to_all_they_are(form: str) -> None:
     def count(x: Any) -> Any:
         return tf.matmul(WHOLE[form](x), WHOLE[form](x), transpose_a=True)
 
-    found = trace(count, tf.TensorSpec((1000, WIDTH)))
+    found = trace(count, tf.TensorSpec((None, WIDTH)))  # else TensorFlow folds what is like it
     values = DRAW.uniform(size=(1000, WIDTH)).astype(np.float32)
     assert error(found, CPU, values) == 0.0 < error(found, OFF, values)
 
@@ -188,13 +188,17 @@ def test_data_adds_up_by_classes_as_in_float32(form: str) -> None:
     assert error(found, CPU, values) < 1e-6 < error(found, OFF, values)
 
 
+def one_hot_columns(x: Any) -> Any:
+    return tf.one_hot(tf.argmax(x, 0), WIDTH, axis=0)
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda x, w: tf.matmul(tf.one_hot(tf.argmax(x, 1), WIDTH), x @ w, transpose_a=True),
         lambda x, w: tf.matmul(tf.one_hot(tf.argmax(x, 1), WIDTH), w, transpose_a=True) @ x,
         lambda x, w: tf.one_hot(tf.argmax(x, 1), WIDTH) @ w @ x,
-        lambda x, w: tf.one_hot(tf.argmax(x, 0), WIDTH, axis=0) @ x @ w,
+        lambda x, w: tf.matmul(one_hot_columns(x), x, transpose_a=True) @ w,
     ],
     ids=["codes of a network", "weights", "an embedding", "along another axis"],
 )
@@ -224,6 +228,15 @@ def test_layers_of_few_bits_go_low(form: str) -> None:
 
     low = [d.converted for d in decisions(network, CPU, (WIDTH, WIDTH))]
     assert all(low) and len(low) == 3
+
+
+def test_a_triangle_is_one_however_many_rows_there_are() -> None:
+    def totals(x: Any) -> Any:
+        return tf.linalg.band_part(tf.ones([tf.shape(x)[0]] * 2), -1, 0) @ x
+
+    found = trace(totals, tf.TensorSpec((None, WIDTH)))
+    values = DRAW.uniform(300, 301, size=(1000, WIDTH)).astype(np.float32)
+    assert error(found, CPU, values) < 1e-5 < 1e-3 < error(found, OFF, values)
 
 
 @pytest.mark.parametrize("function", WRITTEN)
@@ -262,6 +275,25 @@ def mean_of_outputs(x: Any) -> Any:
         tape.watch(x)
         value = tf.reduce_mean(tf.nn.relu(x @ x) @ x)
     return tape.gradient(value, x)
+
+
+def mean_of_windows(x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        image = tf.reshape(x, (1, 16, 32, 8))
+        tape.watch(image)
+        value = tf.reduce_mean(
+            tf.nn.conv2d(tf.nn.conv2d(image, FILTER, 1, "SAME"), FILTER, 1, "SAME")
+        )
+    return tape.gradient(value, image)
+
+
+def picked_at_random(x: Any) -> Any:
+    return tf.one_hot(tf.random.uniform((WIDTH,), 0, WIDTH, tf.int32), WIDTH) @ x
+
+
+def of_doubles(x: Any) -> Any:
+    x = tf.cast(tf.cast(x, tf.float64), tf.float32)
+    return x @ tf.transpose(x)
 
 
 def recurrent(x: Any) -> Any:
@@ -306,6 +338,9 @@ def dispatched(x: Any) -> Any:
     [
         frozen,
         mean_of_outputs,
+        mean_of_windows,
+        picked_at_random,
+        of_doubles,
         recurrent,
         one_hot_by_weights,
         mask_by_features,
@@ -328,7 +363,9 @@ def test_a_constant_may_enter_a_loop() -> None:
     def steps(x: Any) -> Any:
         stencil = tf.constant(SECOND)
         loop = tf.while_loop(
-            lambda i, _: i < 20, lambda i, h: (i + 1, tf.tanh(stencil @ h) @ (h @ h)), (0, x)
+            lambda i, _: i < 20,
+            lambda i, h: (i + 1, tf.tanh(stencil @ h) @ (h @ h) + tf.random.normal(())),
+            (0, x),
         )
         return loop[1]
 
