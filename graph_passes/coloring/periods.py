@@ -46,7 +46,8 @@ def keep_periods(coloring: Coloring) -> None:
     def is_fraction(vertex: int) -> bool:
         *_, taken = view.producers(view.vertex_nodes[vertex])
         floors = (v for v in near([taken], ways.handed) if view.op_of(v) == "Floor")
-        return any(floors) and ways.multiplies_itself(vertex)
+        is_of_product = codes[ways.origin(taken)] == ALLOW  # else a place between two pixels
+        return is_of_product and any(floors) and ways.multiplies_itself(vertex)
 
     roots = {*view.of_op(*_MODULOS)}
     roots |= {view.makers(number)[0] for number in roots}.intersection(view.of_op("Cast"))

@@ -117,7 +117,13 @@ def rounded_layers(bits: Any, generator: Any) -> Any:
     return tf.nn.relu(z - tf.floor(z @ generator[:COLUMNS])) @ generator[:COLUMNS]
 
 
-@pytest.mark.parametrize("function", [sines, by_turns, rounded_layers])
+def between_pixels(bits: Any, generator: Any) -> Any:
+    """Places that a flow moved, which are near whatever it is."""
+    places = tf.range(float(COLUMNS)) + tf.nn.relu(bits @ generator) @ generator[:COLUMNS]
+    return (places - tf.floor(places)) * places
+
+
+@pytest.mark.parametrize("function", [sines, by_turns, rounded_layers, between_pixels])
 def test_networks_are_planned_as_ever(function: Function) -> None:
     found = traced(function)
     assert found.rewrite(CPU).report.converted_nodes

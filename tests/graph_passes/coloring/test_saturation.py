@@ -152,6 +152,12 @@ def test_networks_are_planned_as_ever(function: Callable[[Any, Any], Any]) -> No
     assert found.rewrite(CPU).graph_def == found.rewrite(OFF).graph_def
 
 
+def test_what_is_before_the_saturating_op_goes_low() -> None:
+    found = traced(lambda x, w: tf.math.log(1 - tf.sigmoid(tf.nn.relu(x @ w))))
+    reasons = {d.op: d.converted for d in decisions_of(found.rewrite(CPU).report)}
+    assert (reasons["Relu"], reasons["Sigmoid"]) == (True, False)
+
+
 def test_the_reason_is_told_but_in_parity() -> None:
     found = traced(with_gradient(focal))
     reasons = {d.op: d.reason for d in decisions_of(found.rewrite(CPU).report)}
