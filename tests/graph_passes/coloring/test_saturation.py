@@ -139,6 +139,11 @@ def of_energy(x: Any, w: Any) -> Any:
     return tf.math.log((x @ w) ** 2 - 0.5 * x + 2.0)
 
 
+def of_differences(x: Any, w: Any) -> Any:
+    """Nothing bounds them."""
+    return tf.sqrt(x @ w - x + 8.0) / (x @ w - x) @ w
+
+
 def normalized(x: Any, w: Any) -> Any:
     """What a mean was taken of is behind it: an activation is part of the network."""
     z = tf.nn.silu(x @ w) - x
@@ -146,7 +151,7 @@ def normalized(x: Any, w: Any) -> Any:
     return (tf.sigmoid(z - 1.0) / scale[:, None]) @ w
 
 
-@pytest.mark.parametrize("function", [gated, of_entropy, of_energy, normalized])
+@pytest.mark.parametrize("function", [gated, of_entropy, of_energy, of_differences, normalized])
 def test_networks_are_planned_as_ever(function: Callable[[Any, Any], Any]) -> None:
     found = traced(function)
     assert found.rewrite(CPU).graph_def == found.rewrite(OFF).graph_def
