@@ -20,7 +20,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence, Set
 
 import numpy as np
+from tensorflow.core.framework import types_pb2
 
+from graph_passes.coloring.constant_range import LARGEST
 from graph_passes.coloring.state import CLEAR, Coloring
 from graph_passes.coloring.ways import ADDITIONS, MATRIX_PRODUCTS, SCALINGS, Ways, linear, moves
 from graph_passes.ir.adjacency import walk
@@ -31,6 +33,8 @@ from graph_passes.ops.reasons import Reason
 SMALL_FACTOR = 1 / 32
 """A step by so small a factor loses three of the eight bits of bfloat16, in each round."""
 
+_MOST = 1e8
+"""Larger numbers stand for infinity, as in masks."""
 _FEW = 4096
 """Numbers of a constant that are looked at: weights are more."""
 _DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
@@ -98,10 +102,11 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     """
     view, edges = coloring.view, coloring.edges
     adds = coloring.has_op(ADDITIONS)
+    most = LARGEST if coloring.target == types_pb2.DT_HALF else _MOST  # beyond, it denies
     products = []
     for constant, least, is_one in _small_constants(coloring):
         for reader in edges.readers(constant):
-            if adds[reader] and least > 1 / SMALL_FACTOR:
+            if adds[reader] and 1 / SMALL_FACTOR < least <= most:
                 yield reader
             if is_one and _shrinks(view, reader, constant, least):
                 products.append(reader)

@@ -52,7 +52,7 @@ class Reason(enum.IntEnum):
     MOVES_MORE = 36, "moves more bytes in the target dtype, casts included"
     KEPT_BY_RULE = 37, "kept by a rule"
     DECOMPOSITION = 38, "feeds a matrix decomposition or solver, or reads what it gives"
-    SMALL_STEP = 39, "adds little to much: round by round of a loop, by a small factor, or many"
+    SMALL_STEP = 39, "adds little to much: in a loop, by a small factor, to a large number, or many"
     BISECT_LIMIT = 40, "beyond the bisect limit"
     NEVER_LOW = 41, "float32 without the bisect limit too"
     SLOWER_UNDER_XLA = 42, "slower in the target dtype under XLA on this device, casts included"
