@@ -144,7 +144,7 @@ def keras_inputs(model: Any, path: Path) -> list[Any]:
     """
     try:
         return list(model.inputs)
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError, ValueError) as error:  # by release of Keras
         told = str(error).rstrip(".")
         raise ModelError(
             f"{str(path)!r} does not tell what the model takes: {told}. Build it, or call it once, "
