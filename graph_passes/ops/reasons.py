@@ -45,7 +45,7 @@ class Reason(enum.IntEnum):
     LOOP_MISMATCH = 29, "carries a loop variable that could not be converted everywhere"
     QUANTIZED = 30, "a quantized op"
     VARIABLE_UPDATE = 31, "computes what is assigned to a variable"
-    CONSTANT_RANGE = 32, "reads a constant that the target dtype cannot hold"
+    CONSTANT_RANGE = 32, "reads an integer product or constant that the target dtype cannot hold"
     RUNS_FUNCTION = 33, "runs a function, whose signature is float32"
     SLOWER_HERE = 34, "slower in the target dtype on this device, casts included"
     INSIDE_UNIT = 35, "inside a unit, which computes in float32"

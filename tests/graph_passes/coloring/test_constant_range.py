@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -148,3 +150,24 @@ def test_a_product_of_such_a_constant_is_told_to_stay_float32() -> None:
     assert converted(before, result.proto) == {"out", "z"}
     (kept,) = [remark for remark in result.remarks().remarks if remark.node == "y"]
     assert (kept.kind, kept.rule) == ("kept", "constant_range")
+
+
+@pytest.mark.parametrize("way", ["", "Reshape", "Transpose"])
+def test_what_is_made_of_a_product_of_integers_stays_float32_in_float16_alone(way: str) -> None:
+    """As of a layer of int8: the sums in int32 are divided by the scales as floats."""
+    with tf.Graph().as_default() as made:
+        x = tf.compat.v1.placeholder(tf.float32, [64, 64], "x")
+        whole = tf.matmul(*(tf.compat.v1.placeholder(tf.int32, [64, 64]) for _ in range(2)))
+        moved = {"R": tf.reshape(whole, [64, 64]), "T": tf.transpose(whole)}.get(way[:1], whole)
+        product = tf.matmul(x, x, name="product")
+        scaled = tf.divide(tf.cast(moved, tf.float32), product, name="scaled")
+        total = tf.add(scaled, product, name="total")
+        tf.matmul(tf.nn.relu(total), x, name="out")
+    before = made.as_graph_def()
+    result = rewrite_graph_def(before, UNWEIGHED, preserve=("out",))
+    low = converted(before, result.proto)
+    assert "product" in low
+    assert not {"scaled", "total"} & low
+    assert "integer product" in reasons_of(result.report)["scaled"]
+    config = replace(UNWEIGHED, target_dtype="bfloat16")
+    assert "scaled" in converted(before, rewrite_graph_def(before, config, preserve=("out",)).proto)
