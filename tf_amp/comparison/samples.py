@@ -181,7 +181,8 @@ def call_named(source: str, otherwise: str) -> Any:
     """What a Python function without arguments gives.
 
     Args:
-        source: "module:function"; modules of the working directory are found too.
+        source: "module:function"; modules of the working directory are found too. A script that
+            reads its command line as it is imported finds it empty.
         otherwise: what else might stand there, for the message.
 
     Raises:
@@ -191,12 +192,14 @@ def call_named(source: str, otherwise: str) -> Any:
     if not function:
         raise ModelError(f"{otherwise} module:function. There is no file {source!r}.")
     sys.path.insert(0, os.getcwd())
+    command_line, sys.argv = sys.argv, [module]
     try:
         return getattr(importlib.import_module(module), function)()
     except (ImportError, AttributeError) as error:
         raise ModelError(f"{source!r} cannot be loaded: {error}") from error
     finally:
         sys.path.remove(os.getcwd())
+        sys.argv = command_line
 
 
 def samples_for(samples: Samples, inputs: Mapping[str, tf.TensorSpec]) -> Iterable[Arrays]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,20 @@ def test_records_of_another_message(tmp_path: Path) -> None:
 def test_samples_that_cannot_be_read(source: str) -> None:
     with pytest.raises(ModelError):
         list(read_samples(source))
+
+
+def test_a_script_does_not_read_the_command_line_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script_with_arguments.py").write_text(
+        "import argparse\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--rows', type=int, default=2)\n"
+        "given = parser.parse_args()\n"
+        "def batches(): return [{'x': [0.0] * given.rows}]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["tf-amp", "diagnose", "--dtype", "float16"])
+    (batch,) = read_samples("script_with_arguments:batches")
+    assert len(batch["x"]) == 2
+    assert sys.argv == ["tf-amp", "diagnose", "--dtype", "float16"]
