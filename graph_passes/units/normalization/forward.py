@@ -18,11 +18,10 @@ from graph_passes.ir.graph_view import Shape
 from graph_passes.rewriter.algebra import Polynomial
 from graph_passes.rewriter.matcher import SHAPERS, SUMS, Matcher, NoMatchError
 from graph_passes.units.normalization.statistics import Statistics, find_statistics
-from graph_passes.units.normalization.unit_algebra import UnitAlgebra
+from graph_passes.units.normalization.unit_algebra import STORED, UnitAlgebra
 from graph_passes.units.normalization.unit_axes import is_single
 
 _STATISTICS = frozenset("mr")
-_OWN = _STATISTICS | {"x"}
 _ELEMENTWISE = frozenset((*SUMS, "Sub", "Mul", "SquaredDifference"))
 
 
@@ -214,7 +213,7 @@ def _roles(value: Polynomial, is_centred: bool, is_stored: bool) -> Roles | None
     parts: dict[frozenset[str], set[str]] = {}
     for monomial, coefficient in value.terms:
         names = {name for name, exponent in monomial if exponent == 1}
-        own = frozenset(names & _OWN)
+        own = frozenset(name for name in names if not name.startswith(STORED))
         wanted = Fraction(-1 if "r" in own and "x" not in own else 1)
         if len(names) < len(monomial) or coefficient != wanted or own in parts:
             return None

@@ -25,6 +25,8 @@ SPREADERS = (*SHAPERS, *SPREADS)
 """Ops whose elements are those of their first input."""
 DIVISIONS = ("RealDiv", "DivNoNan")
 _ONE_INPUT = frozenset((*SPREADERS, "Sum", "Pow"))
+STORED = "p"
+"""With what the names of stored tensors begin, and no others."""
 _WHOLE = frozenset(("x", "d"))
 _MOST_TERMS = 12
 
@@ -114,7 +116,7 @@ class UnitAlgebra:
         source = m.through(tensor, *SHAPERS)
         name = self._stored.get(source)
         if name is None and self._takes_parameters and is_parameter(m, tensor):
-            name = self._stored[source] = f"p{len(self._stored)}"
+            name = self._stored[source] = f"{STORED}{len(self._stored)}"
         if name is None:
             return None
         self.parameters.setdefault(name, []).append(tensor)

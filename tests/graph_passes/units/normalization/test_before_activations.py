@@ -68,31 +68,36 @@ def test_before_inference_as_well(norm: str) -> None:
     assert norm in node_types(fusion)
 
 
-MOVES: dict[str, tuple[Callable[[tf.Tensor], tf.Tensor], int]] = {
-    "repeated": (lambda y: tf.tile(y, [2, 1]), 8),
-    "in other places": (lambda y: tf.reshape(y, [8, -1]), 1),
+SHAPE, TABLE = (None, 8), np.arange(8, dtype=np.float32)
+BEHIND: dict[str, tuple[Callable[..., tf.Tensor], tuple[int | None, ...], int]] = {
+    "repeated": (lambda y, x, p: tf.tile(y, [2, 1]) * p, SHAPE, 8),
+    "in other places": (lambda y, x, p: tf.reshape(y, [8, -1]) * p, SHAPE, 1),
+    "divided by as many": (lambda y, x, p: y / 8.0, SHAPE, 1),
+    "times a sum over rows": (lambda y, x, p: y * tf.reduce_sum(x * TABLE, 0), SHAPE, 1),
+    "plus a sum of a row": (lambda y, x, p: y + tf.reduce_sum(x * TABLE, 1, True), SHAPE, 1),
 }
-"""What is made of a normalization of unknown length, and the size of a scale behind it."""
+"""What is made of a normalization y of x with a parameter p, the shape of x, the size of p."""
 
 
 @pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("name", MOVES)
-def test_what_has_other_rows_is_no_part_of_it(
-    name: str, axis: int, config: PrecisionConfig
+@pytest.mark.parametrize("is_batch", [True, False])
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_is_no_scale_or_offset_is_no_part_of_it(
+    name: str, is_batch: bool, config: PrecisionConfig
 ) -> None:
-    (move, size), eye = MOVES[name], np.eye(8, dtype=np.float32)
+    (behind, shape, size), eye = BEHIND[name], np.eye(8, dtype=np.float32)
+    last = len(shape) - 1
 
-    def step(x: tf.Tensor, scale: tf.Tensor) -> list[tf.Tensor]:
+    def step(x: tf.Tensor, p: tf.Tensor) -> list[tf.Tensor]:
         made = tf.matmul(x, eye)
-        mean, variance = tf.nn.moments(made, [axis], keepdims=True)
-        return [move((made - mean) * tf.math.rsqrt(variance + 1e-3)) * scale]
+        mean, variance = tf.nn.moments(made, [*range(last)] if is_batch else [last], keepdims=True)
+        return [behind((made - mean) * tf.math.rsqrt(variance + 1e-3), made, p)]
 
-    graph = trace(step, tf.TensorSpec((None, 8)), tf.TensorSpec((size,)))
-    rng = np.random.default_rng(0)
-    given = rng.normal(size=(16, 8)).astype(np.float32), np.full(size, 0.5, np.float32)
-    (wanted,), (found,) = (
-        graph.run(g, *given) for g in (graph.graph_def, graph.find(config).proto)
-    )
+    graph = trace(step, tf.TensorSpec(shape), tf.TensorSpec((size,)))
+    fusion = graph.find(config)
+    assert {"batch-norm", "layer-norm", "fused-layer-norm"}.intersection(node_types(fusion))
+    x = np.random.default_rng(0).normal(size=[n or 16 for n in shape]).astype(np.float32)
+    given = x, np.full(size, 0.5, np.float32)
+    (wanted,), (found,) = (graph.run(g, *given) for g in (graph.graph_def, fusion.proto))
     assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
