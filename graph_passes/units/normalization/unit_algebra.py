@@ -160,7 +160,9 @@ class UnitAlgebra:
         repeats = self._m.ops[number] in SPREADS
         if repeats and not _WHOLE.isdisjoint(read.names):  # of more elements than x
             return None
-        return read if self.axes.keeps_places(number) else None
+        # A gradient is reshaped to what is of the shape of x, y to what its reader asks for.
+        is_y = self._takes_parameters and "x" in read.names
+        return read if self.axes.keeps_places(number, must_show=is_y) else None
 
     def _power(self, number: int, read: Polynomial) -> Polynomial | None:
         # Of exponent 1, in the gradient of a square.

@@ -42,12 +42,19 @@ class UnitAxes:
         known = shape is not None and self.shape is not None
         return known and is_single(shape, len(self.shape), axes)  # type: ignore[arg-type]
 
-    def keeps_places(self, number: int) -> bool:
+    def keeps_places(self, number: int, *, must_show: bool) -> bool:
         """Whether an op that gives the elements of a tensor leaves each on its axis.
 
         It may add and drop axes of size 1, and spread what has one element along an axis.
+
+        Args:
+            number: the op.
+            must_show: whether sizes must show it, or need only not show the contrary.
         """
         new, old = self._m.shape(number), self._m.shape_of(self._m.tensor(number, 0))
+        if must_show and self._m.ops[number] == "Reshape":
+            before, after = ([n for n in s or (None, None) if n != 1] for s in (old, new))
+            return before == after and before.count(None) < 2
         return old is None or new is None or _keeps_places(old, new, self._m.ops[number] in SPREADS)
 
     def of_sum(self, number: int) -> frozenset[int]:

@@ -72,6 +72,8 @@ SHAPE, TABLE = (None, 8), np.arange(8, dtype=np.float32)
 BEHIND: dict[str, tuple[Callable[..., tf.Tensor], tuple[int | None, ...], int]] = {
     "repeated": (lambda y, x, p: tf.tile(y, [2, 1]) * p, SHAPE, 8),
     "in other places": (lambda y, x, p: tf.reshape(y, [8, -1]) * p, SHAPE, 1),
+    "in one column": (lambda y, x, p: tf.reshape(y, [-1, 1]) * p, SHAPE, 8),
+    "row by row": (lambda y, x, p: tf.reshape(y, [-1, 1, 8]) + p, (None, *SHAPE), 8),
     "divided by as many": (lambda y, x, p: y / 8.0, SHAPE, 1),
     "times a sum over rows": (lambda y, x, p: y * tf.reduce_sum(x * TABLE, 0), SHAPE, 1),
     "plus a sum of a row": (lambda y, x, p: y + tf.reduce_sum(x * TABLE, 1, True), SHAPE, 1),
