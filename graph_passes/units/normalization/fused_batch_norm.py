@@ -194,10 +194,10 @@ def _vector(
         filled = np.full(channels or 0, value, np.float32)
         return new.constant(filled, name=f"{name}_{value:g}", beside=x)
     tensor = new.matcher.through(tensor, *_RESHAPES)
-    shape = new.matcher.shape_of(tensor)
-    if shape is not None and elements(shape) not in (None, channels):
+    shape = new.matcher.stored_shape(tensor)
+    if shape is None or elements(shape) != channels:
         raise NoMatchError(f"{tensor!r} of shape {shape} has not one element for each channel")
-    if shape is None or len(shape) == 1:
+    if len(shape) == 1:
         return tensor
     return new.reshape(tensor, (channels,), name=name)
 

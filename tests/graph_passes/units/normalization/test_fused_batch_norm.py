@@ -312,9 +312,10 @@ def test_one_scale_or_offset_for_all_channels_is_none_of_the_op(
 
 
 @pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("shapes", [((1,), (16,)), ((16,), (1,)), ((), (1, 1))])
 def test_a_program_with_one_scale_or_offset_for_all_channels_runs(
-    shapes: tuple[tuple[int, ...], ...], config: PrecisionConfig
+    shapes: tuple[tuple[int, ...], ...], known: bool, config: PrecisionConfig
 ) -> None:
     eye = np.eye(16, dtype=np.float32)
 
@@ -324,7 +325,8 @@ def test_a_program_with_one_scale_or_offset_for_all_channels_runs(
         y = tf.nn.batch_normalization(made, mean, variance, beta, gamma, 1e-3)
         return [tf.matmul(y, eye)]
 
-    graph = trace(step, *map(tf.TensorSpec, ((None, 16), *shapes)))
+    specs = shapes if known else [(None,) * len(shape) for shape in shapes]
+    graph = trace(step, *map(tf.TensorSpec, ((None, 16), *specs)))
     given = [whole_numbers((32, 16))[0], *(np.full(shape, 0.5, np.float32) for shape in shapes)]
     wanted = graph.run(graph.graph_def, *given)
     assert_near(graph.run(graph.find(config).proto, *given), wanted, 1e-5)
