@@ -110,7 +110,8 @@ def trace_layer(
     given = {} if mask is None else {"mask": tf.constant(mask)}
     layer.build((None, *shape[1:]))
     for number, weight in enumerate(layer.trainable_variables):
-        weight.assign(0.5 + 0.25 * number + np.arange(weight.shape[0]) % 4 * 0.25)
+        row = 0.5 + 0.25 * number + np.arange(weight.shape[-1]) % 4 * 0.25
+        weight.assign(np.broadcast_to(row, weight.shape))
     for weight, value in zip(layer.non_trainable_variables, stored, strict=False):
         weight.assign(value + np.arange(weight.shape[0]) % 3)
     variables = [v.value if isinstance(layer, keras.layers.Layer) else v for v in layer.variables]

@@ -4,7 +4,8 @@
 float32 inside, so no float32 island is left between two convolutions. A missing scale is a constant
 of ones, a missing offset one of zeros; nothing reads their gradients. What the fused op cannot
 stand for, by its epsilon or by what is read inside, stays in primitives as a unit in float32; and
-so does the normalization of data, since rounding would come before the mean is subtracted.
+so does the normalization of data, alone or beside what a layer makes, since rounding would come
+before the mean is subtracted.
 
 With stored statistics, the forward half may go into the convolution before it (`folded_batch_norm`)
 where that is faster: in bfloat16 on a CPU. The gradient of a layer that is frozen while others are
@@ -14,21 +15,21 @@ trained has no sums over x * dy, and stays as it is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.graph_view import FLOAT, elements
+from graph_passes.ir.graph_view import ARGUMENT, FLOAT, elements
 from graph_passes.ops.kernels import KernelSupport
 from graph_passes.ops.op_types import Slot
+from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.emitter import prototype_of
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.normalization.folded_batch_norm import fold_batch_norm
 from graph_passes.units.normalization.forward import Norm, misaligned
-from graph_passes.units.normalization.gradient import NormGradient
 from graph_passes.units.normalization.images import Images
 from graph_passes.units.normalization.norms import OF_BATCH as RULE
 from graph_passes.units.normalization.norms import FoundNorm
@@ -37,6 +38,8 @@ from graph_passes.units.unit_pass import UnitSearch
 FORWARD = "FusedBatchNormV3"
 BACKWARD = "FusedBatchNormGradV3"
 _RESHAPES = ("Reshape", "Squeeze", "ExpandDims")
+_DATA = (ARGUMENT, "Placeholder", "IteratorGetNext")
+"""What gives a function the examples of a batch."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -60,31 +63,37 @@ def fuse_batch_norms(search: UnitSearch) -> None:
         norm, gradient = found.forward, found.gradient
         output, is_stored = norm.output, norm.is_stored
         stray = misaligned(m, norm)
+        holds_data, holds_products = _made_of(edits, norm.x, products)
         folds = is_stored and search.is_bfloat16_cpu and stray is None
         if has_kernels and not (folds and fold_batch_norm(edits, norm)):
             # The op makes a gradient with stored statistics only with channels last.
             is_last = norm.shape is not None and len(norm.shape) - 1 not in norm.axes
             fits = is_last and gradient is not None and gradient.is_proved
-            if is_stored and gradient and not (fits and _may_round(m, norm.x, gradient, products)):
+            if is_stored and gradient and (holds_data or not fits):
                 keep(output, gradient.nodes)
                 gradient = None
             unit, stem = FoundNorm(norm, gradient), f"{edits.view.names[output]}/{FORWARD}"
-            if edits.propose(RULE, output, _write, unit, search, stray, stem=stem):
+            # dy draws x into the target dtype, or the products that it holds do.
+            is_exact = holds_data and (holds_products or gradient is not None)
+            if edits.propose(RULE, output, _write, unit, search, stray, is_exact, stem=stem):
                 continue
-        if not is_stored:
+        if not is_stored or (holds_data and holds_products):
             keep(output, found.inside)
 
 
-def _may_round(
-    m: Matcher, x: str, gradient: NormGradient | None, products: Collection[str]
-) -> bool:
-    """Whether the op of the gradient, which dy draws into the target dtype, may draw x with it.
+def _made_of(edits: GraphEdits, x: str, products: frozenset[str]) -> tuple[bool, bool]:
+    """Whether x holds data that went through no product, and whether it holds products."""
+    m = edits.matcher
 
-    Data that comes with a mean far from 0 would lose in the rounding what the unit is to bring out.
-    """
-    if gradient is None or gradient.dx is not None:
-        return True
-    return any(m.op(number) in products for number in walk([m.maker(x)], m.makers))
+    def before(tensor: str) -> Sequence[str]:
+        return () if m.op(m.maker(tensor)) in products else m.inputs(m.maker(tensor))
+
+    made_of = {tensor: m.op(m.maker(tensor)) for tensor in walk([x], before)}
+    given = [edits.fact(tensor) for tensor, op in made_of.items() if op in _DATA]
+    floats = [fact.shape for fact in given if fact.dtype == FLOAT]
+    # A vector of known length is a parameter.
+    holds_data = any(shape is None or len(shape) > 1 or None in shape for shape in floats)
+    return holds_data, not products.isdisjoint(made_of.values())
 
 
 def _images(m: Matcher, norm: Norm) -> Images:
@@ -104,14 +113,16 @@ def _images(m: Matcher, norm: Norm) -> Images:
     return Images((*shape[:axis], width, *shape[axis + 1 :]), axis)
 
 
-def _write(new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | None) -> None:
+def _write(
+    new: Replacement, found: FoundNorm, search: UnitSearch, stray: str | None, is_exact: bool
+) -> None:
     """Adds the fused ops and redirects what they make."""
     m, norm, gradient = new.matcher, found.forward, found.gradient
     images = _images(m, norm)
     if stray is not None:
         raise NoMatchError(f"{stray!r} varies along an axis of the statistics")
     common = images.attributes(found, search.config.device)
-    if not _may_round(m, norm.x, gradient, search.lists.ops("allow")):
+    if is_exact:
         raise NoMatchError(
             "the input is data, which must not be rounded before its mean is subtracted"
         )

@@ -181,6 +181,67 @@ def test_data_is_not_rounded_before_its_mean_is_subtracted(
     assert "the input is data" in miss.why
 
 
+class Beside(keras.layers.Layer):
+    """A batch normalization of data beside what a layer makes of small numbers."""
+
+    def __init__(self, learned: keras.layers.Layer) -> None:
+        super().__init__()
+        self.learned, self.norm = learned, keras.layers.BatchNormalization()
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.learned.build((None, 8))
+        self.norm.build(shape)
+
+    def call(self, x: tf.Tensor, training: bool) -> tf.Tensor:
+        made = self.learned(x[:, :8] - 2028.25)
+        return self.norm(tf.concat([made, x[:, 8:]], 1), training=training)
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("make", [lambda: keras.layers.Dense(8), keras.layers.PReLU])
+def test_nor_is_data_beside_what_is_learned(
+    make: Callable[[], keras.layers.Layer], training: bool, config: PrecisionConfig
+) -> None:
+    layer = trace_layer(
+        Beside(make()),
+        (None, 16),
+        is_data=True,
+        flows_back=False,
+        training=training,
+        stored=(2028.0, 64.0),
+    )
+    x, dy = whole_numbers((32, 16))
+    given = x + 1900.25, dy
+    wanted, found = (
+        layer.run(g, *given)[0][:, 8:] for g in (layer.graph_def, layer.rewrite(config).graph_def)
+    )
+    assert_near([found], [wanted], ROUNDING[config.device])
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+def test_nor_is_one_column_of_data(config: PrecisionConfig) -> None:
+    eye = np.eye(9, dtype=np.float32)
+
+    def step(x: tf.Tensor, year: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            made = tf.concat([tf.matmul(x, eye[:8, :8]), year], 1)
+            mean, variance = tf.nn.moments(made, [0])
+            y = tf.nn.batch_normalization(made, mean, variance, None, None, 1e-3)
+            y = tf.matmul(y, eye)
+            loss = tf.square(y)
+        return [y[:, 8], tape.gradient(loss, x)]
+
+    graph = trace(step, tf.TensorSpec((None, 8)), tf.TensorSpec((None, 1)))
+    x, _ = whole_numbers((32, 9))
+    given = x[:, :8], x[:, 8:] + 1900.25
+    wanted, found = (
+        graph.run(g, *given)[:1] for g in (graph.graph_def, graph.rewrite(config).graph_def)
+    )
+    assert_near(found, wanted, ROUNDING[config.device])
+
+
 BATCH_NORM = """
 weights = Const(0.5, [8, 8])
 axes = Const([0])
