@@ -81,8 +81,10 @@ class UnitAxes:
         one, other = shapes[port], shapes[1 - port]
         if one is None or other is None:
             return None
-        pairs = enumerate(zip(one, other, strict=True))
-        return frozenset(axis for axis, (a, b) in pairs if a == 1 and b != 1)
+        pairs = list(zip(one, other, strict=True))
+        if any(a is None and b not in (None, 1) for a, b in pairs):
+            return None  # of one element, perhaps
+        return frozenset(axis for axis, (a, b) in enumerate(pairs) if a == 1 and b != 1)
 
     def _without_single(self, axes: Iterable[int], shape: Shape) -> frozenset[int]:
         """Axes counted from 0, those left out along which a tensor has one element."""

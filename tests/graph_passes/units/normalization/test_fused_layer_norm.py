@@ -234,6 +234,27 @@ def test_statistics_that_are_laid_along_another_axis_are_no_layer_norm(
     np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_scale_of_unknown_length_may_be_one_for_all(size: int) -> None:
+    eye = np.eye(8, dtype=np.float32)
+
+    def step(x: tf.Tensor, gamma: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch((x, gamma))
+            made = tf.matmul(x, eye)
+            mean, variance = tf.nn.moments(made, [-1], keepdims=True)
+            scale = tf.math.rsqrt(variance + 1e-3) * gamma
+            loss = tf.square(tf.matmul(made * scale - mean * scale, eye))
+        return tape.gradient(loss, [x, gamma])
+
+    graph = trace_function(step, tf.TensorSpec((4, 8)), tf.TensorSpec((None,)))
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    given = x, np.full(size, 0.5, np.float32)
+    wanted, found = (graph.run(g, *given) for g in (graph.graph_def, graph.find(GPU).proto))
+    for new, old in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(new, old, rtol=0, atol=1e-5 * np.abs(x).max())
+
+
 def test_what_has_no_elements_keeps_its_shape() -> None:
     weight = tf.Variable(np.eye(2, dtype=np.float32))
 
