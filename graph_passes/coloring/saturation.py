@@ -42,8 +42,10 @@ def keep_saturated(coloring: Coloring) -> None:
             continue
         made_of = functools.partial(_made_of, coloring, root)
         way = list(islice(walk([root], made_of), MOST_NEAR))
-        ops = {*map(op_of, way)}
-        if ops.isdisjoint(_SATURATING | _BOUNDS) or ops.isdisjoint(_DISTANCES[op_of(root)]):
+        taken = [vertex for vertex in way if op_of(vertex) in _DISTANCES[op_of(root)]]
+        # A divisor is often bounded itself, behind the difference: (x - least) / max(range, 1e-6).
+        behind = way if op_of(root) in _LOGARITHMS else islice(walk(taken, made_of), MOST_NEAR)
+        if not taken or (_SATURATING | _BOUNDS).isdisjoint(map(op_of, behind)):
             continue
         # Gradients ask whether what was clipped was beyond the bound.
         clipped = {m for v in way if op_of(v) in _BOUNDS for m in edges.producers(v)}

@@ -151,7 +151,16 @@ def normalized(x: Any, w: Any) -> Any:
     return (tf.sigmoid(z - 1.0) / scale[:, None]) @ w
 
 
-@pytest.mark.parametrize("function", [gated, of_entropy, of_energy, of_differences, normalized])
+def by_the_range(x: Any, w: Any) -> Any:
+    """No bound is asked for the distance to it: it is put behind a difference."""
+    z = tf.nn.silu(x @ w)
+    least, most = tf.reduce_min(z, -1, keepdims=True), tf.reduce_max(z, -1, keepdims=True)
+    return ((z - least) / tf.maximum(most - least, 1e-6)) @ w
+
+
+@pytest.mark.parametrize(
+    "function", [gated, of_entropy, of_energy, of_differences, normalized, by_the_range]
+)
 def test_networks_are_planned_as_ever(function: Callable[[Any, Any], Any]) -> None:
     found = traced(function)
     assert found.rewrite(CPU).graph_def == found.rewrite(OFF).graph_def
