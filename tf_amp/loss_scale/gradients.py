@@ -164,7 +164,10 @@ def _unscale_one(gradient: Any, factor: tf.Tensor) -> Any:
     gradient = tf.convert_to_tensor(gradient)
     if gradient.dtype == tf.float16:
         _warn_about_float16()
-    return tf.cast(_in_float32(gradient) / _cast(factor, gradient), gradient.dtype)
+    # The rewrite keeps this division in float32, whoever reads the result: in float16 what the
+    # scale has saved would be lost.
+    divide = tf.divide if gradient.dtype.is_complex else tf.math.divide_no_nan
+    return tf.cast(divide(_in_float32(gradient), _cast(factor, gradient)), gradient.dtype)
 
 
 @functools.cache
