@@ -250,6 +250,7 @@ TF_KERAS = (
         "tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizerV3.get_scaled_loss"
     ),
     # Read.
+    Member("tensorflow.python.eager.backprop", "GradientTape._ensure_recording"),
     Member("tf_keras", "optimizers.legacy.Optimizer.get_gradients", ("self", "loss", "params")),
     Member("tf_keras", "optimizers.legacy.Optimizer.get_updates", ("self", "loss", "params")),
     Member("tf_keras.src.backend", "track_variable"),

@@ -121,7 +121,7 @@ class _Gradients(tf_keras.optimizers.Optimizer):
         if callable(loss):
             scaled = lambda: scaling.scale_loss(loss())  # noqa: E731
         elif tape is not None:
-            with tape:
+            with tape._ensure_recording():  # the call may be inside of its block
                 scaled = scaling.scale_loss(loss)
         else:
             scaled = loss

@@ -177,6 +177,15 @@ def test_minimize_in_an_eager_loop(kind: str) -> None:
     assert float(variable) == 0.5
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_minimize_inside_the_block_of_its_tape(persistent: bool) -> None:
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = wrap_optimizer(tf_keras.optimizers.SGD(0.5), RULE)
+    with tf.GradientTape(persistent=persistent) as tape:
+        optimizer.minimize(tf.reduce_sum(weight**2) / 2, [weight], tape=tape)
+    np.testing.assert_allclose(weight.numpy(), [0.5, 1.0])
+
+
 def test_tensorflow_get_gradients_are_unscaled() -> None:
     """TensorFlow's test of `get_gradients`, in a graph as it needs one."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
