@@ -53,8 +53,9 @@ def gradients_are_given() -> bool:
 
 def _being_built() -> Iterator[Any]:
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    # Around the outermost function of an eager program is whatever graph is its default.
+    in_v1_graph = not tf.compat.v1.executing_eagerly_outside_functions()
     while graph is not None:
         yield graph
         outer = getattr(graph, "outer_graph", None)
-        # Around the outermost function is whatever graph is the default of the process.
-        graph = outer if outer is not None and outer.building_function else None
+        graph = outer if outer is not None and (in_v1_graph or outer.building_function) else None
