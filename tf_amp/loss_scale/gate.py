@@ -84,7 +84,7 @@ def apply_if_finite(
             lambda: largest(call(complete(gradient_math.culprit_code), *values)),
         )
 
-    with _branches_for(variables):
+    with _branches_for([*variables, step]):
         return in_deciding_context(decide, finite, *(gradients[i] for i in present))
 
 
@@ -101,7 +101,8 @@ def _branches_for(variables: Sequence[Any]) -> Iterator[None]:
     """
     v1 = tf.compat.v1
     graph = v1.get_default_graph()
-    references = any(getattr(variable.dtype, "_is_ref_dtype", False) for variable in variables)
+    dtypes = [getattr(variable, "dtype", None) for variable in variables]
+    references = any(getattr(dtype, "_is_ref_dtype", False) for dtype in dtypes)
     with contextlib.ExitStack() as stack:
         if not tf.executing_eagerly() and not graph.building_function:
             stack.enter_context(graph.as_default())

@@ -137,6 +137,19 @@ def test_gradients_of_two_losses_are_computed_before_either_is_applied() -> None
         assert session.run(variables) == [0.75, 0.75]
 
 
+def test_a_step_counted_by_a_reference_variable() -> None:
+    optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.1), RULE)
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [])
+        variable = v1.get_variable("v", initializer=1.0, use_resource=True)
+        step = v1.get_variable("step", initializer=0, trainable=False, use_resource=False)
+        train_op = optimizer.minimize(variable * x, global_step=step)
+        session.run(v1.global_variables_initializer())
+        for value in (1.0, NAN, 1.0):
+            session.run(train_op, {x: value})
+        assert session.run(step) == 2
+
+
 def test_one_optimizer_in_two_graphs() -> None:
     """The state is created in the graph that trains, as an Estimator's model_fn needs it."""
     optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.1), RULE)
