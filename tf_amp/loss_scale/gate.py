@@ -138,7 +138,7 @@ class _Gate:
             lambda: tf.logical_not(_true_after(self._skip(plan, culprit))),
         )
         with tf.control_dependencies([applied]):
-            updates = self._manager.assign(plan.values)
+            updates = self._manager.assign(plan)
         with tf.control_dependencies(_operations(updates)):
             return tf.identity(applied)
 

@@ -170,10 +170,20 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         """
         return plan_update(self._rule, self._window, self._state.get(), finite)
 
-    def assign(self, values: dict[str, tf.Tensor]) -> list[Any]:
-        """Writes new values to the state variables; returns the operations that do so."""
+    def assign(self, plan: PlannedUpdate) -> list[Any]:
+        """Writes what a call does to the state variables; returns the operations that do so."""
         variables = self._state.get()
-        return [variables[field].assign(value) for field, value in values.items()]
+        values = dict(plan.values)
+        updates = []
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            # In a session two steps of one run, or of two workers, read and write in any order.
+            # What one of them does not move it must not set back.
+            scale, before = values.pop("scale"), plan.before.scale
+            moves = tf.not_equal(scale, before)
+            updates.append(tf.cond(moves, lambda: variables["scale"].assign(scale), lambda: before))
+            skipped = values.pop("skipped_steps") - plan.before.skipped_steps
+            updates.append(variables["skipped_steps"].assign_add(skipped))
+        return updates + [variables[field].assign(value) for field, value in values.items()]
 
     def assign_culprit(self, code: tf.Tensor) -> None:
         """Keeps a `gradients.culprit_code` for the next `check`; not available in v1 graphs."""

@@ -84,7 +84,7 @@ def test_events_lead_from_one_to_the_next(steps: list[bool], looks: set[int]) ->
 def test_a_manager_tells(events: list[dict[str, Any]]) -> None:
     manager = LossScaleManager(RULE, name="mine")
     for finite in (True, True, False):
-        manager.assign(manager.plan(tf.constant(finite)).values)
+        manager.assign(manager.plan(tf.constant(finite)))
         manager.check(step=5)
     assert brief(events) == [("moved", 5, 8.0, 16.0, None), ("skipped", 5, 16.0, 8.0, 1)]
     assert {event["name"] for event in events} == {"mine"}

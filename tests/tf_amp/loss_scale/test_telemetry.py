@@ -27,7 +27,7 @@ NAN = float("nan")
 
 
 def observe(manager: LossScaleManager, finite: bool) -> None:
-    manager.assign(manager.plan(tf.constant(finite)).values)
+    manager.assign(manager.plan(tf.constant(finite)))
 
 
 def test_summary_writes_scalars_for_tensorboard(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -135,6 +137,29 @@ def test_gradients_of_two_losses_are_computed_before_either_is_applied() -> None
         session.run(v1.global_variables_initializer())
         session.run(train_ops)
         assert session.run(variables) == [0.75, 0.75]
+
+
+def test_a_finite_step_of_the_same_run_does_not_set_the_scale_back() -> None:
+    """What it read of the state is what the skipped one read, and it may write last."""
+
+    def wait(value: np.ndarray) -> np.ndarray:
+        time.sleep(0.5)
+        return value
+
+    @tf.custom_gradient
+    def late(x: tf.Tensor):
+        return x, lambda gradient: tf.numpy_function(wait, [gradient], tf.float32)
+
+    optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.1), RULE)
+    with tf.Graph().as_default(), v1.Session() as session:
+        a, b = (v1.get_variable(name, initializer=1.0) for name in "ab")
+        late_step = optimizer.minimize(late(b), var_list=[b])
+        skipped_step = optimizer.minimize(a * NAN, var_list=[a])
+        session.run(v1.global_variables_initializer())
+        session.run([skipped_step, late_step])
+        state = optimizer.manager.state(session)
+        assert (state.scale, state.skipped_steps) == (2.0, 1)
+        np.testing.assert_allclose(session.run([a, b]), [1.0, 0.9], rtol=1e-6)
 
 
 def test_a_step_counted_by_a_reference_variable() -> None:
