@@ -5,6 +5,8 @@ takes steps of bfloat16 and stalls: after 1,500 steps a BatchNormalization's mov
 wrong by 119 %. Here the arithmetic that leads to an assignment stays float32, back to where a
 value of the network enters it: an op of the allow list, or one that reduces or scatters. A product
 of a tensor with itself is no such value: what gathers covariances is made to be decomposed.
+The same holds for what replicas add up, which is what they assign: gradients that are divided by a
+loss scale before. What joins them into one tensor may go low, where nothing is computed before.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ _PREFIXES = (
 )
 _NOT_ASSIGNMENTS = frozenset(("ApproximateEqual", "ScatterNd"))
 _REDUCTIONS = ops_of("reductions")
+_REPLICA_SUMS = ops_of("replica_sums")
 
 
 def is_assignment(op: str) -> bool:
@@ -38,6 +41,10 @@ def protect_variable_updates(coloring: Coloring) -> None:
     roots = assigned[enter[assigned]].tolist()
     reached = coloring.edges.reach(roots, enter, backward=True)
     coloring.block(coloring.where(reached), Reason.VARIABLE_UPDATE)
+    summed = view.sources[coloring.has_op(_REPLICA_SUMS)[view.targets]]
+    joined = coloring.edges.reach(summed[enter[summed]].tolist(), enter, backward=True)
+    computed = coloring.where(joined & (coloring.list_codes == INFER))
+    coloring.block(computed, Reason.VARIABLE_UPDATE)
     linear = (coloring.has_op(ADDITIONS | SCALINGS) | moves(coloring)) & enter
     steps = coloring.edges.reach([v for v in roots if linear[v]], linear, backward=True)
     entering = {v for u in coloring.where(steps) for v in coloring.edges.producers(u)}

@@ -64,6 +64,28 @@ def test_moving_average_is_computed_in_float32() -> None:
     assert average & low, "without the rule, nothing protects the average"
 
 
+@pytest.mark.parametrize("divided", [True, False])
+def test_what_replicas_add_up_is_unscaled_in_float32(divided: bool) -> None:
+    """In float16 the division loses what the scale has saved; else there is nothing to lose."""
+    before = graph(
+        f"""
+x = Const(0.5, [8, 8])
+v = VarHandleOp(dtype=float32, shape=[])
+scale = ReadVariableOp(v, dtype=float32)
+one = MatMul(x, x)
+two = MatMul(x, x, transpose_a=True)
+a = {"RealDiv(one, scale)" if divided else "Identity(one)"}
+b = {"RealDiv(two, scale)" if divided else "Identity(two)"}
+joined = ConcatV2(a, b, 0)
+sum = NcclAllReduce(joined, reduction="sum", num_devices=2, shared_name="s")
+out = Identity(sum)
+"""
+    )
+    config = PrecisionConfig(target_dtype="float16", device="GPU")
+    low = converted(before, rewrite_graph_def(before, config, preserve=("out",)).proto)
+    assert low - {"x"} == {"one", "two"} | (set() if divided else {"a", "b", "joined"})
+
+
 def test_covariances_that_a_variable_gathers_are_those_of_float32() -> None:
     before = graph(
         """
