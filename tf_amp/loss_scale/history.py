@@ -83,6 +83,8 @@ class History:
             steps = int(state.skipped_steps) - self._skipped
             if steps == 0:
                 return
+            if steps < 0:  # a checkpoint was restored that knew of fewer
+                steps = 1
             if skipped.before is not None:
                 self._move(skipped.step, skipped.before, state)
             self._tell("skipped", skipped.step, float(state.scale), state, steps, skipped.culprit)

@@ -68,6 +68,13 @@ def test_skips_that_nobody_saw_are_one_event(events: list[dict[str, Any]]) -> No
     assert (events[0]["gradient"], events[0]["kind"]) == ("dense/kernel", "inf")
 
 
+def test_after_a_restore_of_fewer_skipped_steps_one_is_one(events: list[dict[str, Any]]) -> None:
+    history = History("loss_scale", RULE.initial_state())
+    for step, before, skipped in ((7, 8.0, 3), (2, 8.0, 1), (3, 4.0, 2)):
+        history.note_skip(SkippedStep(step, before, LossScaleState(before / 2, 0, skipped), None))
+    assert [event["steps"] for event in events if event["event"] == "skipped"] == [3, 1, 1]
+
+
 @given(steps=st.lists(st.booleans(), max_size=40), looks=st.sets(st.integers(0, 40)))
 def test_events_lead_from_one_to_the_next(steps: list[bool], looks: set[int]) -> None:
     events: list[dict[str, Any]] = []
