@@ -43,6 +43,8 @@ class SkippedStep:
     def describe(self) -> str:
         """For example `step 12: the gradient of dense/kernel has inf`."""
         step = "a step" if self.step is None else f"step {self.step}"
+        if self.step is not None and self.before is None:
+            step = f"a step up to step {self.step}"  # nobody saw it
         if self.culprit is None:
             return f"{step}: a gradient is not finite"
         name, kind = self.culprit

@@ -8,9 +8,11 @@ import tensorflow as tf
 from tf_amp.loss_scale import (
     DynamicLossScale,
     LossScaleAtFloorError,
+    LossScaleState,
     StaticLossScale,
     wrap_optimizer,
 )
+from tf_amp.loss_scale.floor import SkippedStep
 
 NAN = float("nan")
 
@@ -122,3 +124,9 @@ def test_the_step_and_the_scale_are_in_the_notice(caplog) -> None:
         optimizer.apply([optimizer.scale_loss(tf.constant([x]))], [variable])
     (notice,) = messages(caplog, "Skipped")
     assert "step 2: the gradient of kernel has inf; loss scale 32768 -> 16384" in notice
+
+
+@pytest.mark.parametrize(("before", "step"), [(1024.0, "step 24"), (None, "a step up to step 24")])
+def test_a_step_that_nobody_saw_has_no_number(before: float | None, step: str) -> None:
+    skipped = SkippedStep(24, before, LossScaleState(512.0), ("kernel", "NaN"))
+    assert skipped.describe() == f"{step}: the gradient of kernel has NaN"
