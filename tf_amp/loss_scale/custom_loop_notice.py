@@ -22,12 +22,14 @@ NOT_WRAPPED = (
 OWN_STEP = (
     "The model's own train_step applies gradients with %s of a loss that is not scaled, and small "
     "float16 gradients are lost. Take the gradients of self.optimizer.scale_loss(loss) inside the "
-    "GradientTape."
+    "GradientTape. Where a tf.function of their own takes them, give compile() "
+    "tf_amp.loss_scale.wrap_optimizer(optimizer) besides."
 )
 OF_COMPILE = (
     "A custom training loop applies gradients with %s, the optimizer of compile(), which scales "
     "the loss in train_step alone: small float16 gradients are lost. Give the loop an optimizer of "
-    "its own, tf_amp.loss_scale.wrap_optimizer(...), and take the gradients of "
+    "its own, tf_amp.loss_scale.wrap_optimizer(...), or compile() such a one where train_step is a "
+    "tf.function itself or calls one that does this, and take the gradients of "
     "optimizer.scale_loss(loss) inside the GradientTape."
 )
 BY_MINIMIZE = (

@@ -14,6 +14,7 @@ tf_amp.autoload.activate()
 import numpy as np, tensorflow as tf, keras, tf_keras
 from tf_amp import installation
 from tf_amp.env_config import read_settings
+from tf_amp.loss_scale import wrap_optimizer
 library, legacy = (keras, False) if sys.argv[1] == "keras" else (tf_keras, "legacy" in sys.argv[1])
 optimizers = library.optimizers.legacy if legacy else library.optimizers
 own_class = (keras.optimizers if library is keras else tf_keras.mixed_precision).LossScaleOptimizer
@@ -57,6 +58,14 @@ def own_step_in_a_branch(self, x):
     def zeros():
         return 0.0, *map(tf.zeros_like, weights)
     loss, *found = tf.cond(tf.reduce_all(tf.math.is_finite(x)), gradients, zeros)
+    self.update(self.optimizer, found)
+    return {"loss": loss}
+def own_step_by_a_function(self, x):
+    @tf.function
+    def gradients():
+        loss, scaled, tape = self.take(x, self.optimizer.scale_loss)
+        return loss, tape.gradient(scaled, self.trainable_weights)
+    loss, found = gradients()
     self.update(self.optimizer, found)
     return {"loss": loss}
 def own_optimizers(self, x):
@@ -151,6 +160,10 @@ print({
     "own step": heard(fit, own_step),
     "that scales": heard(fit, own_step_that_scales),
     "in a branch": heard(fit, own_step_in_a_branch) if library is keras else [],
+    "by a function": heard(fit, own_step_by_a_function) if library is keras else [],
+    "by a function, wrapped": [] if library is not keras else heard(
+        fit, own_step_by_a_function, optimizer=wrap_optimizer(optimizers.Adam())
+    ),
     "own optimizers": heard(fit, own_optimizers),
     "loop": heard(loop_of_a_compiled_model),
     "one loss": heard(two_optimizers, True),
@@ -205,6 +218,15 @@ def test_a_step_that_scales_in_a_branch(heard, library: str) -> None:
     if library != "keras":
         pytest.skip("optimizers of tf_keras have minimize()")
     assert heard["in a branch"] == [ANNOUNCED]
+
+
+def test_a_step_whose_gradients_a_function_takes(heard, library: str) -> None:
+    """It may be called elsewhere, so that nothing scales there, and the remedy is another."""
+    if library != "keras":
+        pytest.skip("optimizers of tf_keras have minimize()")
+    (line,) = heard["by a function"]
+    assert "Where a tf.function of their own takes them, give compile()" in line
+    assert heard["by a function, wrapped"] == []
 
 
 def test_an_optimizer_of_compile_that_nobody_uses_is_not_announced(heard) -> None:
