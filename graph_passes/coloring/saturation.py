@@ -24,6 +24,7 @@ _LOGARITHMS = ("Log", "Log1p")
 _SATURATING = frozenset(("Erf", "Erfc", "Exp", "Sigmoid", "Softmax", "Tanh"))
 _BOUNDS = frozenset(("ClipByValue", "Maximum", "Minimum", "Relu6"))
 """They saturate as well, but may be put behind an op that does."""
+_RANKS = frozenset(("Max", "Min"))
 _DIFFERENCE = frozenset(("Neg", "Sub"))
 _DISTANCES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("Acos", "Acosh", "Asin", "Atanh", "Erfinv", "Ndtri"), _SATURATING | _BOUNDS),
@@ -58,16 +59,14 @@ def keep_saturated(coloring: Coloring) -> None:
 def _made_of(coloring: Coloring, root: int, vertex: int) -> list[int]:
     """What a tensor is made of; of a quotient that is a root itself, what the divisor is.
 
-    Logarithms of sums and means are taken of probabilities; other sums end in norms.
+    Logarithms of sums and means are taken of probabilities; other sums end in norms, and what lies
+    between the largest and the least of some numbers is no distance to a bound.
     """
     codes, op_of = coloring.list_codes, coloring.view.op_of
     if op_of(vertex) in _SATURATING:
         return []
     makers = coloring.edges.producers(vertex)
-    adds_up = op_of(root) in _LOGARITHMS
-    return [
-        maker
-        for maker in (makers[-1:] if vertex == root else makers)
-        if codes[maker]
-        not in ((0, ALLOW) if adds_up or op_of(maker) in SQUARES else (0, ALLOW, DENY))
-    ]
+    found = [m for m in (makers[-1:] if vertex == root else makers) if codes[m] not in (0, ALLOW)]
+    if op_of(root) in _LOGARITHMS:
+        return found
+    return [m for m in found if op_of(m) in SQUARES or not (codes[m] == DENY or op_of(m) in _RANKS)]
