@@ -15,7 +15,7 @@ from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.comparison.callables import Arrays, Signature
 from tf_amp.comparison.steps import fed, step_of
-from tf_amp.diagnosis.recording import Key, run_recorded, traced_name
+from tf_amp.diagnosis.recording import Key, Turn, run_recorded, traced_name
 
 Converted: TypeAlias = Mapping[str, Set[str]]
 """Node -> its type attributes that a plan converts, as remarks name them."""
@@ -131,7 +131,8 @@ def measure(
     tensors = Tensors.of(functions, converted)
     ranges: dict[Key, Range] = {}
 
-    def tell(key: Key, value: np.ndarray) -> None:
+    def tell(key: Key, turn: Turn, value: np.ndarray) -> None:
+        del turn
         ranges.setdefault(key, Range()).add(value, dtype)
 
     for sample in samples:

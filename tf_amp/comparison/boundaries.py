@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.comparison.callables import Arrays, Signature
 from tf_amp.comparison.output_figures import OutputFigures, Sums
 from tf_amp.comparison.steps import fed, step_of
-from tf_amp.diagnosis.recording import Key, run_recorded, traced_name
+from tf_amp.diagnosis.recording import Key, Turn, run_recorded, traced_name
 from tf_amp.hosts.function_redirects import called_by
 
 _LOW = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
@@ -57,20 +56,26 @@ def boundary_figures(
     sums: dict[Key, Sums] = {}
     unlike: set[Key] = set()
     with tempfile.TemporaryDirectory(prefix="tf-amp-") as folder:
-        files = {original: Path(folder, str(number)) for number, original in enumerate(wanted)}
-
         for sample in samples:
-            turns: Counter[Key] = Counter()
+            files: dict[tuple[Key, Turn], Path] = {}
 
-            def keep(tensor: Key, values: np.ndarray, turns: Counter[Key] = turns) -> None:
-                np.save(f"{files[tensor]}-{turns[tensor]}.npy", values)
-                turns[tensor] += 1
+            def keep(
+                tensor: Key,
+                turn: Turn,
+                values: np.ndarray,
+                files: dict[tuple[Key, Turn], Path] = files,
+            ) -> None:
+                file = files[tensor, turn] = Path(folder, f"{len(files)}.npy")
+                np.save(file, values)
 
-            def judge(tensor: Key, values: np.ndarray, turns: Counter[Key] = turns) -> None:
-                original, _ = pairs[tensor]
-                file = Path(f"{files[original]}-{turns[tensor]}.npy")
-                turns[tensor] += 1
-                right_values = np.load(file) if file.exists() else None
+            def judge(
+                tensor: Key,
+                turn: Turn,
+                values: np.ndarray,
+                files: Mapping[tuple[Key, Turn], Path] = files,
+            ) -> None:
+                file = files.get((pairs[tensor][0], turn))
+                right_values = None if file is None else np.load(file)
                 if right_values is None or right_values.shape != values.shape:
                     unlike.add(tensor)
                     return
@@ -85,7 +90,6 @@ def boundary_figures(
                 lambda tensor, dtype: dtype == types_pb2.DT_FLOAT and tensor in wanted,
                 keep,
             )
-            turns.clear()
             inputs = fed(right, other, sample).copies()
             run_recorded(
                 converted,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from graph_passes import PrecisionConfig, Remark, Rule, format_rules
 from tf_amp.diagnosis.gradients import Gradients
-from tf_amp.diagnosis.recording import Key, Record
+from tf_amp.diagnosis.recording import Key, Record, Turn
 from tf_amp.diagnosis.step import (
     Error,
     Low,
@@ -150,7 +150,7 @@ def diagnose_step(
     gradients = step.measured_gradients(float32, loss_scale) if is_float16 else None
     findings: list[Finding] = []
     least = _TOLERANCE[config.target_dtype] if tolerance is None else tolerance
-    right: dict[tuple[Key, int], Record] = {}
+    right: dict[tuple[Key, Turn], Record] = {}
     asked: set[Key] = set()
     count, target = 0, config.target
     for _ in range(_ROUNDS + 1):
@@ -173,7 +173,7 @@ def diagnose_step(
 
 
 def _first_lost(
-    low: Low, records: Iterable[Record], right: Mapping[tuple[Key, int], Record]
+    low: Low, records: Iterable[Record], right: Mapping[tuple[Key, Turn], Record]
 ) -> Finding | None:
     """The first tensor that is not finite, and is so in float32."""
     for record in records:
@@ -193,7 +193,7 @@ def _first_lost(
 def _first_jump(
     low: Low,
     records: Iterable[Record],
-    right: Mapping[tuple[Key, int], Record],
+    right: Mapping[tuple[Key, Turn], Record],
     tolerance: float,
 ) -> Finding | None:
     """The first tensor that is far from float32, and farther than what it is made of."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,10 +18,13 @@ from tensorflow.python.eager import context as context_lib
 from graph_passes.ir.graph_view import ARGUMENT, GraphView
 from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
-from tf_amp.hosts.function_redirects import called_names
 
 Key: TypeAlias = tuple[str, str, int]
 """A tensor: the function as it was traced, the node or argument, and the number of the output."""
+
+Turn: TypeAlias = tuple[str, int]
+"""A time at which a tensor is made: the calls that lead to its function, by the nodes that make
+them, and how often it had been made by these."""
 
 _SAMPLE = 4096
 _MAX_FLOAT16 = 65504.0
@@ -40,7 +44,7 @@ class Record:
 
     Attributes:
         key: the tensor.
-        turn: how often it had been made before: more than 0 in loops.
+        turn: which time it was.
         non_finite: how many values are NaN or infinite.
         over: how many finite values are over 65,504, the largest of float16.
         largest: the largest magnitude among the finite ones.
@@ -49,7 +53,7 @@ class Record:
     """
 
     key: Key
-    turn: int
+    turn: Turn
     non_finite: int
     over: int
     largest: float
@@ -67,8 +71,8 @@ class Record:
         return distance / length if length else float(distance > 0)
 
 
-Tell: TypeAlias = Callable[[Key, np.ndarray], None]
-"""Takes a tensor and its values."""
+Tell: TypeAlias = Callable[[Key, Turn, np.ndarray], None]
+"""Takes a tensor, the time and the values."""
 
 
 class Recorder:
@@ -77,8 +81,8 @@ class Recorder:
     def __init__(self, tell: Tell | None = None) -> None:
         self._tell = tell
         self.records: list[Record] = []
-        self._keys: list[Key] = []
-        self._turns: dict[Key, int] = {}
+        self._numbered: list[tuple[Key, str]] = []
+        self._made = Counter[tuple[Key, str]]()
         # TensorFlow makes the token by which a node of a graph finds Python code.
         take = tf.function(
             lambda number, value: tf.numpy_function(self._take, [number, value], tf.float32)
@@ -89,18 +93,18 @@ class Recorder:
         nodes = self._keep.graph.as_graph_def().node
         self.token = next(node.attr["token"].s for node in nodes if node.op == "PyFunc")
 
-    def number(self, key: Key) -> int:
-        """A number by which a node names its tensor."""
-        self._keys.append(key)
-        return len(self._keys) - 1
+    def number(self, key: Key, calls: str) -> int:
+        """A number by which a node names its tensor; for `calls` see `Turn`."""
+        self._numbered.append((key, calls))
+        return len(self._numbered) - 1
 
     def _take(self, number: Any, value: Any) -> Any:
-        key = self._keys[int(number)]
+        key, calls = self._numbered[int(number)]
+        turn = calls, self._made[key, calls]
+        self._made[key, calls] += 1
         if self._tell is not None:
-            self._tell(key, np.asarray(value))
+            self._tell(key, turn, np.asarray(value))
             return value
-        turn = self._turns.get(key, 0)
-        self._turns[key] = turn + 1
         flat = np.ravel(value)
         sizes = np.abs(flat.astype(np.float32))
         finite = np.isfinite(sizes)
@@ -148,63 +152,95 @@ def run_recorded(
         DiagnosisError: the function fails.
     """
     recorder = Recorder(tell)
-    prefix = f"__diagnosed_{id(recorder)}_"
-    types = NodeTypeTable(lambda op: None if (f := functions.get(op)) is None else f.signature)
+    copies = _Copies(functions, recorder, wants)
     context = context_lib.context()
-    added: list[str] = []
     try:
-        for function in _callees_first(functions, main):
-            copy = _recording_copy(function, types, recorder, wants)
-            _rename(copy, functions, prefix)
-            context.add_function_def(copy)
-            added.append(copy.signature.name)
+        name = copies.add(main)
         count = len(functions[main].signature.output_arg)
         try:
-            given = context.call_function(f"{prefix}{main}".encode(), list(inputs), count)
+            given = context.call_function(name.encode(), list(inputs), count)
             tf.test.experimental.sync_devices()
         except tf.errors.OpError as error:
             raise DiagnosisError(f"It fails when it is run: {error.message}") from error
         results = given if isinstance(given, (list, tuple)) else [given] if count else []
         return recorder.records, list(results)
     finally:
-        for name in added:
+        for name in copies.added:
             context.remove_function(name)
 
 
-def _callees_first(functions: Mapping[str, FunctionDef], main: str) -> Iterator[FunctionDef]:
-    done: set[str] = set()
-    pending = [main]
-    while pending:
-        name = pending[-1]
-        called = functions.keys() & called_names(functions[name])
-        left = sorted(called - done - {*pending})
-        if left:
-            pending.extend(left[:1])
-            continue
-        pending.pop()
-        if name not in done:
-            done.add(name)
-            yield functions[name]
+class _Copies:
+    """Copies of functions that tell tensors; the arguments are those of `run_recorded`.
 
+    Each call has a copy of its own: calls of one function run in any order.
 
-def _recording_copy(
-    function: FunctionDef,
-    types: NodeTypeTable,
-    recorder: Recorder,
-    wants: Callable[[Key, int], bool],
-) -> FunctionDef:
-    copy = FunctionDef()
-    copy.CopyFrom(function)
-    name = traced_name(function.signature.name)
-    view = view_body(copy, node_types=types)
-    told: dict[str, str] = {}  # tensor -> the same behind the recorder
-    for node in list(copy.node_def):
-        for position, tensor in enumerate(node.input):
-            if not tensor.startswith("^"):
-                node.input[position] = _told(copy, view, tensor, name, recorder, wants, told)
-    for result in list(copy.ret):
-        copy.ret[result] = _told(copy, view, copy.ret[result], name, recorder, wants, told)
-    return copy
+    Attributes:
+        added: the names of those that the runtime has.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, FunctionDef],
+        recorder: Recorder,
+        wants: Callable[[Key, int], bool],
+    ) -> None:
+        self._functions, self._recorder, self._wants = functions, recorder, wants
+        self._types = NodeTypeTable(
+            lambda op: None if (f := functions.get(op)) is None else f.signature
+        )
+        self.added: list[str] = []
+
+    def add(self, name: str, calls: Sequence[str] = (), around: Sequence[str] = ()) -> str:
+        """Gives the runtime a copy of a function, and of those that it calls; returns its name.
+
+        Args:
+            name: the function.
+            calls: the nodes that lead to it.
+            around: the functions that these are in.
+
+        Raises:
+            DiagnosisError: it calls itself.
+        """
+        if name in around:
+            raise DiagnosisError(f"The function {name!r} calls itself.")
+        copy = self._recording(self._functions[name], "/".join(calls))
+        for attr in _COMPILED:  # XLA calls no Python code
+            copy.attr.pop(attr, None)
+        for node in copy.node_def:
+            inner = (*calls, node.name), (*around, name)
+            for attr in _COMPILED:
+                node.attr.pop(attr, None)
+            if node.op in self._functions:
+                node.op = self.add(node.op, *inner)
+            if _PARALLEL in node.attr:  # turns are counted in the order in which they come
+                node.attr[_PARALLEL].i = 1
+            for value in node.attr.values():
+                called = [value.func] if value.HasField("func") else value.list.func
+                for function in called:
+                    if function.name in self._functions:
+                        function.name = self.add(function.name, *inner)
+        copy.signature.name = f"__diagnosed_{id(self._recorder)}_{len(self.added)}_{name}"
+        context_lib.context().add_function_def(copy)
+        self.added.append(copy.signature.name)
+        return copy.signature.name
+
+    def _recording(self, function: FunctionDef, calls: str) -> FunctionDef:
+        copy = FunctionDef()
+        copy.CopyFrom(function)
+        name = traced_name(function.signature.name)
+        view = view_body(copy, node_types=self._types)
+        told: dict[str, str] = {}  # tensor -> the same behind the recorder
+
+        def behind(tensor: str) -> str:
+            return _told(copy, view, tensor, name, calls, self._recorder, self._wants, told)
+
+        for node in list(copy.node_def):
+            for position, tensor in enumerate(node.input):
+                if not tensor.startswith("^"):
+                    node.input[position] = behind(tensor)
+        for result in list(copy.ret):
+            copy.ret[result] = behind(copy.ret[result])
+        return copy
 
 
 def _told(
@@ -212,6 +248,7 @@ def _told(
     view: GraphView,
     tensor: str,
     function: str,
+    calls: str,
     recorder: Recorder,
     wants: Callable[[Key, int], bool],
     told: dict[str, str],
@@ -234,29 +271,10 @@ def _told(
     constant.attr["dtype"].type = types_pb2.DT_INT64
     constant.attr["value"].tensor.dtype = types_pb2.DT_INT64
     constant.attr["value"].tensor.tensor_shape.SetInParent()
-    constant.attr["value"].tensor.int64_val.append(recorder.number(key))
+    constant.attr["value"].tensor.int64_val.append(recorder.number(key, calls))
     tell = copy.node_def.add(name=stem, op="PyFunc", input=[f"{stem}/number:output:0", tensor])
     tell.attr["token"].s = recorder.token
     tell.attr["Tin"].list.type.extend((types_pb2.DT_INT64, dtype))
     tell.attr["Tout"].list.type.append(dtype)
     told[tensor] = f"{stem}:output:0"
     return told[tensor]
-
-
-def _rename(copy: FunctionDef, functions: Collection[str], prefix: str) -> None:
-    copy.signature.name = prefix + copy.signature.name
-    for attr in _COMPILED:  # XLA calls no Python code
-        copy.attr.pop(attr, None)
-    for node in copy.node_def:
-        for attr in _COMPILED:
-            node.attr.pop(attr, None)
-        if node.op in functions:
-            node.op = prefix + node.op
-        if _PARALLEL in node.attr:  # turns are counted in the order in which they come
-            node.attr[_PARALLEL].i = 1
-        for value in node.attr.values():
-            if value.HasField("func") and value.func.name in functions:
-                value.func.name = prefix + value.func.name
-            for function in value.list.func:
-                if function.name in functions:
-                    function.name = prefix + function.name

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -19,7 +20,14 @@ from graph_passes.ops.op_types import registered_op_type
 from graph_passes.plan_remarks import Lines
 from tf_amp.compatibility import DIAGNOSIS, obstacle
 from tf_amp.diagnosis.gradients import GradientMeter, Gradients, scale_of, watched_tapes
-from tf_amp.diagnosis.recording import DiagnosisError, Key, Record, run_recorded, traced_name
+from tf_amp.diagnosis.recording import (
+    DiagnosisError,
+    Key,
+    Record,
+    Turn,
+    run_recorded,
+    traced_name,
+)
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_devices import captured_constants
@@ -123,7 +131,11 @@ class Step:
         def wants(key: Key, dtype: int) -> bool:
             return dtype == tf.float32.as_datatype_enum and key in names
 
-        run_recorded(float32, self.name, self.copies(), wants, meter.tell)
+        def tell(key: Key, turn: Turn, values: np.ndarray) -> None:
+            del turn
+            meter.tell(key, values)
+
+        run_recorded(float32, self.name, self.copies(), wants, tell)
         return meter.gradients()
 
     def library(self) -> dict[str, FunctionDef]:
@@ -307,7 +319,7 @@ def record_low(step: Step, low: Low, target: int) -> tuple[list[Record], set[Key
 
 def record_float32(
     step: Step, float32: Mapping[str, FunctionDef], wanted: Set[Key]
-) -> dict[tuple[Key, int], Record]:
+) -> dict[tuple[Key, Turn], Record]:
     """Runs a step in float32, whose library is given: tensor and turn -> the record."""
 
     def wants(key: Key, dtype: int) -> bool:
@@ -341,13 +353,13 @@ class Error:
 
 
 def errors(
-    low: Low, records: Iterable[Record], right: Mapping[tuple[Key, int], Record]
+    low: Low, records: Iterable[Record], right: Mapping[tuple[Key, Turn], Record]
 ) -> Iterator[Error]:
     """The distances of all tensors that can be compared."""
-    found: dict[tuple[str, str], Error] = {}
+    found: dict[tuple[str, str, str], Error] = {}
     for record in records:
-        function, node, _ = record.key
-        sources = ((function, source) for source in low.sources.get((function, node), ()))
+        (function, node, _), (calls, _) = record.key, record.turn
+        sources = ((calls, function, source) for source in low.sources.get((function, node), ()))
         read = [found[source] for source in sources if source in found]
         before = max((each.error for each in read), default=0.0)
         reference = right.get((low.origin(record.key), record.turn))
@@ -360,8 +372,8 @@ def errors(
             before=before,
             length=max((each.record.length for each in read), default=0.0),
         )
-        last = found.setdefault((function, node), known)
+        last = found.setdefault((calls, function, node), known)
         if known.error > last.error:
-            found[function, node] = known
+            found[calls, function, node] = known
         if error is not None:
             yield known

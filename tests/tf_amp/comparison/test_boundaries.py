@@ -96,6 +96,30 @@ def test_what_a_fold_gives_is_beside_the_node_that_it_replaced(tmp_path: Path) -
     assert all(0 < o.max_relative < 0.02 and o.cosine > 0.9999 for o in folded)
 
 
+def test_calls_of_one_function_at_once_are_not_mixed_up(tmp_path: Path) -> None:
+    weight = tf.Variable(np.random.default_rng(0).random((64, 64), np.float32) / 32)
+
+    @tf.function
+    def tower(x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(tf.nn.tanh(tf.matmul(x, weight)), weight)
+
+    module = tf.Module()
+    module.weight = weight
+    module.call = tf.function(
+        lambda x: {"y": tf.add_n([tower(x * 4.0**-power) for power in range(8)])},
+        input_signature=[tf.TensorSpec([None, 64], name="x")],
+    )
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures=module.call)
+    config = tf_amp.PrecisionConfig(target_dtype="bfloat16", device="GPU")
+    tf_amp.convert_saved_model(tmp_path / "model", tmp_path / "low", config=config)
+    sample = {"x": np.ones((64, 64), np.float32)}
+    found = compare(
+        tmp_path / "model", tmp_path / "low", [sample], rounds=0, boundaries=True
+    ).boundaries
+    assert found
+    assert max(figures.max_relative for figures in found) < 0.05
+
+
 def test_a_model_beside_itself_has_no_low_precision(model: Path) -> None:
     found = compare(model, model, rounds=0, count=1, boundaries=True)
     assert (found.boundaries, found.boundaries_alone) == ((), 0)

@@ -151,6 +151,20 @@ def looped() -> dict:
     return _said_of_training([keras.layers.LSTM(16)], x)
 
 
+def shared() -> dict:
+    """Calls of one function, of which TensorFlow runs several at once."""
+    w = tf.Variable(np.random.default_rng(0).random((64, 64), np.float32) / 32)
+
+    @tf.function
+    def tower(x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(tf.nn.tanh(tf.matmul(x, w)), w)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return tf.add_n([tower(x * 4.0**-power) for power in range(8)])
+
+    return _said(step, tf.ones([64, 64]))
+
+
 def cancelled() -> dict:
     """The gradient of a bias before a batch normalization is rounding in float32 too."""
     keras.utils.set_random_seed(0)
