@@ -237,9 +237,10 @@ def diagnose_callback(
 ) -> Any:
     """A callback for `model.fit(callbacks=[...])` that diagnoses the batch that broke the loss.
 
-    It keeps each batch, and what variables held before it, until the loss is NaN or infinite for
-    the first time; then it does what `diagnose` does with that batch. Until then a step needs the
-    memory of the variables twice.
+    It keeps the last two batches, and what variables held before them, until the loss is NaN or
+    infinite for the first time; then it does what `diagnose` does with that batch, or with the one
+    before it where that left variables that are not finite, as a gradient does that is NaN. Until
+    then a step needs the memory of the variables three times.
 
     Args:
         model: a compiled model of Keras 3 or tf_keras.

@@ -1,10 +1,10 @@
-"""A callback of Keras that diagnoses the batch with which the loss first is no number."""
+"""A callback of Keras that diagnoses the step that first made a loss or weights no numbers."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ import tensorflow as tf
 from graph_passes import PrecisionConfig
 from tf_amp.diagnosis.diagnose import Diagnosis, diagnose
 from tf_amp.diagnosis.recording import DiagnosisError
+from tf_amp.diagnosis.step import is_finite
 from tf_amp.loss_scale.telemetry import callback_class, scale_variables
 
 _log = logging.getLogger("tf_amp")
@@ -38,12 +39,13 @@ def make_callback(
     base = callback_class(model)
 
     class DiagnoseCallback(base):  # type: ignore[misc,valid-type]
-        """Keeps each batch and what variables held before it, until the loss is no number."""
+        """Keeps two batches and what variables held before them, until the loss is no number."""
 
         _supports_tf_logs = True
         diagnosis: Diagnosis | None = None
         _batch: Any = None
         _values: dict[int, tf.Tensor] | None = None
+        _before: tuple[Any, dict[int, tf.Tensor] | None] = None, None
 
         def on_train_begin(self, logs: Any = None) -> None:
             del logs
@@ -59,6 +61,7 @@ def make_callback(
 
             def train_function(iterator: Any) -> Any:
                 batch = iterator.get_next()
+                self._before = self._batch, self._values
                 self._batch = batch
                 self._values = {id(v): v.read_value() for v in _variables(self.model)}
                 return run(iter(tf.data.Dataset.from_tensors(batch)))
@@ -70,23 +73,26 @@ def make_callback(
             loss = (logs or {}).get("loss")
             if self._values is None or loss is None or math.isfinite(float(loss)):
                 return
+            given, values = self._batch, self._values
+            where = f"The loss is {float(loss)} at batch {batch}"
+            if _spoiled(self._before[1], values):
+                given, values = self._before
+                where += ", and the step before it left variables that are not finite"
             try:
                 self.diagnosis = diagnose(
                     tf.function(self.model.train_step, autograph=False),
-                    [self._batch],
+                    [given],
                     config,
-                    values=self._values,
+                    values=values,
                     loss_scale=loss_scale,
                 )
             except DiagnosisError as error:
-                _log.warning("The loss is %s at batch %d. %s", float(loss), batch, error)
+                _log.warning("%s. %s", where, error)
             else:
                 if tell is not None:
                     tell(self.diagnosis)
                 else:
-                    _log.warning(
-                        "The loss is %s at batch %d:\n%s", float(loss), batch, self.diagnosis
-                    )
+                    _log.warning("%s:\n%s", where, self.diagnosis)
             self._release()
             if stop:
                 self.model.stop_training = True
@@ -98,6 +104,7 @@ def make_callback(
         def _release(self) -> None:
             """Lets training go on as if this were not there."""
             self._batch = self._values = None
+            self._before = None, None
             run = getattr(self.model.train_function, _ORIGINAL, None)
             if run is not None:
                 self.model.train_function = run
@@ -116,3 +123,16 @@ def _variables(model: Any) -> list[tf.Variable]:
         found.extend(metric.variables)
     values = (v if isinstance(v, tf.Variable) else getattr(v, "value", None) for v in found)
     return [v for v in values if isinstance(v, tf.Variable)]
+
+
+def _spoiled(
+    before: Mapping[int, tf.Tensor] | None, behind: Mapping[int, tf.Tensor] | None
+) -> bool:
+    """Whether a variable was finite before a step and is not behind it."""
+    if not before or not behind:
+        return False
+    return any(
+        key in before and is_finite(before[key])
+        for key, value in behind.items()
+        if not is_finite(value)
+    )

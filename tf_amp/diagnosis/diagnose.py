@@ -29,6 +29,8 @@ _GROWTH = 8.0
 _NOISE = 2.0**-18
 """A tensor that is no longer than this part of what it is made of is rounding in float32, 64 times
 over."""
+_SHOWN = 5
+"""How many variables are named."""
 _TOLERANCE = {"float16": 0.05, "bfloat16": 0.25}
 
 
@@ -77,6 +79,8 @@ class Diagnosis:
         float32_finite: whether all of them are finite in float32.
         gradients: what float16 loses of the gradients, None where the target is another dtype or
             the function takes none of variables.
+        spoiled: the variables that held values that are not finite before it ran; empty where
+            `float32_finite`.
     """
 
     findings: tuple[Finding, ...]
@@ -84,6 +88,7 @@ class Diagnosis:
     tensors: int
     float32_finite: bool = True
     gradients: Gradients | None = None
+    spoiled: tuple[str, ...] = ()
 
     @property
     def rules(self) -> str:
@@ -101,6 +106,9 @@ class Diagnosis:
         else:
             parts.append(
                 "There are values that are not finite in float32 too: no conversion made them."
+                if not self.spoiled
+                else "There are values that are not finite in float32 too. Variables hold some "
+                f"before it runs, which an earlier step made: {', '.join(self.spoiled[:_SHOWN])}."
             )
         if not self.finite:
             parts.append("With these there are still values that are not finite.")
@@ -166,7 +174,8 @@ def diagnose_step(
                 found = _first_jump(low, records, right, least)
                 findings.extend(filter(None, (found,)))
             exact = not any(record.non_finite for record in right.values())
-            return Diagnosis(tuple(findings), True, count, exact, gradients)
+            spoiled = () if exact else step.spoiled
+            return Diagnosis(tuple(findings), True, count, exact, gradients, spoiled)
         findings.append(finding)
         config = dataclasses.replace(config, rules=(*config.rules, finding.rule))
     return Diagnosis(tuple(findings[:_ROUNDS]), False, count, gradients=gradients)

@@ -34,6 +34,7 @@ from tf_amp.hosts.function_devices import captured_constants
 from tf_amp.hosts.function_kernels import SEEDS
 from tf_amp.hosts.function_redirects import with_callees
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
+from tf_amp.loss_scale.gradients import variable_name
 
 _log = logging.getLogger("tf_amp")
 
@@ -183,9 +184,24 @@ class Step:
             captured.append(copy.handle)
         return [*self.inputs, *captured]
 
+    @property
+    def spoiled(self) -> tuple[str, ...]:
+        """The variables that hold values that are not finite before it runs."""
+        held = ((v, self.values.get(id(v))) for v in self.concrete.graph.variables)
+        return tuple(
+            variable_name(variable)
+            for variable, value in held
+            if not is_finite(variable.read_value() if value is None else value)
+        )
+
     @functools.cached_property
     def _kept(self) -> list[tf.Variable]:
         return []
+
+
+def is_finite(value: tf.Tensor) -> bool:
+    """Whether no value is NaN or infinite."""
+    return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
 
 
 def _seeded(function: FunctionDef) -> FunctionDef:

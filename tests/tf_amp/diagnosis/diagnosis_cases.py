@@ -249,6 +249,44 @@ def fit() -> dict:
     }
 
 
+class Distance(keras.Model):
+    """Its loss is the distance of what one layer makes of both parts of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = keras.layers.Dense(8)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.layer(x)
+
+    def train_step(self, data: tuple) -> dict:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.norm(self(data[0]) - self(data[1]), axis=-1))
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def fit_gradient() -> dict:
+    """In bfloat16 the second batch has the distance 0, whose gradient is NaN."""
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
+    near = x + 1
+    near[16:32] = x[16:32] * np.float32(1.0001)
+    model = Distance()
+    model.compile("sgd")
+    callback = tf_amp.diagnose_callback(model)
+    options = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    model.fit(x, near, callbacks=[callback], **options)
+    again = tf_amp.diagnose_callback(model)
+    model.fit(x, near, callbacks=[again], **options)
+    return {
+        "nodes": [f.remark.node for f in callback.diagnosis.findings],
+        "exact": callback.diagnosis.float32_finite,
+        "again": str(again.diagnosis),
+    }
+
+
 if __name__ == "__main__":
     print(
         json.dumps(

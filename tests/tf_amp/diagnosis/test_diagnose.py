@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from environments import FLOAT16, RunPython
+from environments import BFLOAT16, FLOAT16, RunPython
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -108,3 +108,12 @@ def test_callback_in_fit(run_forked: RunPython) -> None:
     # Before the step that was skipped, it was the first of the dynamic loss scale.
     assert found["scale"] == 2.0**15
     assert {"dense/kernel", "planted/variable", "dense_1/bias"} <= set(found["gradients"])
+
+
+def test_callback_where_a_gradient_broke_the_weights(run_forked: RunPython) -> None:
+    done = run_forked(CODE, BFLOAT16, args=("fit_gradient",))
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["nodes"] and all("gradient_tape" in node for node in found["nodes"])
+    assert found["exact"]
+    assert "no conversion" not in found["again"]
+    assert re.search("which an earlier step made: .*kernel", found["again"])
