@@ -182,8 +182,8 @@ def jump() -> dict:
     w = tf.Variable(tf.eye(16))
 
     def step(x: tf.Tensor) -> tf.Tensor:
-        near = tf.matmul(x, w) + 100.0
-        return tf.matmul(tf.nn.relu(near - 100.0), w)
+        near = tf.matmul(x, w) + 30.0
+        return tf.matmul(tf.nn.relu(near - 30.0), w)
 
     x = np.random.default_rng(0).random((8, 16)).astype(np.float32) / 10
     (found,) = tf_amp.diagnose(step, [x]).findings
