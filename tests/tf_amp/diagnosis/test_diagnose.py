@@ -100,7 +100,9 @@ def test_iterators_are_not_moved(case: Callable[..., dict[str, Any]]) -> None:
 
 
 def test_callback_in_fit(run_forked: RunPython) -> None:
-    found = json.loads(run_forked(CODE, FLOAT16, args=("fit",)).stdout.splitlines()[-1])
+    done = run_forked(CODE, FLOAT16, args=("fit",))
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert done.stderr.count("skipped so far") == 1  # that of training
     assert found["told"] == 1
     assert "planted" in found["nodes"][0]
     assert found["epochs"] == 1
