@@ -50,7 +50,8 @@ class OutputFigures:
         Not where no value could be compared. For integers and strings, whether no larger share
         than that differs.
         """
-        far = self.max_relative if self.is_float else 1 - (self.top_1 or 0)
+        equal = 1.0 if self.top_1 is None else self.top_1
+        far = self.max_relative if self.is_float else 1 - equal
         return self.overflowed == 0 and far <= tolerance and self.compared > 0
 
     @property
@@ -73,6 +74,7 @@ class Sums:
     largest: float = 0.0
     products: float = 0.0
     squares: tuple[float, float] = (0.0, 0.0)
+    equal: int = 0
     overflowed: int = 0
     not_finite: int = 0
     flushed: int = 0
@@ -85,7 +87,7 @@ class Sums:
         self.values += right.size
         self.is_float = right.dtype == np.float64
         if not self.is_float:
-            self.top.append(float(np.mean(right == judged)))
+            self.equal += int(np.sum(right == judged))
             return
         finite = np.isfinite(right)
         self.not_finite += int(np.sum(~finite))
@@ -109,6 +111,9 @@ class Sums:
         """What came of it; the arguments are those of `OutputFigures`."""
         lengths = math.sqrt(self.squares[0]) * math.sqrt(self.squares[1])
         values = max(self.values, 1)
+        top_1 = float(np.mean(self.top)) if self.top else None
+        if not self.is_float and self.values:
+            top_1 = self.equal / self.values
         return OutputFigures(
             signature=signature,
             name=name,
@@ -120,6 +125,6 @@ class Sums:
             overflowed=self.overflowed / values,
             flushed=self.flushed / values,
             compared=1 - self.not_finite / values,
-            top_1=float(np.mean(self.top)) if self.top else None,
+            top_1=top_1,
             top_k=float(np.mean(self.common)) if self.common else None,
         )

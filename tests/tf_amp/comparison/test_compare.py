@@ -14,7 +14,7 @@ from environments import RunPython
 import tf_amp
 from tf_amp.comparison.callables import load_signatures
 from tf_amp.comparison.compare import Comparison, compare
-from tf_amp.comparison.output_figures import OutputFigures
+from tf_amp.comparison.output_figures import OutputFigures, Sums
 from tf_amp.model_files import ModelError
 
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
@@ -69,6 +69,16 @@ def test_agreement_of_ranks(tmp_path: Path) -> None:
     assert found["y"].top_1 == 0
     assert found["label"].top_1 == 0
     assert found["y"].top_k == 4 / 5
+
+
+def test_integers_of_which_there_are_none_and_those_of_batches_of_several_sizes() -> None:
+    empty, sums = Sums(), Sums()
+    empty.add(np.zeros([0, 2], np.int64), np.zeros([0, 2], np.int64))
+    assert empty.figures("", "").top_1 is None
+    assert empty.figures("", "").within(0)
+    sums.add(np.zeros(9, np.int64), np.zeros(9, np.int64))
+    sums.add(np.zeros(1, np.int64), np.ones(1, np.int64))
+    assert sums.figures("", "").top_1 == 0.9
 
 
 def test_random_samples_are_the_same_for_a_seed(tmp_path: Path) -> None:
