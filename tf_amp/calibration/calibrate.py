@@ -18,7 +18,7 @@ from tf_amp.calibration.ranges import Range, measure
 from tf_amp.comparison.callables import Arrays, Signature, load_signatures
 from tf_amp.comparison.compare import differences, results_of
 from tf_amp.comparison.samples import Samples, samples_for
-from tf_amp.comparison.steps import fed, step_of
+from tf_amp.comparison.steps import fed, step_of, warn_of_random_numbers
 from tf_amp.conversion.convert import NothingToConvertError, as_saved_model, convert
 from tf_amp.conversion.progress import Progress, Say
 from tf_amp.diagnosis.recording import DiagnosisError
@@ -114,6 +114,8 @@ def calibrate(
         as_saved_model(model, Path(folder), progress) as source,
     ):
         signatures = load_signatures(source)
+        if tolerance is not None:
+            warn_of_random_numbers(signatures)
         of_key = {
             key: list(itertools.islice(samples_for(given, signature.inputs), batches))
             for key, signature in signatures.items()

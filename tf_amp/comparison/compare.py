@@ -18,6 +18,7 @@ from tf_amp.comparison.callables import Arrays, Signature, load_signatures
 from tf_amp.comparison.memory import peak_memory
 from tf_amp.comparison.output_figures import OutputFigures, Sums
 from tf_amp.comparison.samples import Samples, random_samples, samples_for
+from tf_amp.comparison.steps import warn_of_random_numbers
 from tf_amp.conversion.convert import as_saved_model, size_on_disk
 from tf_amp.conversion.progress import Progress
 from tf_amp.diagnosis.recording import DiagnosisError
@@ -91,6 +92,7 @@ def compare(
         raise ModelError(
             f"The second model lacks the signature {missing[0]!r}. It has: {', '.join(other)}."
         )
+    warn_of_random_numbers(one)
     given = list(samples) if isinstance(samples, Iterable) else samples
     made: dict[str, list[Arrays]] = {}
     for key, signature in one.items():

@@ -81,6 +81,20 @@ def test_integers_of_which_there_are_none_and_those_of_batches_of_several_sizes(
     assert sums.figures("", "").top_1 == 0.9
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_model_that_draws_random_numbers_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
+    module = tf.Module()
+    module.call = tf.function(
+        lambda x: {"y": tf.nn.dropout(x, 0.5, seed=seed or None)},
+        input_signature=[tf.TensorSpec([None, 6], name="x")],
+    )
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures=module.call)
+    tf_amp.compare_models(tmp_path / "model", tmp_path / "model", [{"x": X}])
+    assert ("draws random numbers anew" in caplog.text) == (not seed)
+
+
 def test_random_samples_are_the_same_for_a_seed(tmp_path: Path) -> None:
     one, two = save(tmp_path / "one"), save(tmp_path / "two", scale=1.1)
     first, again, other = (tf_amp.compare_models(one, two, seed=seed).outputs for seed in (1, 1, 2))
