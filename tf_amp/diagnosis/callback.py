@@ -73,7 +73,8 @@ def make_callback(
             loss = (logs or {}).get("loss")
             if self._values is None or loss is None or math.isfinite(float(loss)):
                 return
-            given, values = self._batch, self._values
+            given = self._batch
+            values: dict[int, tf.Tensor] | None = self._values
             where = f"The loss is {float(loss)} at batch {batch}"
             if _spoiled(self._before[1], values):
                 given, values = self._before
