@@ -17,7 +17,7 @@ from tf_amp.loss_scale.history import History
 from tf_amp.loss_scale.rule import LossScale, LossScaleState, require_count, resolve
 from tf_amp.loss_scale.seen_graphs import mark_seen
 from tf_amp.loss_scale.state import CULPRIT, FIELDS, PlannedUpdate, StateVariables, plan_update
-from tf_amp.loss_scale.step_protocol import StepProtocol
+from tf_amp.loss_scale.step_protocol import StepProtocol, UsedScale
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 
@@ -69,6 +69,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         self._variable_names: list[str] = []
         self._said_clipped = False
         self._protocols: weakref.WeakSet[StepProtocol] = weakref.WeakSet()
+        self._used_scale = UsedScale()
         telemetry.register(self)
 
     @property
@@ -122,7 +123,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
             protocol.loss_scaled()
         return self.multiply(loss)
 
-    def multiply(self, tensors: Any) -> Any:
+    def multiply(self, tensors: Any, scale: tf.Tensor | None = None) -> Any:
         """Multiplies tensors by the scale, without counting as the scaling of a step's loss.
 
         For a gradient inside a loss, such as a gradient penalty: take the inner gradient of
@@ -130,15 +131,24 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
 
         Args:
             tensors: As `loss` of `scale_loss`.
+            scale: What `scale` gave, for the caller to hand it to `unscale` too; default it is
+                read here.
         """
         mark_seen()
-        return gradient_math.scale(tensors, self.scale) if self._rule.scales_loss else tensors
+        if not self._rule.scales_loss:
+            return tensors
+        if scale is None:
+            scale = self.scale
+            self._used_scale.note(scale)
+        return gradient_math.scale(tensors, scale)
 
-    def unscale(self, gradients: Sequence[Any]) -> list[Any]:
+    def unscale(self, gradients: Sequence[Any], scale: tf.Tensor | None = None) -> list[Any]:
         """Divides gradients by the scale.
 
         Args:
             gradients: Tensors or `tf.IndexedSlices` of any shape, or None.
+            scale: By what the loss was multiplied; default what the same function multiplied by
+                last, or else the scale as it is.
 
         Returns:
             The gradients in the same order; sparse ones stay sparse.
@@ -155,7 +165,9 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
                 "tf_amp.loss_scale.wrap_optimizer() has it, also for compile().",
                 clip,
             )
-        return gradient_math.unscale(gradients, self.scale)
+        if scale is None:
+            scale = self._used_scale.found()
+        return gradient_math.unscale(gradients, self.scale if scale is None else scale)
 
     def create_variables(self) -> None:
         """Creates the state variables in the current graph and strategy, if they are missing."""

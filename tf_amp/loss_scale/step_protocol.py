@@ -59,6 +59,33 @@ def _places() -> Iterator[Any]:
         yield place
 
 
+class UsedScale:
+    """By what a traced function multiplied its loss, for its gradients to be divided by that.
+
+    The scale may have moved in between: by a step of another thread or worker, or by the first of
+    two steps whose losses were multiplied before.
+    """
+
+    def __init__(self) -> None:
+        # Of each thread: each replica of a MirroredStrategy reads its own copy.
+        self._local = threading.local()
+
+    def note(self, scale: tf.Tensor) -> None:
+        """Keeps a scalar tensor of a function; one of eager code, or of a v1 graph, says nothing.
+
+        What eager code multiplied last may be of another step, and a tensor of a v1 graph may be
+        in a loop that is left.
+        """
+        if not tf.executing_eagerly() and scale.graph.building_function:
+            self._local.scale = weakref.ref(scale)
+
+    def found(self) -> tf.Tensor | None:
+        """The tensor noted last, if it can be read where this is asked."""
+        reference = getattr(self._local, "scale", None)
+        scale = reference() if reference is not None else None
+        return scale if scale is not None and scale.graph in _places() else None
+
+
 class Phase(enum.Enum):
     """How far a step has come; APPLIED only where its gradients had been unscaled before."""
 

@@ -71,9 +71,11 @@ class V1LossScaleOptimizer(
     ) -> list[tuple[Any, Any]]:
         """As `compute_gradients`, by a method of the wrapped optimizer."""
         self._computed_in.add(current_place())
+        # Another step of the session may move the scale in between.
+        scale = self.manager.scale
         with applying():
-            grads_and_vars = compute(self.manager.multiply(loss), *args, **kwargs)
-        unscaled = self.manager.unscale([gradient for gradient, _ in grads_and_vars])
+            grads_and_vars = compute(self.manager.multiply(loss, scale), *args, **kwargs)
+        unscaled = self.manager.unscale([gradient for gradient, _ in grads_and_vars], scale)
         return [(g, v) for g, (_, v) in zip(unscaled, grads_and_vars, strict=True)]
 
     def apply_gradients(

@@ -226,6 +226,51 @@ def test_each_thread_has_a_step_of_its_own() -> None:
     assert protocol.phase is Phase.SCALED
 
 
+def test_gradients_are_divided_by_what_their_loss_was_multiplied_by(toolbox) -> None:
+    """Another worker's step, or a thread's, moves the scale while this one runs."""
+    optimizer, variable = make(toolbox)
+
+    @tf.function
+    def step() -> None:
+        gradients = gradients_of(toolbox, optimizer, variable)
+        with tf.control_dependencies(gradients):
+            optimizer.manager.scale_variable.assign(2.0)
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+
+    optimizer.manager.create_variables()
+    step()
+    assert value(toolbox, variable) == [0.0, 1.0]
+
+
+def test_two_losses_that_were_scaled_before_either_step_was_taken(toolbox) -> None:
+    optimizer, variable = make(toolbox)
+
+    @tf.function
+    def step() -> None:
+        bad = gradients_of(toolbox, optimizer, variable)
+        good = gradients_of(toolbox, optimizer, variable)
+        optimizer.apply_gradients(zip([bad[0] * float("inf")], [variable], strict=True))
+        optimizer.apply_gradients(zip(good, [variable], strict=True))
+
+    step()
+    assert optimizer.manager.state().scale == 4.0
+    assert value(toolbox, variable) == [0.0, 1.0]
+
+
+def test_what_multiplied_a_loss_in_a_body_is_not_looked_for_behind_it(toolbox) -> None:
+    optimizer, variable = make(toolbox)
+
+    @tf.function
+    def step() -> None:
+        gradients = [tf.zeros([2])]
+        for _ in tf.range(2):
+            gradients = gradients_of(toolbox, optimizer, variable)
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+
+    step()
+    assert value(toolbox, variable) == [0.0, 1.0]
+
+
 CLIPS = {
     "global norm": lambda gradients: tf.clip_by_global_norm(gradients, 1.0)[0],
     "norm": lambda gradients: [tf.clip_by_norm(gradient, 1.0) for gradient in gradients],

@@ -139,6 +139,17 @@ def test_gradients_of_two_losses_are_computed_before_either_is_applied() -> None
         assert session.run(variables) == [0.75, 0.75]
 
 
+def test_the_loss_is_multiplied_and_gradients_divided_by_what_one_op_read() -> None:
+    """Two reads may differ: another step of the session moves the scale in between."""
+    optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(1.0), RULE)
+    with tf.Graph().as_default() as graph:
+        variables = [v1.get_variable(name, initializer=1.0) for name in "ab"]
+        optimizer.compute_gradients(variables[0] * variables[1])
+        divisions = [op for op in graph.get_operations() if op.type == "DivNoNan"]
+        (scale,) = {op.inputs[1].ref() for op in divisions}
+        assert {op.type for op in scale.deref().consumers()} == {"DivNoNan", "Mul"}
+
+
 def test_a_finite_step_of_the_same_run_does_not_set_the_scale_back() -> None:
     """What it read of the state is what the skipped one read, and it may write last."""
 
