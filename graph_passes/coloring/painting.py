@@ -230,7 +230,7 @@ def _may_follow(coloring: Coloring) -> np.ndarray:
     view = coloring.view
     clear = (coloring.list_codes == CLEAR) & coloring.eligible
     found = clear & ~coloring.is_denied & ~coloring.is_low & coloring.has_kernel
-    for number in ref_variable_readers(view):
+    for number in ref_variable_readers(view, parity=coloring.config.parity):
         for vertex in coloring.float_vertices(number):
             if found[vertex]:
                 found[vertex] = False

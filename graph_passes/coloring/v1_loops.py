@@ -6,22 +6,28 @@ from graph_passes.coloring.state import Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import GraphView
 from graph_passes.ops.reasons import Reason
+from graph_passes.rewriter.matcher import SHAPERS
 
 _REF_VARIABLES = frozenset(("Variable", "VariableV2"))
+SHARES = (*SHAPERS, "Enter", "Switch")
+"""Ops whose output is the memory of their first input, and changes with it."""
 
 
-def ref_variable_readers(view: GraphView) -> list[int]:
-    """The nodes that read a non-resource variable: an Identity of it, or that Identity's Enter.
+def ref_variable_readers(view: GraphView, *, parity: bool) -> list[int]:
+    """The nodes that share the memory of a non-resource variable.
 
-    Converting such a node would put the low-precision value where savers, summaries and, for an
-    Enter, assignments inside the loop expect the variable itself.
+    Converting such a node would put the low-precision value where savers, summaries and
+    assignments in loops expect the variable itself, and an old one before what reads it again
+    behind an assignment. TensorFlow's pass, which is followed in parity, looks no further than an
+    Identity of the variable and that Identity's Enter.
     """
 
-    def readers(number: int, op: str) -> list[int]:
-        return [n for n in view.reading_nodes(number) if view.op_names[n] == op]
+    def readers(number: int, *ops: str) -> list[int]:
+        return [n for n in view.reading_nodes(number) if view.op_names[n] in ops]
 
-    copies = [n for number in view.of_op(*_REF_VARIABLES) for n in readers(number, "Identity")]
-    return sorted(walk(copies, lambda number: readers(number, "Enter")))
+    first, further = (("Identity",), ("Enter",)) if parity else (SHARES, SHARES)
+    copies = [n for number in view.of_op(*_REF_VARIABLES) for n in readers(number, *first)]
+    return sorted(walk(copies, lambda number: readers(number, *further)))
 
 
 def back_edges(view: GraphView) -> list[list[int]]:

@@ -63,14 +63,15 @@ def apply_plan(plan: Plan, proto: Proto) -> Applied:
     )
     cast_of: dict[tuple[int, tuple[str, ...]], str] = {}  # by tensor and what is waited for
     casts: dict[str, int] = {}
-    ref_reads = RefReads(view)
+    # TensorFlow's pass, which is followed in parity, lets no Cast wait.
+    ref_reads = None if plan.coloring.config.parity else RefReads(view)
     cut = np.array(plan.cut, np.int32)
     readers, tensors = view.edge_readers[cut], np.asarray(view.tensors)[cut]
     ports = cut - np.asarray(view.edge_starts)[readers]
     rows = np.stack((readers, ports, view.sources[cut], tensors), axis=1)
     for reader, port, source, tensor in rows.tolist():
         made, maker = divmod(tensor, len(view.nodes))
-        awaited = tuple(ref_reads.awaited(maker, reader))
+        awaited = tuple(ref_reads.awaited(maker, reader)) if ref_reads else ()
         if (tensor, awaited) not in cast_of:
             src, dst = (target, FLOAT) if is_low[source] else (FLOAT, target)
             name = _free_name(view, casts, view.names[maker], made, _SHORT[dst])

@@ -177,9 +177,19 @@ def case_state_in_ref_variable() -> dict[str, Any]:
             v1.get_variable(name, initializer=values(5, *shape, scale=0.3), use_resource=False)
             for name, shape in (("state", (8, 32)), ("weight", (32, 32)))
         )
+        shaped = tf.reshape(tf.reshape(state, [256]), [4, 64])
         step = state.assign(tf.tanh(tf.matmul(state, weight) + x))
         with tf.control_dependencies([step]):
-            products = [tf.matmul(read, weight) for read in (state.read_value(), state)]
+            reads = (state.read_value(), state, tf.reshape(shaped, [8, 32]))
+            products = [tf.matmul(read, weight) for read in reads]
+            always = tf.reduce_sum(x) < 1e9
+
+        def set_again() -> Any:
+            with tf.control_dependencies([v1.assign(state, x)]):
+                return tf.matmul(state, weight)
+
+        with tf.control_dependencies(products):
+            products.append(tf.cond(always, set_again, lambda: x))
         return [product * 2.0 for product in products], feed, v1.global_variables_initializer()
 
     def use(made: Any) -> Any:
