@@ -102,11 +102,11 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     """
     view, edges = coloring.view, coloring.edges
     adds = coloring.has_op(ADDITIONS)
-    most = LARGEST if coloring.target == types_pb2.DT_HALF else _MOST  # beyond, it denies
+    most = LARGEST if coloring.target == types_pb2.DT_HALF else _MOST  # what a mask reads, or denies
     products = []
     for constant, least, is_one in _small_constants(coloring):
         for reader in edges.readers(constant):
-            if adds[reader] and 1 / SMALL_FACTOR < least <= most:
+            if adds[reader] and 1 / SMALL_FACTOR < least < most:
                 yield reader
             if is_one and _shrinks(view, reader, constant, least):
                 products.append(reader)
