@@ -37,6 +37,8 @@ _MOST = 1e8
 """Larger numbers stand for infinity, as in masks."""
 _FEW = 4096
 """Numbers of a constant that are looked at: weights are more."""
+_MASKS = frozenset(("Select", "SelectV2", "Softmax"))
+"""What reads a sum with a large number by which some scores are left out."""
 _DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
 _SPREAD = frozenset(("BroadcastTo", "Tile"))
 
@@ -102,12 +104,13 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     """
     view, edges = coloring.view, coloring.edges
     adds = coloring.has_op(ADDITIONS)
-    most = LARGEST if coloring.target == types_pb2.DT_HALF else _MOST  # what a mask reads, or denies
+    most = LARGEST if coloring.target == types_pb2.DT_HALF else _MOST  # beyond, it denies
+    masks = coloring.has_op(_MASKS)
     products = []
     for constant, least, is_one in _small_constants(coloring):
         for reader in edges.readers(constant):
-            if adds[reader] and 1 / SMALL_FACTOR < least < most:
-                yield reader
+            if adds[reader] and 1 / SMALL_FACTOR < least <= most:
+                yield from () if any(map(masks.__getitem__, edges.readers(reader))) else (reader,)
             if is_one and _shrinks(view, reader, constant, least):
                 products.append(reader)
 
