@@ -21,8 +21,9 @@ from tf_amp.comparison.samples import Samples, samples_for
 from tf_amp.comparison.steps import fed, step_of, warn_of_random_numbers
 from tf_amp.conversion.convert import NothingToConvertError, as_saved_model, convert
 from tf_amp.conversion.progress import Progress, Say
+from tf_amp.diagnosis.distances import errors
 from tf_amp.diagnosis.recording import DiagnosisError
-from tf_amp.diagnosis.step import errors, record_float32, record_low, rewritten
+from tf_amp.diagnosis.step import record_float32, record_low, rewritten
 from tf_amp.model_files import ModelError
 from tf_amp.tracing.figures import figures_of
 from tf_amp.tracing.keep_rule import keep_rule

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from graph_passes.ops.op_types import registered_op_type
 from tf_amp.comparison.callables import Arrays, Signature
 from tf_amp.diagnosis.step import Step
-from tf_amp.hosts.function_kernels import SEEDS
+from tf_amp.hosts.function_kernels import draws_anew
 
 _log = logging.getLogger("tf_amp")
 
@@ -34,9 +33,7 @@ def warn_of_random_numbers(signatures: Mapping[str, Signature]) -> None:
         graph = step_of(signature).concrete.graph.as_graph_def()
         bodies = (function.node_def for function in graph.library.function)
         for node in itertools.chain(graph.node, *bodies):
-            op_type = registered_op_type(node.op)
-            attrs = set() if op_type is None else {attr.name for attr in op_type.op_def.attr}
-            if attrs.issuperset(SEEDS) and not any(node.attr[name].i for name in SEEDS):
+            if draws_anew(node):
                 _log.warning(
                     "The signature %r draws random numbers anew in each run (%s %r): what depends "
                     "on them is far apart whatever is converted. Save the model without, as for "

@@ -9,13 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from graph_passes import PrecisionConfig, Remark, Rule, format_rules
+from tf_amp.diagnosis.distances import Error, errors
 from tf_amp.diagnosis.gradients import Gradients
 from tf_amp.diagnosis.recording import Key, Record, Turn
 from tf_amp.diagnosis.step import (
-    Error,
     Low,
     Step,
-    errors,
     record_float32,
     record_low,
     rewritten,

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from graph_passes import PrecisionConfig, Remark, rewrite_graph_def
 from graph_passes.ir.eligibility import node_name
-from graph_passes.ops.op_types import registered_op_type
 from graph_passes.plan_remarks import Lines
 from tf_amp.compatibility import DIAGNOSIS, obstacle
 from tf_amp.diagnosis.gradients import GradientMeter, Gradients, scale_of, watched_tapes
@@ -31,7 +30,7 @@ from tf_amp.diagnosis.recording import (
 from tf_amp.hosts import function_originals
 from tf_amp.hosts.function_debug_info import source_lines
 from tf_amp.hosts.function_devices import captured_constants
-from tf_amp.hosts.function_kernels import SEEDS
+from tf_amp.hosts.function_kernels import SEEDS, draws_anew
 from tf_amp.hosts.function_redirects import with_callees
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.loss_scale.gradients import variable_name
@@ -210,9 +209,7 @@ def _seeded(function: FunctionDef) -> FunctionDef:
     copy.CopyFrom(function)
     drawn = False
     for node in copy.node_def:
-        op_type = registered_op_type(node.op)
-        attrs = set() if op_type is None else {attr.name for attr in op_type.op_def.attr}
-        if attrs.issuperset(SEEDS) and not any(node.attr[name].i for name in SEEDS):
+        if draws_anew(node):
             node.attr[SEEDS[0]].i = 1 + zlib.crc32(node.name.encode())
             drawn = True
     return copy if drawn else function
@@ -347,49 +344,3 @@ def record_float32(
 
 def _lines_of(step: Step) -> Lines:
     return lambda function, node: step.lines("" if function == step.name else function, node)
-
-
-@dataclasses.dataclass(frozen=True)
-class Error:
-    """How far a tensor that was recorded is from float32.
-
-    Attributes:
-        record: the tensor.
-        reference: the same in float32, None where there is none like it.
-        error: the distance, by the length of that.
-        before: the largest distance of what its node reads.
-        length: the largest length of what its node reads, in the target dtype.
-    """
-
-    record: Record
-    reference: Record | None
-    error: float
-    before: float
-    length: float
-
-
-def errors(
-    low: Low, records: Iterable[Record], right: Mapping[tuple[Key, Turn], Record]
-) -> Iterator[Error]:
-    """The distances of all tensors that can be compared."""
-    found: dict[tuple[str, str, str], Error] = {}
-    for record in records:
-        (function, node, _), (calls, _) = record.key, record.turn
-        sources = ((calls, function, source) for source in low.sources.get((function, node), ()))
-        read = [found[source] for source in sources if source in found]
-        before = max((each.error for each in read), default=0.0)
-        reference = right.get((low.origin(record.key), record.turn))
-        error = None if reference is None else record.error(reference)
-        known = Error(
-            record=record,
-            reference=reference,
-            # Of what a unit gives nothing is known but that it is no nearer than what it reads.
-            error=before if error is None else error,
-            before=before,
-            length=max((each.record.length for each in read), default=0.0),
-        )
-        last = found.setdefault((calls, function, node), known)
-        if known.error > last.error:
-            found[calls, function, node] = known
-        if error is not None:
-            yield known

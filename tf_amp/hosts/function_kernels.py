@@ -29,12 +29,23 @@ def kept_in_kernels(definition: function_pb2.FunctionDef, find: Find) -> str | N
     """
     for function in with_callees((definition,), find):
         for node in function.node_def:
-            # To read an attribute that is not there would add it.
-            if any(name in node.attr and node.attr[name].i for name in SEEDS):
+            if _is_seeded(node):
                 return "it draws random numbers by a seed, and a variant of it would draw others"
             if _has_to_itself(node):
                 return f"its {node.op} keeps a state that a variant of it would begin anew"
     return None
+
+
+def draws_anew(node: node_def_pb2.NodeDef) -> bool:
+    """Whether a node draws random numbers without a seed: others in each run."""
+    op_type = registered_op_type(node.op)
+    attrs = () if op_type is None else op_type.op_def.attr
+    return not _is_seeded(node) and {attr.name for attr in attrs}.issuperset(SEEDS)
+
+
+def _is_seeded(node: node_def_pb2.NodeDef) -> bool:
+    # To read an attribute that is not there would add it.
+    return any(name in node.attr and node.attr[name].i for name in SEEDS)
 
 
 def _has_to_itself(node: node_def_pb2.NodeDef) -> bool:
