@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -84,6 +85,7 @@ class Recorder:
         self.records: list[Record] = []
         self._numbered: list[tuple[Key, str]] = []
         self._made = Counter[tuple[Key, str]]()
+        self._lock = threading.Lock()
         # TensorFlow makes the token by which a node of a graph finds Python code.
         take = tf.function(
             lambda number, value: tf.numpy_function(self._take, [number, value], tf.float32)
@@ -100,6 +102,10 @@ class Recorder:
         return len(self._numbered) - 1
 
     def _take(self, number: Any, value: Any) -> Any:
+        with self._lock:  # calls that run at once tell at once
+            return self._take_one(number, value)
+
+    def _take_one(self, number: Any, value: Any) -> Any:
         key, calls = self._numbered[int(number)]
         turn = calls, self._made[key, calls]
         self._made[key, calls] += 1
