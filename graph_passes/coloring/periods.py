@@ -45,9 +45,9 @@ def keep_periods(coloring: Coloring) -> None:
 
     def is_fraction(vertex: int) -> bool:
         *_, taken = view.producers(view.vertex_nodes[vertex])
-        floors = (v for v in near([taken], ways.handed) if view.op_of(v) == "Floor")
+        is_floor = "Floor" in map(view.op_of, near([taken], ways.handed))
         is_of_product = codes[ways.origin(taken)] == ALLOW  # else a place between two pixels
-        return is_of_product and any(floors) and ways.multiplies_itself(vertex)
+        return is_of_product and is_floor and ways.multiplies_itself(vertex)
 
     roots = {*view.of_op(*_MODULOS)}
     roots |= {view.makers(number)[0] for number in roots}.intersection(view.of_op("Cast"))

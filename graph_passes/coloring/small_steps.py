@@ -109,8 +109,9 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     products = []
     for constant, least, is_one in _small_constants(coloring):
         for reader in edges.readers(constant):
-            if adds[reader] and 1 / SMALL_FACTOR < least <= most:
-                yield from () if any(map(masks.__getitem__, edges.readers(reader))) else (reader,)
+            is_far = 1 / SMALL_FACTOR < least <= most
+            if is_far and adds[reader] and not masks[edges.readers(reader)].any():
+                yield reader
             if is_one and _shrinks(view, reader, constant, least):
                 products.append(reader)
 

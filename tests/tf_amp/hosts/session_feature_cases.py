@@ -66,6 +66,15 @@ def train(resource: bool) -> dict[str, Any]:
     }
 
 
+def compared(build: Callable[[], Any]) -> dict[str, Any]:
+    """What a graph gives with and without; `build` makes its fetches, feeds and initializer."""
+    plain, low = twice(build, lambda made: harness.run_new_session(*made[:2], init=made[2]))
+    return {
+        "error": harness.relative_error(plain.values, low.values),
+        "dtypes": low.dtypes("MatMul", "FusedMatMul"),
+    }
+
+
 def case_train_resource_variables() -> dict[str, Any]:
     return train(resource=True)
 
@@ -157,15 +166,7 @@ def case_dynamic_rnn() -> dict[str, Any]:
         fetches = [tf.identity(y), *map(tf.identity, gradients)]
         return fetches, feed | {length: 5}, v1.global_variables_initializer()
 
-    def use(made: Any) -> Any:
-        fetches, feed, init = made
-        return harness.run_new_session(fetches, feed, init=init)
-
-    plain, low = twice(build, use)
-    return {
-        "error": harness.relative_error(plain.values, low.values),
-        "dtypes": low.dtypes("MatMul", "FusedMatMul"),
-    }
+    return compared(build)
 
 
 def case_state_in_ref_variable() -> dict[str, Any]:
@@ -192,15 +193,7 @@ def case_state_in_ref_variable() -> dict[str, Any]:
             products.append(tf.cond(always, set_again, lambda: x))
         return [product * 2.0 for product in products], feed, v1.global_variables_initializer()
 
-    def use(made: Any) -> Any:
-        results, feed, init = made
-        return harness.run_new_session(results, feed, init=init)
-
-    plain, low = twice(build, use)
-    return {
-        "error": harness.relative_error(plain.values, low.values),
-        "dtypes": low.dtypes("MatMul", "FusedMatMul"),
-    }
+    return compared(build)
 
 
 def case_cond() -> dict[str, Any]:
