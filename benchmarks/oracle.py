@@ -43,7 +43,7 @@ def timed_oracle(meta_graph: meta_graph_pb2.MetaGraphDef, dtype: str) -> float:
 
     Raises:
         OracleError: as `run_oracle`, or TensorFlow said no time, because the process was started
-            with another environment.
+            with another environment or the CPU has no units for bfloat16.
     """
     with tempfile.TemporaryFile() as log:
         stderr = os.dup(sys.stderr.fileno())
@@ -59,7 +59,10 @@ def timed_oracle(meta_graph: meta_graph_pb2.MetaGraphDef, dtype: str) -> float:
     line = rf"^  {FIELDS[dtype]}: .* time = ([0-9.]+)ms"
     times = re.findall(line, text, flags=re.MULTILINE)
     if not times:
-        raise OracleError("TensorFlow's log has no time of the pass.")
+        raise OracleError(
+            "TensorFlow's log has no time of the pass. For bfloat16 it runs on a CPU with "
+            "AVX512_BF16 or AMX_BF16 alone; elsewhere name other --dtypes."
+        )
     return sum(map(float, times)) / 1e3
 
 

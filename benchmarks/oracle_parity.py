@@ -93,6 +93,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--corpus", type=Path, required=True, help="directory of NAME.pb files")
     parser.add_argument("--graphs", nargs="*", help="names of graphs; all by default")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--repeats", type=int, default=7, help="timed runs of each pass")
     parser.add_argument("--json", type=Path, default=RESULTS / "oracle_parity.json")
     parser.add_argument("--worker", choices=DTYPES, help=argparse.SUPPRESS)
@@ -105,7 +106,7 @@ def main() -> int:
         parser.error(f"--corpus: no file NAME.pb in {options.corpus}")
     results: dict[str, dict[str, Message]] = {}
     rows = []
-    for dtype in DTYPES:
+    for dtype in options.dtypes:
         arguments = [__file__, "--corpus", str(options.corpus), "--worker", dtype]
         worker = Worker(arguments, oracle_environment(dtype))
         for name in names:
