@@ -83,15 +83,6 @@ class Replacement(Emitter):
         self.contraction = nodes
         self.in_place = write_contraction(self.matcher, nodes, self.new_nodes[-1][0], first)
 
-    def shaped_as(self, tensor: str, made: str) -> str:
-        """What stands for a tensor, reshaped to its static shape unless all its readers do that."""
-        shape, own, m = self.matcher.shape_of(tensor), self.fact(made).shape, self.matcher
-        if shape is None or own is None or len(shape) == len(own):
-            return made
-        if all(m.op(reader) == "Reshape" for reader in m.readers(m.maker(tensor))):
-            return made
-        return self.reshape(made, shape, name="shaped")
-
     def take_shapes_of(self, tensor: str, nodes: Iterable[int]) -> None:
         """Lets what asks for the shape of one of some nodes ask a tensor of the same shape."""
         m, shape = self.matcher, self.matcher.shape_of(tensor)

@@ -177,9 +177,15 @@ def _redirect(
     for number in sorted(ends, key=new.view.names.__getitem__):
         if m.output(number) in new.accepted.redirect:
             continue  # two units share dy, and with it its sum
-        if m.shape(number) is None:
+        shape = m.shape(number)
+        if shape is None:
             raise NoMatchError(f"the shape of {m.view.names[number]!r} is not known")
-        new.replace(number, new.shaped_as(m.output(number), vector()))
+        made = vector()
+        own = new.fact(made).shape
+        differs = own is not None and len(own) != len(shape)
+        if differs and any(m.op(reader) != "Reshape" for reader in m.readers(number)):
+            made = new.reshape(made, shape, name="shaped")
+        new.replace(number, made)
 
 
 def _population_variance(new: Replacement, x: str, variance: str, gamma: str) -> str:
