@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, get_args
 
@@ -78,7 +78,10 @@ def _shipped(config: PrecisionConfig) -> tuple[dict[str, ListEntry], dict[str, s
     return entries, unlisted
 
 
-def _unknown_op(edit: ListEdit, known: Iterable[str]) -> str:
+def _unknown_op(edit: ListEdit) -> str:
+    from tensorflow.python.framework import kernels  # the list of names costs 20 ms: only on a typo
+
+    known = sorted({kernel.op for kernel in kernels.get_all_registered_kernels().kernel})
     near = difflib.get_close_matches(edit.op, known, n=1, cutoff=0.6)
     by_case = [op for op in known if op.lower() == edit.op.lower()]
     hint = f" Did you mean {(by_case or near)[0]!r}?" if by_case or near else ""
@@ -132,7 +135,7 @@ def load_op_lists(config: PrecisionConfig) -> OpLists:
         if note:
             notes.append(note)
         if op_def_registry.get(edit.op) is None:
-            notes.append(_unknown_op(edit, _registered_names()))
+            notes.append(_unknown_op(edit))
     edited = {edit.op: edit for edit in config.list_edits}
     notes += (
         f"{_origin(edited[rule.op])} overrules {rule} for the op {rule.op!r}."
@@ -164,12 +167,6 @@ def product_ops() -> frozenset[str]:
     tables = [read_shipped(f"lists/{dtype}.toml") for dtype in get_args(TargetDtype)]
     allowed = (op for rows in tables for op, row in rows.items() if row["list"] == "allow")
     return frozenset(allowed) | ops_of("compiled_code")
-
-
-def _registered_names() -> tuple[str, ...]:
-    from tensorflow.python.framework import kernels  # the list of names costs 20 ms: only on a typo
-
-    return tuple(sorted({kernel.op for kernel in kernels.get_all_registered_kernels().kernel}))
 
 
 def list_notes(config: PrecisionConfig) -> tuple[str, ...]:
