@@ -16,7 +16,7 @@ alone 17 in place of 48 (two cores).
 
 from __future__ import annotations
 
-from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import dtypes
 
 from graph_passes.ir.graph_view import FLOAT, elements
 from graph_passes.rewriter.matcher import Matcher
@@ -111,7 +111,7 @@ def _weighted(m: Matcher, number: int, gradient: str) -> tuple[str | None, str]:
 def _places(new: Replacement, labels: str, column: str) -> str:
     """Row and label of each row of the logits; fails where there are fewer or more labels."""
     dtype = new.fact(labels).dtype
-    whole = "int32" if dtype == types_pb2.DT_INT32 else "int64"
+    whole = dtypes.as_dtype(dtype).as_numpy_dtype
     start, step = (
         new.constant(value, name=name, beside=labels, dtype=whole)
         for value, name in ((0, "first_row"), (1, "next_row"))
