@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from tensorflow.python.framework import dtypes
@@ -40,6 +40,13 @@ MOST_OPS = 64
 
 _PICKS = ("StridedSlice", "Slice", "GatherV2", "MatrixBandPart", *SPREADS, *MOVES)
 _JOINS = ("Mul", "Maximum", "Minimum")
+_PORTS: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys((*MOVES, *SPREADS), (0,)),
+    "Fill": (1,),
+    **dict.fromkeys(SELECTS, (1, 2)),
+    **dict.fromkeys((*ADDS, "Sub"), (0, 1)),
+}
+"""Op -> where it reads what may hold masks; products are asked for (`_factor`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,18 +116,8 @@ class _MaskSearch:
         self._left -= 1
         if self._left < 0:
             return  # what is not found counts as a leak of the masks on other ways
-        ports: tuple[int, ...] = ()
-        if op in MOVES or op in SPREADS:
-            ports = (0,)
-        elif op == "Fill":
-            ports = (1,)
-        elif op in SELECTS:
-            ports = (1, 2)
-        elif op in (*ADDS, "Sub"):
-            ports, added = (0, 1), True
-        elif op == "Mul" and added:
-            ports = self._factor(number)
-        for port in ports:
+        added = added or op in (*ADDS, "Sub")
+        for port in self._factor(number) if op == "Mul" and added else _PORTS.get(op, ()):
             towards = -sign if op == "Sub" and port == 1 else sign
             operand = m.tensor(number, port)
             if m.op(m.maker(operand)) != "Const":
