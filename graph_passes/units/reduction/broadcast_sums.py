@@ -53,7 +53,7 @@ def _leave_out(new: Replacement, number: int) -> None:
 def _operand(matcher: Matcher, number: int) -> Shape | None:
     """The shape that all readers of a sum reshape it to, None where it is not known."""
     readers = matcher.readers(number)
-    if not readers or any(matcher.op(reader) != "Reshape" for reader in readers):
+    if any(matcher.op(reader) != "Reshape" for reader in readers):
         return None
     shapes = {matcher.shape_of(matcher.output(reader)) for reader in readers}
     return shapes.pop() if len(shapes) == 1 else None
