@@ -151,11 +151,11 @@ class GraphView:
 
     def node_type(self, number: int) -> NodeType:
         """The node type of a node."""
-        return self.node_index.node_type(number)
+        return self.node_types[self.node_type_of[number]]
 
     def op_type(self, number: int) -> OpType | None:
         """A node's op type, None where this TensorFlow does not know the op."""
-        return self.node_index.node_type(number).op_type
+        return self.node_type(number).op_type
 
     def attr(self, number: int, name: str) -> attr_value_pb2.AttrValue:
         """An attribute of a node, or the op's default; an empty one where there is neither."""
@@ -166,7 +166,7 @@ class GraphView:
 
     def layout(self, number: int) -> Layout:
         """A node's layout."""
-        return self.node_index.node_type(number).layout
+        return self.node_type(number).layout
 
     def is_of_node_type(self, fits: Callable[[NodeType], bool]) -> np.ndarray:
         """For each node whether its node type fits; bool [nodes]."""
@@ -261,7 +261,7 @@ class GraphView:
     def op_of(self, vertex: int) -> str:
         """The op type of the node that a vertex belongs to, "" for `OPAQUE`."""
         number = self.vertex_nodes[vertex]
-        return "" if number < 0 else self.node_type(number).op
+        return "" if number < 0 else self.node_types[self.node_type_of[number]].op
 
     def vertices_of(self, number: int, dtype: int) -> list[int]:
         """The vertices of a node that have a dtype, in order of its slots."""

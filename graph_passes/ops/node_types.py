@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Hashable, Sequence
 
@@ -80,8 +79,8 @@ class Family:
 
     op: str
     op_type: OpType | None
-    known: dict[Hashable, NodeType]
     is_function: bool = False
+    known: dict[Hashable, NodeType] = dataclasses.field(default_factory=dict)
     key_of: Callable[[Attrs], Hashable] = lambda _: None
     type_attr: str = ""
     first_output: str = ""
@@ -92,6 +91,7 @@ class Family:
         if op_type is not None:
             self.key_of, self.type_attr = op_type.key_of, op_type.type_attr
             self.first_output = op_type.first_output
+            self.known = op_type.node_types
 
 
 _COLUMNS = 5
@@ -186,17 +186,12 @@ class NodeTypeTable:
     def _family(self, op: str) -> Family:
         """The node_types of an op that has not been met yet."""
         function = self._signature_of(op)
-        if function is not None:
-            family = Family(op, OpType(function), {}, is_function=True)
-        else:
-            op_type = registered_op_type(op)
-            known = {} if op_type is None else _known_node_types(op_type)
-            family = Family(op, op_type, known)
-        return self.families.setdefault(op, family)
+        op_type = registered_op_type(op) if function is None else OpType(function)
+        return self.families.setdefault(op, Family(op, op_type, function is not None))
 
     def define(self, op: str, op_type: OpType) -> None:
         """Makes an op known that is neither registered nor a function."""
-        self.families[op] = Family(op, op_type, _known_node_types(op_type))
+        self.families[op] = Family(op, op_type)
 
     def _add(self, family: Family, key: Hashable, node: node_def_pb2.NodeDef) -> int:
         """Numbers the node type of a node that is the first with its key."""
@@ -215,9 +210,3 @@ def _read_node_type(family: Family, node: node_def_pb2.NodeDef) -> NodeType:
     layout = op_type.layout_of(node)
     dtypes = tuple(op_type.dtype_of(node, slot) for slot in layout.slots)
     return NodeType(family.op, op_type, layout, dtypes, family.is_function)
-
-
-@functools.lru_cache(maxsize=4096)
-def _known_node_types(_: OpType) -> dict[Hashable, NodeType]:
-    """The node_types of a registered op type that any graph has had so far, by key."""
-    return {}

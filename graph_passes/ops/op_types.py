@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2, op_def_pb2, types_pb2
 from tensorflow.python.framework import op_def_registry
@@ -92,6 +92,7 @@ class OpType:
         first_output: what within functions stands behind a node's name in that of its output 0;
             "" where no node of this type has an output.
         runs_functions: whether nodes of this type name functions that they run (While, If ...).
+        node_types: by key, what all graphs so far have had of it (`node_types.NodeType`).
     """
 
     def __init__(self, op_def: op_def_pb2.OpDef) -> None:
@@ -108,6 +109,7 @@ class OpType:
         self.type_attr = types[0] if len(types) == 1 and not numbers and not lists else ""
         self.first_output = next((f":{arg.name}:0" for arg in op_def.output_arg), "")
         self.runs_functions = any(attr.type in ("func", "list(func)") for attr in op_def.attr)
+        self.node_types: dict[Hashable, Any] = {}
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self.layout: Layout | None = None
         if not numbers and not lists:
