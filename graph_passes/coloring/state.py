@@ -17,7 +17,8 @@ from graph_passes.policy.config import PrecisionConfig
 from graph_passes.policy.op_lists import FLOAT32, LIST_NAMES, OpLists, load_op_lists
 from graph_passes.policy.rules import Rule
 
-ALLOW, INFER, CLEAR, DENY = (LIST_NAMES.index(name) + 1 for name in LIST_NAMES)
+_CODES: Mapping[str, int] = {name: code for code, name in enumerate((FLOAT32, *LIST_NAMES))}
+ALLOW, INFER, CLEAR, DENY = map(_CODES.__getitem__, LIST_NAMES)
 """List codes in `Coloring.list_codes`; 0 is a vertex on no list."""
 _LOOPS = frozenset(("While", "StatelessWhile"))
 
@@ -83,8 +84,7 @@ class Coloring:
         """Gives nodes another list than their op has, as `GraphEdits.node_lists` says by name."""
         for name, list_name in node_lists.items():
             vertices = self.float_vertices(self.view.index[name])
-            code = 0 if list_name == FLOAT32 else LIST_NAMES.index(list_name) + 1
-            self.list_codes[vertices] = code
+            self.list_codes[vertices] = _CODES[list_name]
             if list_name == FLOAT32:
                 self.block(vertices, Reason.INSIDE_UNIT)
 
@@ -116,7 +116,7 @@ class Coloring:
             for vertex in self.float_vertices(number):
                 follows = self.list_codes[vertex] == CLEAR and not rule.op
                 if not follows and self.why[vertex] not in protected:
-                    self.list_codes[vertex] = LIST_NAMES.index(rule.action) + 1
+                    self.list_codes[vertex] = _CODES[rule.action]
 
     def float_vertices(self, number: int) -> list[int]:
         """The float32 vertices of a node."""
@@ -205,7 +205,7 @@ _OF_NODE_TYPE = functools.lru_cache(maxsize=4096)
 def _list_codes(lists: OpLists, node_type: NodeType) -> tuple[int, ...]:
     """For each slot of a node type the code of the list that it is on."""
     entry = None if node_type.op_type is None else lists.entries.get(node_type.op_type.name)
-    code = 0 if entry is None else LIST_NAMES.index(entry.list_name) + 1
+    code = 0 if entry is None else _CODES[entry.list_name]
     if node_type.is_inlined_call:  # its functions change with it
         code = code or CLEAR
     return tuple(code if dtype == FLOAT else 0 for dtype in node_type.dtypes)

@@ -74,10 +74,10 @@ def decide(
     if not marks and index.is_empty:
         return NO_DECISIONS
     edited = {edit.op for edit in config.list_edits}
-    names = set() if index.is_empty else {node.name for node in nodes}
+    names = {node.name for node in nodes}
     found: dict[str, Rule] = {}
     matched: collections.Counter[Rule] = collections.Counter()
-    for node in () if index.is_empty else nodes:
+    for node in nodes:
         rules = [
             rule
             for rule in index.candidates(node, names)

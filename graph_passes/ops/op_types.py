@@ -8,7 +8,6 @@ its slots. Most op types have one layout; those with variadic ports have one per
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -210,12 +209,7 @@ def _key_reader(
     return anything if numbers or lists else some_types
 
 
-@functools.lru_cache(maxsize=4096)
-def _of_definition(name: str) -> OpType:
-    op_def = op_def_registry.get(name)
-    if op_def is None:
-        raise KeyError(name)
-    return OpType(op_def)
+_REGISTERED: dict[str, OpType] = {}
 
 
 def registered_op_type(name: str) -> OpType | None:
@@ -223,7 +217,7 @@ def registered_op_type(name: str) -> OpType | None:
 
     Only known names are remembered: a library of custom ops may be loaded later.
     """
-    try:
-        return _of_definition(name)
-    except KeyError:
-        return None
+    known = _REGISTERED.get(name)
+    if known is None and (op_def := op_def_registry.get(name)) is not None:
+        known = _REGISTERED.setdefault(name, OpType(op_def))
+    return known
