@@ -88,7 +88,7 @@ class _Search:
         """What squares operands of a product for a term: below a sum by rows, or a diagonal."""
         op, ways = self._op_of(term), self._ways
         found = [term] if op == "Einsum" else ways.origins(term)
-        is_square = self._is_gram if op.startswith(_DIAGONAL) else self._is_square
+        is_square = ways.multiplies_itself if op.startswith(_DIAGONAL) else self._is_square
         return [v for v in found if is_square(v) and own & ways.origins(v)]
 
     def _may_be_squares(self, term: int, product: int) -> bool:
@@ -102,9 +102,6 @@ class _Search:
         if op in ("Mul", "Einsum"):
             return len(makers) > 1 and len({*map(self._ways.one_read, makers)}) == 1
         return op in ("Square", "Pow")
-
-    def _is_gram(self, vertex: int) -> bool:
-        return self._op_of(vertex) in MATRIX_PRODUCTS and self._ways.multiplies_itself(vertex)
 
     def _parts_of(self, vertex: int) -> list[int]:
         """What a vertex reads, and the parts that it is made of."""

@@ -216,6 +216,15 @@ OTHERS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "a diagonal of an input": lambda a, b: (
         tf.matmul(a, b, transpose_b=True) + tf.linalg.diag_part(a)[:, None]
     ),
+    "a squared error": lambda a, b: (tf.matmul(a, b, transpose_b=True) - 1.0) ** 2,
+    "a transposition by einsum": lambda a, b: (tf.matmul(a, tf.einsum("ij->ji", b)) - 1.0) ** 2,
+    "similarities by einsum beside a bias": lambda a, b: tf.einsum("ij,kj->ik", a, a) + b[0, 0],
+    "a sum by einsum": lambda a, b: (
+        tf.matmul(a, b, transpose_b=True) + tf.einsum("ij->i", a)[:, None]
+    ),
+    "squares behind an activation": lambda a, b: (
+        tf.matmul(a, b, transpose_b=True) + tf.sigmoid(rows(a))[:, None]
+    ),
     "a cosine": lambda a, b: (
         1.0 - tf.matmul(tf.nn.l2_normalize(a, 1), tf.nn.l2_normalize(b, 1), transpose_b=True)
     ),
