@@ -65,6 +65,12 @@ def other_classes(z: Any) -> Any:
     return tf.math.log(1 - tf.nn.softmax(z) + 1e-7)
 
 
+def of_what_a_layer_reads(z: Any) -> Any:
+    """Between two products the gradient of the sigmoid, y * (1 - y), would go low."""
+    p = tf.sigmoid(z)
+    return tf.math.log(1 - p) + p @ z
+
+
 POLES: dict[str, Function] = {
     "odds": lambda z: tf.sigmoid(z) / (1 - tf.sigmoid(z)),
     "reciprocal": lambda z: tf.math.reciprocal(1 - tf.tanh(z / 2) ** 2),
@@ -111,6 +117,7 @@ def traced(function: Callable[[Any, Any], Any]) -> Any:
         inverted,
         of_two,
         other_classes,
+        of_what_a_layer_reads,
         *POLES.values(),
     ],
 )
