@@ -161,10 +161,11 @@ def callback_class(model: Any) -> type:
     Raises:
         TypeError: the model is of neither Keras 3 nor tf_keras.
     """
+    # A layer that Keras' Trainer fits is no Model.
+    packages = {base.__module__.partition(".")[0] for base in type(model).__mro__}
     for library in ("keras", "tf_keras"):
-        module = sys.modules.get(library)
-        if module is not None and isinstance(model, module.Model):
-            found: type = module.callbacks.Callback
+        if library in packages and hasattr(model, "fit"):
+            found: type = sys.modules[library].callbacks.Callback
             return found
     raise TypeError(
         "`model` must be a model of Keras 3 or tf_keras. Received: "

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tf_amp.loss_scale import (
     DynamicLossScale,
@@ -203,3 +204,16 @@ def test_callback_refuses_what_it_cannot_watch() -> None:
     model.compile(wrap_optimizer(keras.optimizers.SGD()), "mse")
     with pytest.raises(ValueError, match=r"`every`.*Received: every=0"):
         loss_scale_callback(model, every=0)
+
+
+def test_callback_watches_a_layer_that_a_trainer_of_keras_fits() -> None:
+    class FittedLayer(TensorFlowTrainer, keras.layers.Dense):
+        def __init__(self) -> None:
+            keras.layers.Dense.__init__(self, 1)
+            TensorFlowTrainer.__init__(self)
+
+    layer = FittedLayer()
+    layer.compile(optimizer=wrap_optimizer(keras.optimizers.SGD(0.01)), loss="mse")
+    callback = loss_scale_callback(layer)
+    layer.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0, callbacks=[callback])
+    assert manager_of(layer.optimizer).state().good_steps == 1
