@@ -71,12 +71,21 @@ def read_graphs(path: Path) -> Sequence[tuple[Any, ...]]:
     """The graphs of a model: a name, the graph, and how to get shapes if they are known.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: it cannot be read, or nothing in it calls its functions.
     """
     if not path.exists():
         raise ModelError(f"There is no file or directory {str(path)!r}.")
     if path.is_dir():
         saved = read_message(saved_model_file(path), SavedModel)
+        for meta in saved.meta_graphs:
+            # What no signature calls is in no graph: it waits for Python to call it.
+            only_functions = meta.object_graph_def.concrete_functions
+            if only_functions and meta.signature_def.keys() <= {"__saved_model_init_op"}:
+                raise ModelError(
+                    f"{str(path)!r} has functions, but no signature that would call one. Save it "
+                    "with some: tf.saved_model.save(model, DIRECTORY, signatures=model.FUNCTION), "
+                    "where FUNCTION has an input_signature."
+                )
         return [(" ".join(m.meta_info_def.tags), m.graph_def) for m in saved.meta_graphs]
     if path.suffix == ".keras":
         return [(path.stem, *_keras_graph(path))]

@@ -37,6 +37,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "broken.keras").write_text("no model")
     keras.Sequential([hidden, head]).save(folder / "unbuilt.keras")
     (folder / "empty").mkdir()
+    module = tf.Module()
+    module.first, module.second = (
+        tf.function(lambda x: tf.matmul(x, x), input_signature=[tf.TensorSpec([8, 8], tf.float32)])
+        for _ in range(2)
+    )
+    tf.saved_model.save(module, str(folder / "uncalled"))
     return folder
 
 
@@ -59,6 +65,7 @@ def test_both_products_of_a_model_are_planned(models: Path, name: str) -> None:
         ("broken.keras", "Keras cannot load"),
         ("unbuilt.keras", "Build it, or call it once, before it is saved"),
         ("empty", "no SavedModel"),
+        ("uncalled", "no signature that would call one"),
     ],
 )
 def test_what_is_no_model_is_an_error(models: Path, name: str, said: str) -> None:
