@@ -104,7 +104,8 @@ def read_graph(path: Path) -> GraphDef | MetaGraphDef:
             return found  # type: ignore[no-any-return]
     raise ModelError(
         f"{str(path)!r} is neither a GraphDef nor a MetaGraphDef with nodes. Legal: a SavedModel's "
-        "directory, .pb, .pbtxt, .meta, .keras."
+        "directory, .pb, .pbtxt, .meta, .keras; of another file of Keras give what "
+        "`model.export(DIRECTORY)` makes."
     )
 
 
@@ -129,7 +130,10 @@ def load_keras(path: Path, *, allow_lambda: bool = False) -> Any:
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=not allow_lambda)
     except Exception as error:  # whatever the layers of a model raise
-        raise ModelError(f"Keras cannot load {str(path)!r}: {error}") from error
+        raise ModelError(
+            f"Keras cannot load {str(path)!r}: {error}\nOf a model with classes or Python code of "
+            "its own give what `model.export(DIRECTORY)` makes."
+        ) from error
 
 
 def keras_inputs(model: Any, path: Path) -> list[Any]:

@@ -312,7 +312,7 @@ def exported(source: Path, room: Path, progress: Progress, *, allow_lambda: bool
     try:
         model = load_keras(source, allow_lambda=allow_lambda)
     except ModelError as error:
-        hint = "" if allow_lambda else " If it is Python code that you trust, allow it."
+        hint = "" if allow_lambda else " If it is Python code that you trust: --allow-lambda."
         raise ModelError(f"{error}{hint}") from error
     with tempfile.TemporaryDirectory(prefix="export-", dir=room) as folder:
         exported = Path(folder, "model")

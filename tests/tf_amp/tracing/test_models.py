@@ -43,6 +43,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(2)
     )
     tf.saved_model.save(module, str(folder / "uncalled"))
+    model.save(folder / "dense.h5")
+    keras.Sequential([keras.Input([16]), keras.layers.Lambda(lambda x: x * 2)]).save(
+        folder / "code.keras"
+    )
     return folder
 
 
@@ -66,6 +70,8 @@ def test_both_products_of_a_model_are_planned(models: Path, name: str) -> None:
         ("unbuilt.keras", "Build it, or call it once, before it is saved"),
         ("empty", "no SavedModel"),
         ("uncalled", "no signature that would call one"),
+        ("dense.h5", "another file of Keras"),
+        ("code.keras", "classes or Python code of its own give what `model.export"),
     ],
 )
 def test_what_is_no_model_is_an_error(models: Path, name: str, said: str) -> None:
