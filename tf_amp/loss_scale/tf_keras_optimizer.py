@@ -19,7 +19,13 @@ from tf_amp.loss_scale.manager import LossScaleManager
 
 
 class _TfKeras(InPlace):
-    """The methods of an optimizer of tf_keras that has a loss scale; a mixin."""
+    """The methods of an optimizer of tf_keras that has a loss scale; a mixin.
+
+    Attributes:
+        sums_only_itself: the strategies under which it refuses gradients that are summed already.
+    """
+
+    sums_only_itself: tuple[type, ...] = ()
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
         """As for the optimizer's own class, with a scaled loss."""
@@ -80,7 +86,8 @@ class _TfKeras(InPlace):
             scaling.manager.create_variables()
         sums = options.get("experimental_aggregate_gradients", True)
         sums = sums and not options.get("skip_gradients_aggregation", False)
-        if present and sums and tf.distribute.has_strategy():
+        refuses = isinstance(tf.distribute.get_strategy(), self.sums_only_itself)
+        if present and sums and tf.distribute.has_strategy() and not refuses:
             # The gradients of all replicas are summed first, as tf_keras does before it clips.
             pairs = list(self._sum_over_replicas(pairs))
             options = {**options, "experimental_aggregate_gradients": False}
@@ -172,6 +179,10 @@ class LegacyInPlace(_TfKeras):
     """The methods for `tf_keras.optimizers.legacy`; a mixin."""
 
     behind = _LegacyGradients
+    sums_only_itself = (
+        tf.distribute.experimental.ParameterServerStrategy,
+        tf.distribute.experimental.CentralStorageStrategy,
+    )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # The own class makes a copy of what `__class__` says.

@@ -161,6 +161,41 @@ def test_fit_under_mirrored_strategy(run_forked) -> None:
     assert scaled == [plain, plain]
 
 
+CENTRAL_SCRIPT = """
+import sys
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from tf_amp.loss_scale import DynamicLossScale, wrap_optimizer
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+y = x[:, :2] * 0 + 1
+for scaled in (False, True):
+    tf_keras.utils.set_random_seed(0)
+    with tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"]).scope():
+        model = tf_keras.Sequential([tf_keras.layers.Input((4,)), tf_keras.layers.Dense(2)])
+        optimizer = tf_keras.optimizers.legacy.Adam(0.05)
+        if scaled:
+            optimizer = wrap_optimizer(optimizer, DynamicLossScale(initial=8.0))
+        model.compile(optimizer, "mse")
+    fit = lambda x: model.fit(x, y[: len(x)], batch_size=8, epochs=3, verbose=0, shuffle=False)
+    print("RESULT", repr((scaled, [round(loss, 4) for loss in fit(x).history["loss"]])))
+weights = model.get_weights()
+bad = x[:8].copy(); bad[5] = np.nan  # in the half of the second replica
+fit(bad)
+assert all((a == b).all() for a, b in zip(weights, model.get_weights()))
+assert optimizer.manager.state().scale == 1.0
+"""
+
+
+def test_legacy_optimizer_under_central_storage(run_forked) -> None:
+    """It refuses gradients that are summed already there."""
+    found = results(run_forked(CENTRAL_SCRIPT).stdout)
+    assert found[True] == found[False]
+
+
 @pytest.mark.slow
 def test_multi_worker_mirrored_strategy(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
