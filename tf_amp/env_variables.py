@@ -221,7 +221,7 @@ VARIABLES: tuple[Variable, ...] = (
         "function's first calls; the faster of the two stays, and one line says so. The outcome "
         "is remembered by graph and machine in the user's cache. Every call runs one of the two. "
         "Not tried: functions whose random ops have a seed, which a line says, and those of jobs "
-        "with servers in other processes.",
+        "with servers in other processes or several workers.",
         default="0: nothing is tried",
     ),
     Variable(

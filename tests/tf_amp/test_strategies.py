@@ -109,14 +109,16 @@ servers = [tf.distribute.Server(cluster, job_name=job, task_index=0) for job in 
 strategy = tf.distribute.ParameterServerStrategy(
     tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
 )
-tf_keras.utils.set_random_seed(1)
-with strategy.scope():
-    model = tf_keras.Sequential([tf_keras.layers.Dense(16, "relu"), tf_keras.layers.Dense(16)])
-    model.compile(tf_keras.optimizers.SGD(0.1), "mse")
-data = tf.data.Dataset.from_tensor_slices((X, X)).batch(16).repeat()
-losses = model.fit(data, epochs=3, steps_per_epoch=4, verbose=0).history["loss"]
+found = []
+for optimizers in (tf_keras.optimizers, tf_keras.optimizers.legacy):
+    tf_keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = tf_keras.Sequential([tf_keras.layers.Dense(16, "relu"), tf_keras.layers.Dense(16)])
+        model.compile(optimizers.SGD(0.1), "mse")
+    data = tf.data.Dataset.from_tensor_slices((X, X)).batch(16).repeat()
+    found += model.fit(data, epochs=3, steps_per_epoch=4, verbose=0).history["loss"]
 states = [entry["state"] for entry in counters()["loss_scales"]]
-print("@@" + repr((losses, [state["good_steps"] for state in states])), flush=True)
+print("@@" + repr((found, [state["good_steps"] for state in states])), flush=True)
 os._exit(0)  # servers are never joined
 """
 )
@@ -124,12 +126,15 @@ os._exit(0)  # servers are never joined
 
 @pytest.mark.slow
 def test_fit_with_parameter_servers(run_python: Any) -> None:
-    """tf_keras refuses callbacks of batches there, and not the one that reports skipped steps."""
+    """tf_keras refuses callbacks of batches there, and not the one that reports skipped steps.
+
+    Its legacy optimizers refuse gradients that are summed already.
+    """
     ports = tuple(map(str, free_ports(2)))
     ((losses, good_steps),) = facts(run_python(FIT_WITH_SERVERS, FLOAT16, args=ports).stdout)
     ports = tuple(map(str, free_ports(2)))
     ((plain, _),) = facts(run_python(FIT_WITH_SERVERS, args=ports).stdout)
-    assert good_steps == [12]
+    assert good_steps == [12, 12]
     assert losses == pytest.approx(plain, rel=0.01)
 
 
@@ -247,8 +252,9 @@ def test_a_worker_that_is_killed_and_comes_back(tmp_path: Path) -> None:
     script.write_text(MULTI_WORKER)
     _, first = run_workers(script, tmp_path / "broken", die_at=2)
     chief, second = run_workers(script, tmp_path / "broken", die_at=-1)
-    trace = {f"{REWRITE}_LOG_PATH": str(tmp_path / "trace")}
-    chief_whole, whole = run_workers(script, tmp_path / "whole", die_at=-1, **trace)
+    # Nothing is tried: TensorFlow cannot wait for the devices of such a job.
+    settings = {f"{REWRITE}_LOG_PATH": str(tmp_path / "trace"), f"{REWRITE}_TRIAL": "1"}
+    chief_whole, whole = run_workers(script, tmp_path / "whole", die_at=-1, **settings)
     assert [epoch for epoch, _ in first] == [0, 1, 2]
     assert second[-1] == whole[-1] == chief[-1] == chief_whole[-1] == (True, 0)
     losses = dict(whole[:-1])

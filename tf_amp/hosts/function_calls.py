@@ -24,7 +24,13 @@ from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_size_sources import Source, find_source
 from tf_amp.hosts.function_sizes import FunctionSizes, Sized, add_variant, plan_anew
 from tf_amp.hosts.function_tf_data import call_originals
-from tf_amp.hosts.function_trials import Contest, FunctionTrials, digest_of, trials_directory
+from tf_amp.hosts.function_trials import (
+    Contest,
+    FunctionTrials,
+    digest_of,
+    has_other_workers,
+    trials_directory,
+)
 from tf_amp.hosts.pipeline_batches import PipelineBatches
 
 if TYPE_CHECKING:
@@ -164,6 +170,8 @@ class FunctionCalls:
             return False
         # In other processes, where functions may run, nothing can be timed.
         elsewhere = getattr(traced.context, "_server_def", None) is not None
+        untimed = elsewhere or has_other_workers(traced.context)
+        tries = self._trials.steps > 0 and not untimed
         attach = functools.partial(self._originals.attach, traced.context, function.name)
 
         def plan(size: int) -> RewriteResult:
@@ -190,13 +198,13 @@ class FunctionCalls:
                 planned=functools.partial(traced.context.get_function_def, function.name),
                 plan=plan,
                 add=attach,
-                try_out=try_out if self._trials.steps and not elsewhere else None,
+                try_out=try_out if tries else None,
                 say=counted.say,
                 expect=self._batches.size,
                 once=elsewhere,
             )
             self._sizes.watch(function, sized)
-        elif not elsewhere:
+        elif tries:
             try_out(function.name, 0)
         return source is not None
 

@@ -224,6 +224,12 @@ class _Outcomes:
             )
 
 
+def has_other_workers(context: Any) -> bool:
+    """Whether the context is one of several workers': no call can wait for their devices."""
+    server = getattr(context, "_collective_ops_server_def", None)
+    return server is not None and sum(len(job.tasks) for job in server.cluster.job) > 1
+
+
 def trials_directory() -> Path | None:
     """Returns where outcomes are kept, None for a user without a home directory."""
     try:
