@@ -19,7 +19,7 @@ from tf_amp.env_config import Settings
 from tf_amp.graph_log import GraphLog
 from tf_amp.hosts import function, function_names, session
 from tf_amp.hosts.conversion_numbers import ConversionNumbers
-from tf_amp.hosts.dumps import UNKNOWN, Dumps, Origin, Proto
+from tf_amp.hosts.dumps import Dumps, Origin, Proto
 from tf_amp.hosts.process_record import describe
 from tf_amp.keras_policy import mixed_policy
 from tf_amp.loss_scale import auto_wrap, counters, history
@@ -117,15 +117,14 @@ class Installation:
         name: str,
         result: RewriteResult,
         *,
-        original: Proto | None = None,
-        origin: Origin = UNKNOWN,
+        original: Proto,
+        origin: Origin,
         parts: Iterable[NodeCounts] = (),
         covered: Iterable[NodeCounts] = (),
         is_part: bool = False,
         is_top: bool = True,
-        say: bool = True,
     ) -> NodeCounts:
-        """Counts what was done to a graph, traces it where asked, and says it.
+        """Counts what was done to a graph, and traces it where asked; the host says it.
 
         A failed rewrite is one ERROR line that names the files written.
 
@@ -139,7 +138,6 @@ class Installation:
             covered: counts that were returned before, of graphs that are part of this one.
             is_part: whether the nodes of this graph were counted before, as part of another.
             is_top: whether this is a top-level graph. False for a function inside another.
-            say: whether to say it now. Who does it later tells `graph_log`.
 
         Returns:
             The counts of this graph and its parts.
@@ -165,8 +163,6 @@ class Installation:
                 f"{written} in {directory}." if directory else "No graph could be written.",
             )
         else:
-            if say:
-                self.graph_log.say(name, counts, announce=is_top)
             self._say_policy()
         return counts
 

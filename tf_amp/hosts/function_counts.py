@@ -81,7 +81,6 @@ class FunctionCounts:
             original=traced.definition,
             origin=Origin(traced.find, traced.shapes, traced.function_shapes, traced.lines),
             is_top=announce,
-            say=False,
         )
         plans = self.plans_of_callees(traced, result, callees)
         if result.failure is None:

@@ -122,9 +122,7 @@ class SessionHost:
             self._say_broken(graph, lost, "arithmetic_optimization")
             return None
         name = self._name(item) + near
-        counts = self._installation.record(
-            "session", name, result, original=planned, origin=origin, say=False
-        )
+        counts = self._installation.record("session", name, result, original=planned, origin=origin)
         if result.failure is None:
             announce = self._is_news(item, counts)
             self._installation.graph_log.say(name, counts, announce=announce)
