@@ -21,7 +21,7 @@ import tensorflow
 from tensorflow.core.framework import graph_pb2
 
 import graph_passes
-from graph_passes.plan_remarks import Lines, no_lines
+from graph_passes.plan_remarks import no_lines
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.compatibility import SESSION_HOST, obstacle
 from tf_amp.hosts import remapper
@@ -121,7 +121,7 @@ class SessionHost:
             lost = f"arithmetic optimizer, it seems, took node {read!r} away, which is still read"
             self._say_broken(graph, lost, "arithmetic_optimization")
             return None
-        name = self._name(item) + near
+        name = f"{TITLE} {next(self._numbers)} ({_fetched(item)}){near}"
         counts = self._installation.record("session", name, result, original=planned, origin=origin)
         if result.failure is None:
             announce = self._is_news(item, counts)
@@ -135,7 +135,8 @@ class SessionHost:
         self, graph: graph_pb2.GraphDef, item: GraphItem, size: int
     ) -> tuple[graph_passes.RewriteResult, graph_pb2.GraphDef, Origin]:
         """The rewrite; and the graph that was planned, taken apart, with what is known of it."""
-        lines = self._lines_of(item)
+        built = self._built(item)
+        lines = no_lines if built is None else source_lines(built)
         planned, origin = graph, Origin(shapes=item.shapes, lines=lines, preserve=item.preserve)
         config = dataclasses.replace(self._config, unknown_dimension=size)
         try:
@@ -176,11 +177,6 @@ class SessionHost:
             kind=TITLE,
         )
 
-    def _lines_of(self, item: GraphItem) -> Lines:
-        """The Python lines of a graph."""
-        built = self._built(item)
-        return no_lines if built is None else source_lines(built)
-
     def _built(self, item: GraphItem) -> Any:
         """The graph of the session that is called, None if it is not known."""
         if item.session is not None:
@@ -217,9 +213,6 @@ class SessionHost:
     def _runs_fused_whole(self) -> bool:
         # The kernels that run every fused op they are registered for are oneDNN's for bfloat16.
         return self._config.device == "CPU" and self._config.target_dtype == "bfloat16"
-
-    def _name(self, item: GraphItem) -> str:
-        return f"{TITLE} {next(self._numbers)} ({_fetched(item)})"
 
 
 def _program(graph: graph_pb2.GraphDef) -> Program:
