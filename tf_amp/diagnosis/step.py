@@ -145,13 +145,7 @@ class Step:
             DiagnosisError: one of them takes its data from an iterator.
         """
         context, originals = self._atomic._bound_context, function_originals.installed()
-
-        def find(name: str) -> FunctionDef | None:
-            original = originals.find(context, name)
-            if original is not None:
-                return original.definition()
-            return context.get_function_def(name) if context.has_function(name) else None
-
+        find = functools.partial(originals.definition, context)
         main = self._atomic.cached_definition
         found = {f.signature.name: _seeded(f) for f in with_callees((main,), find)}
         for function in found.values():

@@ -37,7 +37,7 @@ from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
 from tf_amp.hosts.function_counts import FunctionCounts
 from tf_amp.hosts.function_deferred import DeferredFunctions, is_traced_once_more
 from tf_amp.hosts.function_names import keras_step, readable_name
-from tf_amp.hosts.function_redirects import called_apart
+from tf_amp.hosts.function_redirects import called_apart, definition_in
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_size_sources import find_source, size_of_calls
 from tf_amp.hosts.function_sizes import plan_anew
@@ -240,9 +240,7 @@ class FunctionHost:
         original = functools.partial(self._original_definition, context, graph._functions)
 
         def running(name: str) -> function_pb2.FunctionDef | None:
-            if name in added:
-                return added[name]
-            return context.get_function_def(name) if context.has_function(name) else None
+            return added.get(name) or definition_in(context, name)
 
         self._installation.unscaled.look(
             traced.title,
@@ -264,10 +262,7 @@ class FunctionHost:
     ) -> function_pb2.FunctionDef | None:
         if isinstance(known.get(name), atomic_function.AtomicFunction):
             return known[name].cached_definition
-        original = self._originals.find(context, name)
-        if original is not None:
-            return original.definition()
-        return context.get_function_def(name) if context.has_function(name) else None
+        return self._originals.definition(context, name)
 
 
 def _look_at_nothing(traced: TracedFunction, result: RewriteResult) -> None:

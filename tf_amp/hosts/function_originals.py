@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tensorflow.core.framework import function_pb2
@@ -21,6 +21,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import c_api_util, errors
 
 from tf_amp.hosts import function_debug_info
+from tf_amp.hosts.function_redirects import definition_in
 from tf_amp.patches import Patches
 
 _ORIGINALS = "tf_amp_originals"
@@ -70,6 +71,13 @@ class Originals:
         if not self._by_key:
             return None
         return self._by_key.get((context.function_scope_id, _as_bytes(name)))
+
+    def definition(
+        self, context: context_lib.Context, name: str
+    ) -> function_pb2.FunctionDef | None:
+        """Returns the float32 definition of any function, None for a name that is no function's."""
+        original = self.find(context, name)
+        return definition_in(context, name) if original is None else original.definition()
 
     def swap(
         self,
@@ -127,24 +135,24 @@ class Originals:
                 known, extra_functions=(*known.extra_functions, *added)
             )
 
-    def restore_all(self, context: context_lib.Context) -> int:
-        """Makes the runtime run every original again, and returns how many there were.
+    def restore_all(self, context: context_lib.Context) -> None:
+        """Makes the runtime run every original again.
 
         Functions that XLA has already compiled keep their compiled code; everything that is
         traced from now on calls float32 functions. What kernels count, as the numbers drawn by a
         seed, begins anew.
         """
-        count = 0
+        restored = False
         with self._lock:
-            for name, original in self._in_scope(context):
-                definition = original.definition()
-                self._remove(context, name)
-                self._add(context, definition)
-                count += 1
-        if count:
+            for (scope, name), original in list(self._by_key.items()):
+                if scope == context.function_scope_id and context.has_function(name):
+                    definition = original.definition()
+                    self._remove(context, name)
+                    self._add(context, definition)
+                    restored = True
+        if restored:
             # A caller that has run keeps what was inlined into it.
             context.clear_kernel_cache()
-        return count
 
     def forget(self, context: context_lib.Context, name: str | bytes) -> None:
         """Drops what is kept of a function that the runtime has removed."""
@@ -207,14 +215,6 @@ class Originals:
     def _remove_all(self, context: context_lib.Context, name: bytes) -> None:
         while context.has_function(name):  # the runtime counts a repeated definition
             self._remove(context, name)
-
-    def _in_scope(self, context: context_lib.Context) -> Iterator[tuple[bytes, Original]]:
-        if not self._by_key:
-            return
-        scope = context.function_scope_id
-        for (scope_of_key, name), original in list(self._by_key.items()):
-            if scope_of_key == scope and context.has_function(name):
-                yield name, original
 
     def _add_extra(
         self,

@@ -53,13 +53,15 @@ def call_anew(
     def running(name: str) -> function_pb2.FunctionDef | None:
         if name in added:
             return added[name]
-        known = context.has_function(name) and (find is None or find(name) is not None)
-        return context.get_function_def(name) if known else None
+        is_apart = find is not None and find(name) is None
+        return None if is_apart else definition_in(context, name)
 
     def replacement(name: str) -> function_pb2.FunctionDef | None:
-        original = None if name in added else originals.find(context, name)
+        if name in added or name in kept:
+            return None
+        original = originals.find(context, name)
         float32 = running(name) if original is None else original.definition()
-        if name in added or name in kept or float32 is None or not wanted(name, float32):
+        if float32 is None or not wanted(name, float32):
             return None
         anew = rewrite(float32)
         if original is None and not anew.changed:
@@ -98,10 +100,7 @@ def call_as_planned(
     def running(name: str) -> function_pb2.FunctionDef | None:
         if name in added or name not in planned:
             return added.get(name)
-        original = originals.find(context, name)
-        if original is not None:
-            return original.definition()
-        return context.get_function_def(name) if context.has_function(name) else None
+        return originals.definition(context, name)
 
     def replacement(name: str) -> function_pb2.FunctionDef | None:
         if name in added or name not in kept:
@@ -125,6 +124,11 @@ def _call_others(
     definition, renamed = redirected
     functions = (*added.values(), *renamed)
     return dataclasses.replace(result, proto=definition, extra_functions=functions, changed=True)
+
+
+def definition_in(context: context_lib.Context, name: str) -> function_pb2.FunctionDef | None:
+    """Returns a function as the runtime has it, None for a name that is no function's."""
+    return context.get_function_def(name) if context.has_function(name) else None
 
 
 def redirect_calls(

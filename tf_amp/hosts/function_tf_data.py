@@ -12,6 +12,7 @@ step, and is rewritten as any other part of that function.
 from __future__ import annotations
 
 import enum
+import functools
 import threading
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from tensorflow.python.data.ops import dataset_autograph, structured_function
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import attributes
 
-from tf_amp.hosts.function_redirects import redirect_calls
+from tf_amp.hosts.function_redirects import definition_in, redirect_calls
 
 if TYPE_CHECKING:
     from tf_amp.hosts.function_originals import Originals
@@ -90,11 +91,9 @@ def call_originals(
         nothing that was rewritten.
     """
 
-    def running(name: str) -> function_pb2.FunctionDef | None:
-        return context.get_function_def(name) if context.has_function(name) else None
-
     def replacement(name: str) -> function_pb2.FunctionDef | None:
         original = originals.find(context, name)
         return original.definition() if original else None
 
+    running = functools.partial(definition_in, context)
     return redirect_calls(definition, running, replacement, _FLOAT32_SUFFIX)
