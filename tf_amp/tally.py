@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from graph_passes import Report, RewriteResult, Rule
 
 _MOST_FUNCTIONS = 100
-_SHORT = {
+SLOWER = {
     Reason.SLOWER_HERE: "slower here",
     Reason.SLOWER_UNDER_XLA: "slower under XLA here",
 }
+"""The reasons that a cost table gives, in few words."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ class NodeCounts:
         found: Counter[tuple[str, str]] = Counter()
         for (op, reason), count in self.products.items():
             if not reason.converts:
-                found[op, _SHORT.get(reason, reason.text)] += count
+                found[op, SLOWER.get(reason, reason.text)] += count
         return found
 
     def status(self, name: str) -> FunctionStatus:
@@ -228,9 +229,7 @@ class Tally:
             row = self._functions.pop(id(counts), None)
             if row is not None:
                 self._functions[id(lost)] = row[0], lost
-            if (2, counts.total) > self._unchanged_weight:
-                self._unchanged_weight = (2, counts.total)
-                self._unchanged_reason = _largest(name, "in float32 it was faster in a trial")
+            self.leave_out(_largest(name, "in float32 it was faster in a trial"), counts.total)
         return lost
 
     def _count(self, counts: NodeCounts, sign: int) -> None:

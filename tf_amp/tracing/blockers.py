@@ -12,7 +12,7 @@ from tensorflow.python.framework import op_def_registry
 from graph_passes import RULES, ListEdit, PrecisionConfig, Remark, load_op_lists
 from graph_passes.ops.reasons import Reason
 from tf_amp.env_variables import COST_TABLE, REWRITE, RULES_DISABLE
-from tf_amp.tracing.figures import Figures, figures_of
+from tf_amp.tracing.figures import SLOWER, Figures, figures_of
 from tf_amp.tracing.trace import TracedGraph
 
 BUDGET = 60.0
@@ -168,7 +168,7 @@ def _change_for(remark: Remark, config: PrecisionConfig) -> Change | None:
     if remark.kind != "kept":
         return None
     lists = load_op_lists(config)
-    if remark.rule in ("slower_here", "slower_under_xla"):
+    if remark.rule in SLOWER:
         risk = "By the cost table, float32 is faster for these."
         return Change("the cost table", COST_TABLE, "off", risk)
     if remark.rule in _RULE_OF:

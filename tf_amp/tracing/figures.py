@@ -14,10 +14,12 @@ from tensorflow.python.framework import op_def_registry
 from graph_passes import FunctionRemarks, Remark
 from graph_passes.placement.byte_cost import CAST_BYTES, MOVES_NOTHING
 from graph_passes.policy.config import UNKNOWN_DIMENSION
+from tf_amp import tally
 
 LOW, FLOAT32 = 2, 4
 """Bytes of an element in the target dtype and in float32."""
-_SLOWER = {"slower_here": "slower here", "slower_under_xla": "slower under XLA here"}
+SLOWER = {reason.name.lower(): told for reason, told in tally.SLOWER.items()}
+"""Rule of a remark -> the reason that a cost table gives, in few words."""
 _KEPT_ELSEWHERE = frozenset(("Const", "Placeholder", "ReadVariableOp", "VariableV2", "Variable"))
 
 
@@ -124,7 +126,7 @@ def why(remark: Remark) -> str:
     """Why a vertex is as it is, in few words."""
     if remark.blocked_by:
         return f"behind {remark.blocked_by}"
-    return _SLOWER.get(remark.rule, remark.reason)
+    return SLOWER.get(remark.rule, remark.reason)
 
 
 def elements_made(remark: Remark, unknown_dimension: int | None = None) -> int:

@@ -9,6 +9,7 @@ from graph_passes import PrecisionConfig, Remark, load_op_lists
 from tf_amp.env_variables import COST_TABLE
 from tf_amp.terminal import plain_table
 from tf_amp.tracing.blockers import Blocker, Search
+from tf_amp.tracing.figures import SLOWER
 from tf_amp.tracing.jobs import Job, JobFunction
 from tf_amp.tracing.trace import Trace
 
@@ -111,9 +112,10 @@ def _row(function: JobFunction, with_ranks: bool) -> tuple[str, ...]:
 
 def percent(share: float | None) -> str:
     """A share, for people; "-" for None."""
-    if share in (None, 1):
-        return "-" if share is None else "100%"
-    return f"{min(share or 0, 0.999):.1%}"  # a rest must not be rounded away
+    if share is None:
+        return "-"
+    # A rest must not be rounded away.
+    return "100%" if share == 1 else f"{min(share, 0.999):.1%}"
 
 
 def blockers_text(search: Search, variables: dict[str, str]) -> str:
@@ -200,7 +202,7 @@ def advice(remark: Remark, config: PrecisionConfig) -> Iterator[str]:
         yield f"{denied} is on the {lists.list_of(denied)} list: {lists.entries[denied].reason}"
     elif remark.rule == "unlisted" and remark.op in lists.unlisted:
         yield f"{remark.op} is on no list: {lists.unlisted[remark.op]}"
-    elif remark.rule in ("slower_here", "slower_under_xla"):
+    elif remark.rule in SLOWER:
         yield f"{COST_TABLE}=off converts it all the same; `tf-amp tune` measures your machine"
 
 
