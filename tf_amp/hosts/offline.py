@@ -121,10 +121,12 @@ def _without_weights(graph_def: GraphDef) -> GraphDef:
 
     No shape is told from values of so many elements, and a frozen model mostly consists of them.
     """
-    constants = [(number, node) for number, node in enumerate(graph_def.node) if node.op == "Const"]
-    # get: [] would write to a map that lacks the key.
-    values = [(number, node.attr.get("value")) for number, node in constants]
-    large = {number: v.tensor for number, v in values if v is not None and is_large(v.tensor)}
+    large = {
+        number: node.attr["value"].tensor
+        for number, node in enumerate(graph_def.node)
+        # [] would write to a map that lacks the key.
+        if node.op == "Const" and "value" in node.attr and is_large(node.attr["value"].tensor)
+    }
     if not large:
         return graph_def
     rest = type(graph_def)(versions=graph_def.versions, library=graph_def.library)

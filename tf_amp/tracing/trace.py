@@ -78,8 +78,7 @@ class TracedGraph:
             known = {name: _lookup(of_node) for name, of_node in self.read_shapes().items()}
             return known.get("", lambda _: ()), known.get
         inferred = InferredShapes(self.graph)
-        of_function = functools.cache(inferred.of_function)
-        return inferred.of_graph, lambda name: of_function(name) if name in self._library else None
+        return inferred.of_graph, inferred.of_function
 
     def plan(self, config: PrecisionConfig, *, products_only: bool = False) -> FunctionRemarks:
         """Plans the graph again; with remarks on products and Casts alone if that is enough."""
