@@ -125,14 +125,12 @@ class PlannedUpdate:
 
     Attributes:
         before: The state before the call.
-        after: The state after it.
         window_finite: Whether all gradients of the window so far are finite.
         closes_window: Whether this call ends the window; None where each call is a window.
         values: The new value of every variable, by field name.
     """
 
     before: LossScaleState
-    after: LossScaleState
     window_finite: tf.Tensor
     closes_window: tf.Tensor | None
     values: dict[str, tf.Tensor]
@@ -154,8 +152,8 @@ def plan_update(
     """
     before = LossScaleState(**{field: tf.convert_to_tensor(variables[field]) for field in FIELDS})
     if window == 1:
-        after = rule.update(before, finite, select)
-        return PlannedUpdate(before, after, finite, None, _values(after))
+        values = _values(rule.update(before, finite, select))
+        return PlannedUpdate(before, finite, None, values)
     position = tf.convert_to_tensor(variables["window_position"]) + 1
     window_finite = tf.logical_and(variables["window_finite"], finite)
     closes = position >= window
@@ -165,9 +163,7 @@ def plan_update(
         "window_position": select(closes, 0, position),
         "window_finite": tf.logical_or(closes, window_finite),
     }
-    return PlannedUpdate(
-        before, LossScaleState(**values), window_finite, closes, {**values, **window_values}
-    )
+    return PlannedUpdate(before, window_finite, closes, {**values, **window_values})
 
 
 def _values(state: LossScaleState) -> dict[str, tf.Tensor]:
