@@ -8,6 +8,7 @@ and processes of a training job decide alike.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -112,44 +113,37 @@ def _branches_for(variables: Sequence[Any]) -> Iterator[None]:
         yield
 
 
+@dataclasses.dataclass(frozen=True)
 class _Gate:
-    """The decision of one step."""
+    """The decision of one step; the fields are as in `apply_if_finite`."""
 
-    def __init__(
-        self,
-        manager: LossScaleManager,
-        finite: tf.Tensor,
-        step: Any,
-        first_name: int,
-        drop_window: Callable[[], Any] | None,
-    ) -> None:
-        self._manager = manager
-        self._finite = finite
-        self._step = step
-        self._first_name = first_name
-        self._drop_window = drop_window
+    manager: LossScaleManager
+    finite: tf.Tensor
+    step: Any
+    first_name: int
+    drop_window: Callable[[], Any] | None
 
     def pass_through(self, apply: Callable[[], Any], culprit: Callable[[], tf.Tensor]) -> tf.Tensor:
-        plan = self._manager.plan(self._finite)
-        proceeds = self._finite if self._drop_window is None else plan.window_finite
+        plan = self.manager.plan(self.finite)
+        proceeds = self.finite if self.drop_window is None else plan.window_finite
         applied = tf.cond(
             proceeds,
             lambda: _true_after(apply()),
             lambda: tf.logical_not(_true_after(self._skip(plan, culprit))),
         )
         with tf.control_dependencies([applied]):
-            updates = self._manager.assign(plan)
+            updates = self.manager.assign(plan)
         with tf.control_dependencies(_operations(updates)):
             return tf.identity(applied)
 
     def _skip(self, plan: PlannedUpdate, culprit: Callable[[], tf.Tensor]) -> Any:
         effects = []
-        if self._drop_window is not None:
+        if self.drop_window is not None:
             # Calls after the non-finite one of a window are skipped too, but not reported.
             effects.append(
-                tf.cond(self._finite, _true, lambda: _true_after(self._report(plan, culprit)))
+                tf.cond(self.finite, _true, lambda: _true_after(self._report(plan, culprit)))
             )
-            drop = self._drop_window
+            drop = self.drop_window
             effects.append(tf.cond(plan.closes_window, lambda: _true_after(drop()), _true))
         else:
             effects.append(self._report(plan, culprit))
@@ -158,19 +152,19 @@ class _Gate:
     def _report(self, plan: PlannedUpdate, culprit: Callable[[], tf.Tensor]) -> Any:
         code = culprit()
         code = gradient_math.select(
-            code < 0, code, code + self._first_name * len(gradient_math.KIND_NAMES)
+            code < 0, code, code + self.first_name * len(gradient_math.KIND_NAMES)
         )
         if gradient_math.in_xla_context():
-            self._manager.assign_culprit(code)
+            self.manager.assign_culprit(code)
             return tf.constant(True)
         # What the state will be once the window closes, whatever else happens in it.
-        after = self._manager.rule.update(plan.before, tf.constant(False), gradient_math.select)
-        step = tf.constant(-1, tf.int64) if self._step is None else tf.cast(self._step, tf.int64)
+        after = self.manager.rule.update(plan.before, tf.constant(False), gradient_math.select)
+        step = tf.constant(-1, tf.int64) if self.step is None else tf.cast(self.step, tf.int64)
         inputs = [step, code, plan.before.scale, *(getattr(after, field) for field in FIELDS)]
         if tf.executing_eagerly():
-            return _tell(self._manager, *(value.numpy() for value in inputs))
+            return _tell(self.manager, *(value.numpy() for value in inputs))
         return call_where_built(
-            _tell, self._manager, inputs, lambda: _log_skip(plan.before.scale, after)
+            _tell, self.manager, inputs, lambda: _log_skip(plan.before.scale, after)
         )
 
 
