@@ -86,9 +86,6 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Converts the model and prints what was done."""
     settings = read_settings()
-    if arguments.rows < 1:
-        print(f"tf-amp convert: error: --rows is at least 1, not {arguments.rows}", file=sys.stderr)
-        return 2
     from tf_amp.conversion.convert import convert
     from tf_amp.model_files import ModelError
 
