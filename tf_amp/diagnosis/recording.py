@@ -29,7 +29,6 @@ Turn: TypeAlias = tuple[str, int]
 them, and how often it had been made by these."""
 
 _SAMPLE = 4096
-_MAX_FLOAT16 = 65504.0
 _SPECIALIZED = re.compile(r"_amp_[0-9a-f]{12}$")
 _ENDS_ROUND = ("NextIteration", "RefNextIteration")
 _PARALLEL = "parallel_iterations"
@@ -48,7 +47,6 @@ class Record:
         key: the tensor.
         turn: which time it was.
         non_finite: how many values are NaN or infinite.
-        over: how many finite values are over 65,504, the largest of float16.
         largest: the largest magnitude among the finite ones.
         length: that of all finite ones as one vector, from the sample.
         sample: at most 4,096 values from all over it, in float32.
@@ -57,7 +55,6 @@ class Record:
     key: Key
     turn: Turn
     non_finite: int
-    over: int
     largest: float
     length: float
     sample: np.ndarray
@@ -122,7 +119,6 @@ class Recorder:
                 key,
                 turn,
                 non_finite=int(flat.size - np.count_nonzero(finite)),
-                over=int(np.count_nonzero(sizes[finite] > _MAX_FLOAT16)),
                 largest=float(np.max(sizes, initial=0, where=finite)),
                 length=float(np.linalg.norm(known) * math.sqrt(flat.size / max(1, known.size))),
                 sample=sample,
