@@ -138,7 +138,7 @@ def run_recorded(
     inputs: Sequence[Any],
     wants: Callable[[Key, int], bool],
     tell: Tell | None = None,
-) -> tuple[list[Record], list[Any]]:
+) -> list[Record]:
     """Runs a function and records tensors in it and in those that it calls.
 
     Args:
@@ -149,7 +149,7 @@ def run_recorded(
         tell: is given each tensor while it is there; then nothing is kept, and no records are.
 
     Returns:
-        The records, in the order in which the tensors were made, and what the function gave.
+        The records, in the order in which the tensors were made.
 
     Raises:
         DiagnosisError: the function fails.
@@ -162,12 +162,11 @@ def run_recorded(
         count = len(functions[main].signature.output_arg)
         try:
             with nobody_told():
-                given = context.call_function(name.encode(), list(inputs), count)
+                context.call_function(name.encode(), list(inputs), count)
                 tf.test.experimental.sync_devices()
         except tf.errors.OpError as error:
             raise DiagnosisError(f"It fails when it is run: {error.message}") from error
-        results = given if isinstance(given, (list, tuple)) else [given] if count else []
-        return recorder.records, list(results)
+        return recorder.records
     finally:
         for name in copies.added:
             context.remove_function(name)

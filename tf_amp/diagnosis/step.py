@@ -320,8 +320,7 @@ def record_low(step: Step, low: Low, target: int) -> tuple[list[Record], set[Key
         seen.add(low.origin(key))
         return True
 
-    records, _ = run_recorded(low.functions, step.name, step.copies(), wants)
-    return records, seen
+    return run_recorded(low.functions, step.name, step.copies(), wants), seen
 
 
 def record_float32(
@@ -332,7 +331,7 @@ def record_float32(
     def wants(key: Key, dtype: int) -> bool:
         return dtype == tf.float32.as_datatype_enum and key in wanted
 
-    records, _ = run_recorded(float32, step.name, step.copies(), wants)
+    records = run_recorded(float32, step.name, step.copies(), wants)
     return {(record.key, record.turn): record for record in records}
 
 
