@@ -235,7 +235,9 @@ class _Copies:
         told: dict[str, str] = {}  # tensor -> the same behind the recorder
 
         def behind(tensor: str) -> str:
-            return _told(copy, view, tensor, name, calls, self._recorder, self._wants, told)
+            if tensor not in told:
+                told[tensor] = self._told(copy, view, tensor, name, calls)
+            return told[tensor]
 
         for node in list(copy.node_def):
             for position, tensor in enumerate(node.input):
@@ -245,39 +247,29 @@ class _Copies:
             copy.ret[result] = behind(copy.ret[result])
         return copy
 
-
-def _told(
-    copy: FunctionDef,
-    view: GraphView,
-    tensor: str,
-    function: str,
-    calls: str,
-    recorder: Recorder,
-    wants: Callable[[Key, int], bool],
-    told: dict[str, str],
-) -> str:
-    if tensor in told:
-        return told[tensor]
-    told[tensor] = tensor
-    name, port = view.split(tensor)
-    number = view.index[name]
-    slots = view.layout(number).out_slots
-    dtype = view.dtypes[view.base[number] + slots[port]] % 100
-    key = (function, name, port)
-    # TensorFlow looks for the cycle of a v1 loop where that node is read.
-    if view.nodes[number].op in _ENDS_ROUND or not wants(key, dtype):
-        return tensor
-    stem = f"{name}/recorded_{port}"
-    constant = copy.node_def.add(name=f"{stem}/number", op="Const")
-    if view.nodes[number].op != ARGUMENT:
-        constant.input.append(f"^{name}")  # in the frame of the loop of v1 that the tensor is in
-    constant.attr["dtype"].type = types_pb2.DT_INT64
-    constant.attr["value"].tensor.dtype = types_pb2.DT_INT64
-    constant.attr["value"].tensor.tensor_shape.SetInParent()
-    constant.attr["value"].tensor.int64_val.append(recorder.number(key, calls))
-    tell = copy.node_def.add(name=stem, op="PyFunc", input=[f"{stem}/number:output:0", tensor])
-    tell.attr["token"].s = recorder.token
-    tell.attr["Tin"].list.type.extend((types_pb2.DT_INT64, dtype))
-    tell.attr["Tout"].list.type.append(dtype)
-    told[tensor] = f"{stem}:output:0"
-    return told[tensor]
+    def _told(
+        self, copy: FunctionDef, view: GraphView, tensor: str, function: str, calls: str
+    ) -> str:
+        """Adds what records a tensor, if that is wanted; returns the tensor for its readers."""
+        name, port = view.split(tensor)
+        number = view.index[name]
+        slots = view.layout(number).out_slots
+        dtype = view.dtypes[view.base[number] + slots[port]] % 100
+        key = (function, name, port)
+        # TensorFlow looks for the cycle of a v1 loop where that node is read.
+        if view.nodes[number].op in _ENDS_ROUND or not self._wants(key, dtype):
+            return tensor
+        stem = f"{name}/recorded_{port}"
+        constant = copy.node_def.add(name=f"{stem}/number", op="Const")
+        if view.nodes[number].op != ARGUMENT:
+            # In the frame of the loop of v1 that the tensor is in.
+            constant.input.append(f"^{name}")
+        constant.attr["dtype"].type = types_pb2.DT_INT64
+        constant.attr["value"].tensor.dtype = types_pb2.DT_INT64
+        constant.attr["value"].tensor.tensor_shape.SetInParent()
+        constant.attr["value"].tensor.int64_val.append(self._recorder.number(key, calls))
+        tell = copy.node_def.add(name=stem, op="PyFunc", input=[f"{stem}/number:output:0", tensor])
+        tell.attr["token"].s = self._recorder.token
+        tell.attr["Tin"].list.type.extend((types_pb2.DT_INT64, dtype))
+        tell.attr["Tout"].list.type.append(dtype)
+        return f"{stem}:output:0"
