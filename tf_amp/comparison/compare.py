@@ -136,7 +136,10 @@ def _with_boundaries(
 ) -> Comparison:
     inside: list[OutputFigures] = []
     alone = 0
-    with tempfile.TemporaryDirectory(prefix="tf-amp-") as room, Progress(_silent) as progress:
+    with (
+        tempfile.TemporaryDirectory(prefix="tf-amp-") as room,
+        Progress(lambda _: None) as progress,
+    ):
         with as_saved_model(first, Path(room), progress) as path:
             original = one if path == first else load_signatures(path)
         for key in one:
@@ -148,10 +151,6 @@ def _with_boundaries(
             inside += figures
             alone += left
     return dataclasses.replace(found, boundaries=tuple(inside), boundaries_alone=alone)
-
-
-def _silent(line: str) -> None:
-    del line
 
 
 def differences(
