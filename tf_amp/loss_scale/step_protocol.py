@@ -270,9 +270,3 @@ class CustomLoopMethods:
             grads_and_vars: Pairs of an unscaled float32 gradient and its variable.
         """
         return measure_underflow(grads_and_vars, self.manager.scale)
-
-    def _unscaled(self, gradients: Sequence[Any], unscaled: bool | None) -> list[Any]:
-        """The gradients of `apply_gradients`, unscaled unless the loop did that already."""
-        if self._protocol.gradients_need_unscaling(unscaled):
-            return self.manager.unscale(gradients)
-        return list(gradients)

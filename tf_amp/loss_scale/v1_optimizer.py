@@ -111,7 +111,9 @@ class V1LossScaleOptimizer(
         variables = [variable for _, variable in pairs]
         if self._protocol.phase is Phase.READY and current_place() in self._computed_in:
             unscaled = unscaled is None or unscaled
-        gradients = self._unscaled([gradient for gradient, _ in pairs], unscaled)
+        gradients = [gradient for gradient, _ in pairs]
+        if self._protocol.gradients_need_unscaling(unscaled):
+            gradients = self.manager.unscale(gradients)
 
         def apply(values: Any) -> Any:
             with applying():
