@@ -20,7 +20,7 @@ from tf_amp.loss_scale.host_call import call_where_built
 from tf_amp.loss_scale.manager import LossScaleManager
 from tf_amp.loss_scale.rule import LossScaleState
 from tf_amp.loss_scale.seen_graphs import mark_seen
-from tf_amp.loss_scale.state import FIELDS, PlannedUpdate
+from tf_amp.loss_scale.state import FIELDS, PlannedUpdate, as_numbers
 
 # Applies gradients, given in the order of the step's variables.
 Apply = Callable[[Sequence[Any]], Any]
@@ -168,14 +168,8 @@ class _Gate:
         )
 
 
-def _tell(
-    manager: LossScaleManager, step: Any, code: Any, before: Any, scale: Any, *counts: Any
-) -> bool:
-    names = [field for field in FIELDS if field != "scale"]
-    state = LossScaleState(
-        scale=float(scale),
-        **{name: int(count) for name, count in zip(names, counts, strict=True)},
-    )
+def _tell(manager: LossScaleManager, step: Any, code: Any, before: Any, *values: Any) -> bool:
+    state = as_numbers(dict(zip(FIELDS, values, strict=True)))
     manager.report_skip(None if step < 0 else int(step), float(before), state, int(code))
     return True
 

@@ -16,7 +16,14 @@ from tf_amp.loss_scale.floor import SkippedStep, SkipReporter
 from tf_amp.loss_scale.history import History
 from tf_amp.loss_scale.rule import LossScale, LossScaleState, require_count, resolve
 from tf_amp.loss_scale.seen_graphs import mark_seen
-from tf_amp.loss_scale.state import CULPRIT, FIELDS, PlannedUpdate, StateVariables, plan_update
+from tf_amp.loss_scale.state import (
+    CULPRIT,
+    FIELDS,
+    PlannedUpdate,
+    StateVariables,
+    as_numbers,
+    plan_update,
+)
 from tf_amp.loss_scale.step_protocol import StepProtocol, UsedScale
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
@@ -262,10 +269,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
             if not variables:
                 return self._rule.initial_state()
             values = {field: variables[field].numpy() for field in FIELDS}
-        return LossScaleState(
-            scale=float(values["scale"]),
-            **{field: int(values[field]) for field in FIELDS if field != "scale"},
-        )
+        return as_numbers(values)
 
     def check(self, step: int | None = None) -> LossScaleState:
         """Reads the state and tells the user of skipped steps that were not reported yet.

@@ -119,6 +119,12 @@ class StateVariables(tf.__internal__.tracking.Trackable):
         return super()._lookup_dependency(name, cached_dependencies)
 
 
+def as_numbers(values: Mapping[str, Any]) -> LossScaleState:
+    """A state as Python numbers, of NumPy's by field name."""
+    counts = {field: int(values[field]) for field in FIELDS if field != "scale"}
+    return LossScaleState(scale=float(values["scale"]), **counts)
+
+
 @dataclasses.dataclass(frozen=True)
 class PlannedUpdate:
     """What one call of an optimizer will do to the state; all fields are scalar tensors.
