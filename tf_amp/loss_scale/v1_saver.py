@@ -36,16 +36,27 @@ def make_tolerant_restore(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, sess, save_path)
         initial = {v.op.name: sess.run(v.initializer.inputs[1]) for v in missing}
         feed = {}
-        for operation in reads:
-            names = sess.run(operation.inputs[1], {self.saver_def.filename_tensor_name: save_path})
-            for name, output in zip(names, operation.outputs, strict=True):
-                key = name.decode()
-                feed[output] = initial[key] if key in initial else reader.get_tensor(key)
+        with tf.Graph().as_default(), tf.compat.v1.Session() as reading:
+            for operation in reads:
+                names, slices = sess.run(operation.inputs[1:3])
+                for name, part, output in zip(names, slices, operation.outputs, strict=True):
+                    value = initial.pop(name.decode(), None)
+                    if value is None:
+                        # A partition of a variable is a slice of what the checkpoint has.
+                        read = tf.raw_ops.RestoreV2(
+                            prefix=save_path,
+                            tensor_names=[name],
+                            shape_and_slices=[part],
+                            dtypes=[output.dtype],
+                        )
+                        (value,) = reading.run(read)
+                    feed[output] = value
         sess.run(self.saver_def.restore_op_name, feed)
-        _LOGGER.info(
-            "Restored %s, which has no loss scale: the scale starts at its initial value.",
-            save_path,
-        )
+        if len(initial) < len(missing):  # a saver of other variables leaves the scale as it is
+            _LOGGER.info(
+                "Restored %s, which has no loss scale: the scale starts at its initial value.",
+                save_path,
+            )
         return None
 
     return restore

@@ -387,3 +387,28 @@ def test_saver_still_fails_when_something_else_is_missing(tmp_path: Path) -> Non
     training = SaverTraining(scaled=True)
     with training.graph.as_default(), pytest.raises(tf.errors.OpError, match="not found"):
         restore(training.saver, training.session, path)
+
+
+def test_saver_restores_partitions_and_leaves_a_scale_that_it_does_not_hold(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        rows = v1.get_variable(
+            "rows",
+            initializer=tf.range(8.0),
+            partitioner=v1.fixed_size_partitioner(2),
+        )
+        of_weights = v1.train.Saver()
+        optimizer = wrap_optimizer(v1.train.AdamOptimizer(0.1), RULE)
+        train_op = optimizer.minimize(tf.reduce_sum(tf.convert_to_tensor(rows)) * np.inf)
+        of_all = v1.train.Saver()
+        session.run(v1.global_variables_initializer())
+        path = of_weights.save(session, str(tmp_path / "weights"))
+        session.run([train_op, *(v.assign(v + 1.0) for v in rows)])
+        with caplog.at_level("INFO", "tf_amp.loss_scale"):
+            restore(of_weights, session, path)
+        np.testing.assert_array_equal(session.run(tf.convert_to_tensor(rows)), np.arange(8.0))
+        assert optimizer.manager.state(session).scale == RULE.initial_scale / 2
+        assert "starts at its initial value" not in caplog.text
+        with pytest.raises(tf.errors.OpError, match="not found"):
+            restore(of_all, session, path)
