@@ -220,7 +220,7 @@ VARIABLES: tuple[Variable, ...] = (
         "How often each function's original and its rewrite are timed, in turns, over the "
         "function's first calls; the faster of the two stays, and one line says so. The outcome "
         "is remembered by graph and machine in the user's cache. Every call runs one of the two. "
-        "Not tried: functions whose random ops have a seed, which a line says, and those of jobs "
+        "Not tried, which a line says: functions whose random ops have a seed, and those of jobs "
         "with servers in other processes or several workers.",
         default="0: nothing is tried",
     ),

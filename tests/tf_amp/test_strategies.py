@@ -237,6 +237,7 @@ def run_workers(script: Path, folder: Path, die_at: int, **settings: str) -> lis
     try:
         said = running[1].communicate(timeout=240)
         assert running[1].returncode == (-signal.SIGKILL if die_at >= 0 else 0), said[1][-3000:]
+        assert ("is not tried: its job has other" in said[1]) == (f"{REWRITE}_TRIAL" in settings)
         if die_at >= 0:
             running[0].kill()
         return [facts(running[0].communicate(timeout=240)[0]), facts(said[0])]

@@ -170,8 +170,13 @@ class FunctionCalls:
             return False
         # In other processes, where functions may run, nothing can be timed.
         elsewhere = getattr(traced.context, "_server_def", None) is not None
-        untimed = elsewhere or has_other_workers(traced.context)
-        tries = self._trials.steps > 0 and not untimed
+        tries = self._trials.steps > 0 and not elsewhere and not has_other_workers(traced.context)
+        if self._trials.steps and not tries:
+            _log.log(
+                logging.INFO if counted.is_announced else logging.DEBUG,
+                "%s is not tried: its job has other processes, for which no call can wait.",
+                traced.title,
+            )
         attach = functools.partial(self._originals.attach, traced.context, function.name)
 
         def plan(size: int) -> RewriteResult:

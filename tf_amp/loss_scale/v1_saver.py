@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_amp.loss_scale.state import STATE_COLLECTION
@@ -35,24 +36,19 @@ def make_tolerant_restore(original: Callable[..., Any]) -> Callable[..., Any]:
         if not missing or not reads:
             return original(self, sess, save_path)
         initial = {v.op.name: sess.run(v.initializer.inputs[1]) for v in missing}
-        feed = {}
-        with tf.Graph().as_default(), tf.compat.v1.Session() as reading:
-            for operation in reads:
-                names, slices = sess.run(operation.inputs[1:3])
-                for name, part, output in zip(names, slices, operation.outputs, strict=True):
-                    value = initial.pop(name.decode(), None)
-                    if value is None:
-                        # A partition of a variable is a slice of what the checkpoint has.
-                        read = tf.raw_ops.RestoreV2(
-                            prefix=save_path,
-                            tensor_names=[name],
-                            shape_and_slices=[part],
-                            dtypes=[output.dtype],
-                        )
-                        (value,) = reading.run(read)
-                    feed[output] = value
-        sess.run(self.saver_def.restore_op_name, feed)
-        if len(initial) < len(missing):  # a saver of other variables leaves the scale as it is
+        state_feed: dict[tf.Tensor, Any] = {}
+        feed: dict[tf.Tensor, Any] = {}
+        for operation in reads:
+            names, slices = sess.run(operation.inputs[1:3])
+            there = {}
+            for output, name, part in zip(operation.outputs, names, slices, strict=True):
+                if name.decode() in initial:
+                    state_feed[output] = initial[name.decode()]
+                else:
+                    there[output] = name, part
+            feed |= _read(save_path, there)
+        sess.run(self.saver_def.restore_op_name, feed | state_feed)
+        if state_feed:  # a saver of other variables leaves the scale as it is
             _LOGGER.info(
                 "Restored %s, which has no loss scale: the scale starts at its initial value.",
                 save_path,
@@ -60,6 +56,26 @@ def make_tolerant_restore(original: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return restore
+
+
+def _read(
+    save_path: Any, slices: Mapping[tf.Tensor, tuple[bytes, bytes]]
+) -> dict[tf.Tensor, np.ndarray]:
+    """Reads what a checkpoint has of tensors, given the name and the slice of each.
+
+    The slice is that of a partition; "" is all of a variable.
+    """
+    if not slices:
+        return {}
+    names, parts = zip(*slices.values(), strict=True)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        values = tf.raw_ops.RestoreV2(
+            prefix=save_path,
+            tensor_names=names,
+            shape_and_slices=parts,
+            dtypes=[tensor.dtype for tensor in slices],
+        )
+        return dict(zip(slices, session.run(values), strict=True))
 
 
 def _restore_reads(graph: tf.Graph, restore_op_name: str) -> list[tf.Operation]:
