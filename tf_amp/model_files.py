@@ -13,6 +13,7 @@ from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from graph_passes.ir.eligibility import node_name
+from tf_amp.tool_error import ToolError
 
 MAX_BYTES = (1 << 31) - 1
 """What a serialized message may be at most, in bytes: the limit of protobuf itself."""
@@ -21,7 +22,7 @@ _TEXT = (".pbtxt", ".txt")
 _Proto = TypeVar("_Proto", bound=Message)
 
 
-class ModelError(ValueError):
+class ModelError(ToolError):
     """A model cannot be read, planned or converted."""
 
 

@@ -182,6 +182,16 @@ def test_the_exit_status_of_the_script_comes_through(run_python: RunPython, tmp_
     assert _tf_amp(run_python, "run", str(script)).returncode == 7
 
 
+def test_an_error_of_a_tool_that_the_script_calls_is_its_own(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("from tf_amp.tool_error import ToolError\n\nraise ToolError('no model')\n")
+    done = _tf_amp(run_python, "run", str(script))
+    assert f'File "{script}", line 3' in done.stderr
+    assert done.stderr.endswith("ToolError: no model\n")
+
+
 def test_a_missing_script_is_told(run_python: RunPython) -> None:
     done = _tf_amp(run_python, "run", "no_such_script.py")
     assert done.returncode == 2

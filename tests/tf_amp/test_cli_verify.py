@@ -95,4 +95,4 @@ def test_differences_are_printed_and_decide_the_exit_status(
 def test_what_is_no_model_is_said(run_python: RunPython, models: Path) -> None:
     done = run_python(MAIN, args=("verify", str(models / "none.pb")), check=False)
     assert done.returncode == 1
-    assert "tf-amp verify: There is no file" in done.stderr
+    assert "tf-amp verify: error: There is no file" in done.stderr

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_amp.cli import programs
 from tf_amp.env_variables import ENABLE, ENABLE_GRAPH_REWRITE, RULES
+from tf_amp.tool_error import ToolError, WrongCallError
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -58,15 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Finds the conversion and prints it."""
     command = programs.behind_dashes(arguments.command)
     if not command:
-        print("tf-amp bisect: error: give the program behind --.", file=sys.stderr)
-        return 2
+        raise WrongCallError("give the program behind --.")
     from tf_amp.tracing.bisection import BisectionError, Check, bisect
 
     try:
         check = Check.parse(arguments.check) if arguments.check else None
     except ValueError as error:
-        print(f"tf-amp bisect: error: {error}", file=sys.stderr)
-        return 2
+        raise WrongCallError(str(error)) from error
 
     printed: list[bool] = []  # of each run that ended well: whether the figure was there
 
@@ -82,14 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
         rules = Path(own).read_text(encoding="utf-8") if own else ""
         done = bisect(passes, lambda line: print(line, file=sys.stderr, flush=True), rules=rules)
     except (BisectionError, OSError) as error:
-        print(f"tf-amp bisect: {error}", file=sys.stderr)
+        why = str(error)
         if check and printed and not any(printed):
-            print(
-                f"No run printed a figure {check.name!r}, so none could pass --check. Write it as "
-                f"'{check.name}: 0.25' or '{check.name}=0.25'.",
-                file=sys.stderr,
+            why += (
+                f"\nNo run printed a figure {check.name!r}, so none could pass --check. Write it "
+                f"as '{check.name}: 0.25' or '{check.name}=0.25'."
             )
-        return 1
+        raise ToolError(why) from error
     for found in done.found:
         print("\n".join(_described(found)))
     print(f"{done.runs} runs")
@@ -97,8 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         before = arguments.rules.read_bytes() if arguments.rules.exists() else b""
         write_whole(arguments.rules, before + b"\n" * bool(before) + done.rules.encode())
     except OSError as error:
-        print(f"tf-amp bisect: the rules were not written: {error}", file=sys.stderr)
-        return 1
+        raise ToolError(f"the rules were not written: {error}") from error
     print(f"\nwritten to {arguments.rules}:\n\n{done.rules}", end="")
     if not done.passes:
         print("tf-amp bisect: with these rules the program still fails.", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import Any
 from tf_amp.cli.numbers import count
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
+from tf_amp.tool_error import WrongCallError
 
 
 def add_parser(commands: Any) -> None:
@@ -68,30 +69,20 @@ def run(arguments: argparse.Namespace) -> int:
     from tf_amp.calibration.calibrate import UNDERFLOW, calibrate
     from tf_amp.comparison.samples import read_samples
     from tf_amp.conversion.staging import staged
-    from tf_amp.model_files import ModelError
 
     if arguments.output.is_dir():
-        print(
-            f"tf-amp calibrate: error: {str(arguments.output)!r} is a directory: name a "
-            "file in it.",
-            file=sys.stderr,
+        raise WrongCallError(f"{str(arguments.output)!r} is a directory: name a file in it.")
+    with staged(arguments.output, force=arguments.force) as path:
+        found = calibrate(
+            arguments.model,
+            read_samples(arguments.inputs),
+            config_for(settings, arguments),
+            batches=arguments.batches,
+            tolerance=arguments.tolerance,
+            underflow=UNDERFLOW if arguments.underflow is None else arguments.underflow,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
         )
-        return 2
-    try:
-        with staged(arguments.output, force=arguments.force) as path:
-            found = calibrate(
-                arguments.model,
-                read_samples(arguments.inputs),
-                config_for(settings, arguments),
-                batches=arguments.batches,
-                tolerance=arguments.tolerance,
-                underflow=UNDERFLOW if arguments.underflow is None else arguments.underflow,
-                say=lambda line: print(line, file=sys.stderr, flush=True),
-            )
-            path.write_text(found.text, encoding="utf-8")
-    except ModelError as error:
-        print(f"tf-amp calibrate: error: {error}", file=sys.stderr)
-        return 1
+        path.write_text(found.text, encoding="utf-8")
     print(f"{arguments.output}: {found}")
     for rule in found.rules:
         print(f"  {rule.node}: {rule.why}")

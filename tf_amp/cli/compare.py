@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tf_amp.cli.numbers import count, count_or_none
 from tf_amp.cli.strict_json import strict_json
 from tf_amp.terminal import table
+from tf_amp.tool_error import ToolError
 
 if TYPE_CHECKING:
     from tf_amp.comparison.compare import Comparison
@@ -71,25 +72,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Compares the models and prints the figures."""
     from tf_amp.comparison.compare import compare
     from tf_amp.comparison.samples import read_samples
-    from tf_amp.model_files import ModelError
 
-    try:
-        found = compare(
-            arguments.first,
-            arguments.second,
-            read_samples(arguments.inputs, batch=arguments.batch, count=arguments.samples)
-            if arguments.inputs
-            else None,
-            seed=arguments.seed,
-            batch=arguments.batch,
-            count=arguments.samples,
-            rounds=arguments.rounds,
-            boundaries=True,
-            memory=arguments.rounds > 0,
-        )
-    except ModelError as error:
-        print(f"tf-amp compare: error: {error}", file=sys.stderr)
-        return 1
+    found = compare(
+        arguments.first,
+        arguments.second,
+        read_samples(arguments.inputs, batch=arguments.batch, count=arguments.samples)
+        if arguments.inputs
+        else None,
+        seed=arguments.seed,
+        batch=arguments.batch,
+        count=arguments.samples,
+        rounds=arguments.rounds,
+        boundaries=True,
+        memory=arguments.rounds > 0,
+    )
     print(strict_json(dataclasses.asdict(found)) if arguments.json else _text(found))
     if arguments.html is not None:
         from tf_amp.comparison.page import page
@@ -99,8 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             write_whole(arguments.html, page(found, *names, arguments.tolerance).encode())
         except OSError as error:
-            print(f"tf-amp compare: error: the page cannot be written: {error}", file=sys.stderr)
-            return 1
+            raise ToolError(f"the page cannot be written: {error}") from error
     if arguments.tolerance is None:
         return 0
     beyond = found.beyond(arguments.tolerance)

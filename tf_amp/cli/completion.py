@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 from collections.abc import Callable
 from typing import Any
+
+from tf_amp.tool_error import ToolError
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -35,12 +36,9 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         The exit status.
     """
     if importlib.util.find_spec("shtab") is None:
-        print(
-            "tf-amp completion: error: the package shtab is not installed. "
-            "Remedy: pip install 'tf-amp[completion]'",
-            file=sys.stderr,
+        raise ToolError(
+            "the package shtab is not installed. Remedy: pip install 'tf-amp[completion]'"
         )
-        return 1
     import shtab
 
     print(shtab.complete(parser, shell=arguments.shell))

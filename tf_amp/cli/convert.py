@@ -87,24 +87,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Converts the model and prints what was done."""
     settings = read_settings()
     from tf_amp.conversion.convert import convert
-    from tf_amp.model_files import ModelError
 
-    try:
-        done = convert(
-            arguments.source,
-            arguments.destination,
-            dataclasses.replace(config_for(settings, arguments), unknown_dimension=arguments.rows),
-            weights=arguments.weights,
-            embeddings=arguments.embeddings,
-            io=arguments.io,
-            outputs=arguments.outputs,
-            allow_lambda=arguments.allow_lambda,
-            force=arguments.force,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
-        )
-    except ModelError as error:
-        print(f"tf-amp convert: error: {error}", file=sys.stderr)
-        return 1
+    done = convert(
+        arguments.source,
+        arguments.destination,
+        dataclasses.replace(config_for(settings, arguments), unknown_dimension=arguments.rows),
+        weights=arguments.weights,
+        embeddings=arguments.embeddings,
+        io=arguments.io,
+        outputs=arguments.outputs,
+        allow_lambda=arguments.allow_lambda,
+        force=arguments.force,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
     for line in described(done):
         print(line)
     return 0

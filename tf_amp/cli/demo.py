@@ -19,6 +19,7 @@ from tf_amp.cli.options import add_options, chosen_variables
 from tf_amp.env_config import check_environment
 from tf_amp.env_variables import ENABLING_VARIABLES, IGNORE_PERFORMANCE
 from tf_amp.terminal import Tell, progress_bar
+from tf_amp.tool_error import ToolError
 
 _TRAINING = "tf_amp.cli.demo_training"
 _REQUIREMENTS = {"tensorflow": "tensorflow", "keras": "keras", "sklearn": "scikit-learn"}
@@ -41,10 +42,6 @@ class Training:
     step_seconds: float
     status: Mapping[str, Any]
     messages: tuple[str, ...] = ()
-
-
-class TrainingError(Exception):
-    """A training ended with an error; the message holds the last lines that it printed."""
 
 
 def add_parser(commands: Any) -> None:
@@ -83,20 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
     missing = [name for name in _REQUIREMENTS if importlib.util.find_spec(name) is None]
     if missing:
         packages = " ".join(_REQUIREMENTS[name] for name in missing)
-        print(
-            f"tf-amp demo needs {', '.join(missing)}, which this Python cannot import. "
-            f"Remedy: {sys.executable} -m pip install {packages}",
-            file=sys.stderr,
+        raise ToolError(
+            f"it needs {', '.join(missing)}, which this Python cannot import. "
+            f"Remedy: {sys.executable} -m pip install {packages}"
         )
-        return 1
-    try:
-        return _demonstrate(arguments)
-    except TrainingError as error:
-        print(f"tf-amp demo: {error}", file=sys.stderr)
-        return 1
-
-
-def _demonstrate(arguments: argparse.Namespace) -> int:
     low = {**os.environ, **chosen_variables(arguments)}
     low.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     check_environment(low)
@@ -131,7 +118,7 @@ def _plan(environ: Mapping[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "tf_amp.cli.main", "env", "--json"]
     done = subprocess.run(command, env={**environ}, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise TrainingError(f"the settings could not be read.\n{done.stderr[-2000:]}")
+        raise ToolError(f"the settings could not be read.\n{done.stderr[-2000:]}")
     return dict(json.loads(done.stdout))
 
 
@@ -160,7 +147,7 @@ def _train(
         errors.seek(0)
         said = errors.readlines()
     if process.returncode or "accuracy" not in result:
-        raise TrainingError(
+        raise ToolError(
             f"a training ended with status {process.returncode}. Its last lines:\n"
             + "".join(said[-25:])
         )

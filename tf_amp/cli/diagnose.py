@@ -14,6 +14,7 @@ from tf_amp.cli.numbers import count
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.cli.strict_json import strict_json
 from tf_amp.env_config import read_settings
+from tf_amp.tool_error import WrongCallError
 
 if TYPE_CHECKING:
     from graph_passes import PrecisionConfig
@@ -75,22 +76,11 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Diagnoses the target and prints what was found."""
     config = config_for(read_settings(), arguments)
-    from tf_amp.diagnosis.recording import DiagnosisError
-    from tf_amp.model_files import ModelError
-
     if arguments.loss_scale is not None and not arguments.loss_scale > 0:
-        print(
-            f"tf-amp diagnose: error: --loss-scale is over 0, not {arguments.loss_scale:g}",
-            file=sys.stderr,
-        )
-        return 2
+        raise WrongCallError(f"--loss-scale is over 0, not {arguments.loss_scale:g}")
     is_model = Path(arguments.target).exists()
     diagnosed = _of_model if is_model else _of_function
-    try:
-        found = dict(diagnosed(arguments, config))
-    except (ModelError, DiagnosisError) as error:
-        print(f"tf-amp diagnose: error: {error}", file=sys.stderr)
-        return 1
+    found = dict(diagnosed(arguments, config))
     if arguments.json:
         print(strict_json({name: _as_dict(one) for name, one in found.items()}))
     else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_amp.cli.numbers import count_or_none
 from tf_amp.terminal import table
+from tf_amp.tool_error import WrongCallError
 
 if TYPE_CHECKING:
     from tf_amp.tracing.difference import Difference
@@ -53,8 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             jobs_of(read_traces(arguments.before)), jobs_of(read_traces(arguments.after))
         )
     except TraceError as error:
-        print(f"tf-amp diff: {error}", file=sys.stderr)
-        return 2
+        raise WrongCallError(str(error)) from error  # 1 is for a difference
     if arguments.json:
         print(json.dumps(_plain(found), indent=1, default=str))
     else:

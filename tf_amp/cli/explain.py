@@ -16,6 +16,7 @@ from tf_amp.cli.conditions import Condition, ConditionError
 from tf_amp.cli.numbers import count_or_none
 from tf_amp.env_variables import LOG_PATH
 from tf_amp.terminal import table
+from tf_amp.tool_error import ToolError
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -122,13 +123,9 @@ def _regex(text: str) -> re.Pattern[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what a trace directory tells."""
-    from tf_amp.tracing.trace import TraceError, read_traces
+    from tf_amp.tracing.trace import read_traces
 
-    try:
-        return show(read_traces(arguments.directory), arguments)
-    except TraceError as error:
-        print(f"tf-amp explain: {error}", file=sys.stderr)
-        return 1
+    return show(read_traces(arguments.directory), arguments)
 
 
 def show(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
@@ -216,8 +213,7 @@ def _write(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
             write_tensorboard(jobs_of(traces), arguments.tensorboard)
             print(f"{arguments.tensorboard}: tensorboard --logdir {arguments.tensorboard}")
     except OSError as error:
-        print(f"tf-amp: this cannot be written: {error}.", file=sys.stderr)
-        return 1
+        raise ToolError(f"this cannot be written: {error}.") from error
     return 0
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
 from tf_amp.terminal import table
+from tf_amp.tool_error import ToolError
 
 if TYPE_CHECKING:
     from graph_passes import OpLists, Rule
@@ -93,8 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         for note in lists.notes:
             print(f"note: {note}")
     if unknown and not arguments.diff:
-        print(f"tf-amp lists: on no list: {', '.join(unknown)}", file=sys.stderr)
-        return 1
+        raise ToolError(f"on no list: {', '.join(unknown)}")
     return 0
 
 

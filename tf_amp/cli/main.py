@@ -29,10 +29,11 @@ from tf_amp.cli import (
     verify,
 )
 from tf_amp.env_variables import EnvConfigError
+from tf_amp.tool_error import ToolError, WrongCallError
 from tf_amp.visible_log import LOGGERS
 
 # A command is a module with `add_parser(commands)`, whose parser sets the default `run`: a function
-# that takes the parsed arguments, returns the exit status and lets EnvConfigErrors pass. With the
+# that takes the parsed arguments, returns the exit status and lets pass what `main` tells. With the
 # default `needs_tensorflow` it looks at things by TensorFlow, and must not put itself into mixed
 # precision.
 COMMANDS = (
@@ -77,15 +78,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="take further arguments from a file, a line each, as absl does; also behind a command",
     )
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(
+        title="commands", metavar="COMMAND", dest="command_name", required=True
+    )
     for command in COMMANDS:
         command.add_parser(commands)
     completion.add_parser(commands, parser)
     return top
-
-
-class FlagfileError(ValueError):
-    """A file of arguments cannot be read."""
 
 
 def _with_flagfiles(argv: list[str]) -> list[str]:
@@ -98,13 +97,13 @@ def _with_flagfiles(argv: list[str]) -> list[str]:
     try:
         from absl import flags
     except ImportError as error:
-        raise FlagfileError(
+        raise WrongCallError(
             f"--flagfile needs absl, which TensorFlow brings along: {error}."
         ) from error
     try:
         return list(flags.FlagValues().read_flags_from_files(argv))
     except flags.Error as error:
-        raise FlagfileError(f"--flagfile: {error}") from error
+        raise WrongCallError(f"--flagfile: {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,31 +117,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         or setting, 3 where a gate says no.
     """
     given = list(sys.argv[1:] if argv is None else argv)
+    command = ""
     try:
         arguments = parser().parse_args(_with_flagfiles(given))
-    except FlagfileError as error:
-        print(f"tf-amp: error: {error}", file=sys.stderr)
-        return 2
-    if arguments.verbosity:
-        for name in LOGGERS:
-            logging.getLogger(name).setLevel(arguments.verbosity.upper())
-    if "needs_tensorflow" in arguments:
-        if importlib.util.find_spec("tensorflow") is None:
-            print(
-                "tf-amp: error: this Python cannot import TensorFlow. "
-                f"Remedy: {sys.executable} -m pip install tensorflow",
-                file=sys.stderr,
-            )
-            return 1
-        autoload.deactivate()
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    try:
+        command = f" {arguments.command_name}"
+        if arguments.verbosity:
+            for name in LOGGERS:
+                logging.getLogger(name).setLevel(arguments.verbosity.upper())
+        if "needs_tensorflow" in arguments:
+            if importlib.util.find_spec("tensorflow") is None:
+                raise ToolError(
+                    "this Python cannot import TensorFlow. "
+                    f"Remedy: {sys.executable} -m pip install tensorflow"
+                )
+            autoload.deactivate()
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         status = int(arguments.run(arguments))
         sys.stdout.flush()
         return status
     except EnvConfigError as error:
         print(f"tf-amp: error: {error}", file=sys.stderr)
         return 2
+    except ToolError as error:
+        if command == " run":
+            raise  # it is the script's own
+        print(f"tf-amp{command}: error: {error}", file=sys.stderr)
+        return error.exit_status
     except BrokenPipeError:
         # Who read the output, as `head` does, has enough; Python would try again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,6 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plans the model and prints the outcome."""
     settings = read_settings()
-    from tf_amp.model_files import ModelError
     from tf_amp.tracing.models import plan_model
 
-    try:
-        trace = plan_model(arguments.model, config_for(settings, arguments))
-    except ModelError as error:
-        print(f"tf-amp plan: {error}", file=sys.stderr)
-        return 1
-    return show([trace], arguments)
+    return show([plan_model(arguments.model, config_for(settings, arguments))], arguments)

@@ -17,6 +17,7 @@ from tf_amp.cli.options import add_options, chosen_variables
 from tf_amp.env_config import check_environment
 from tf_amp.env_variables import ENABLE
 from tf_amp.terminal import table
+from tf_amp.tool_error import ToolError, WrongCallError
 
 if TYPE_CHECKING:
     from tf_amp.profiling.profile import Costly, Profile, Steps
@@ -73,10 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures the program and prints what was found."""
     command = programs.behind_dashes(arguments.command)
     if not command:
-        print("tf-amp profile: error: give the program behind --.", file=sys.stderr)
-        return 2
+        raise WrongCallError("give the program behind --.")
     check_environment()
-    from tf_amp.profiling.profile import ProfileError, profile
+    from tf_amp.profiling.profile import profile
     from tf_amp.profiling.step_watch import Request
 
     def run_program(variables: Mapping[str, str], result: Path) -> str:
@@ -92,9 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
                 rounds=arguments.rounds,
                 variables=chosen_variables(arguments),
             )
-    except (ProfileError, OSError) as error:
-        print(f"tf-amp profile: {error}", file=sys.stderr)
-        return 1
+    except OSError as error:
+        raise ToolError(str(error)) from error
     print(json.dumps(found.to_dict(), indent=1) if arguments.json else "\n\n".join(_text(found)))
     return 0
 

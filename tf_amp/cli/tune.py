@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from tf_amp.cost_tables import cached_table_path, table_class
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import COST_TABLE, IGNORE_PERFORMANCE
 from tf_amp.terminal import progress_bar
+from tf_amp.tool_error import ToolError
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -60,26 +60,21 @@ def run(arguments: argparse.Namespace) -> int:
         EnvConfigError: A variable holds an illegal value.
     """
     if arguments.only and arguments.output is None:
-        print(
-            "tf-amp tune: --only needs --output: a table of a few rows must not replace the whole "
-            "one in the user's cache.",
-            file=sys.stderr,
+        raise ToolError(
+            "--only needs --output: a table of a few rows must not replace the whole one in the "
+            "user's cache."
         )
-        return 1
     settings = read_settings()
     from tf_amp.hardware import choose_target
 
     target = choose_target(settings)
     if target.target_dtype is None:
-        print(f"tf-amp tune: there is nothing to measure. {target.reason}", file=sys.stderr)
-        return 1
+        raise ToolError(f"there is nothing to measure. {target.reason}")
     if arguments.xla and target.device != "CPU":
-        print(
-            "tf-amp tune: --xla is for CPUs; on a GPU functions that XLA compiles have no table of "
-            "their own. Leave it out.",
-            file=sys.stderr,
+        raise ToolError(
+            "--xla is for CPUs; on a GPU functions that XLA compiles have no table of their own. "
+            "Leave it out."
         )
-        return 1
     from graph_passes.policy.cost_table_files import format_table, shipped_table
 
     both = target.device == "CPU" and arguments.output is None
@@ -99,8 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
                 raise
             _tell(table, path)
     except (OSError, ValueError) as error:
-        print(f"tf-amp tune: {error}", file=sys.stderr)
-        return 1
+        raise ToolError(str(error)) from error
     if arguments.output is not None:
         print(f"To use it, set {COST_TABLE}={arguments.output}")
     elif settings.ignore_performance:

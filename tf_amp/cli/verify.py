@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +12,7 @@ from tf_amp.cli.numbers import count_or_none
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import DTYPE, LOG_PATH, REWRITE, EnvConfigError
 from tf_amp.hardware import CPU_FLAGS, probe_cpu_flags
+from tf_amp.tool_error import ToolError
 
 if TYPE_CHECKING:
     from graph_passes.policy.config import Level, TargetDtype
@@ -62,13 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     dtype = cast("TargetDtype", "float16" if asked == "auto" else asked)
     flags = probe_cpu_flags()  # none are known elsewhere than on Linux
     if dtype == "bfloat16" and flags and flags.isdisjoint(CPU_FLAGS[dtype]):
-        print(
-            "tf-amp verify: TensorFlow's own pass converts nothing to bfloat16 on a CPU without "
-            "units for it, and this one has none. Compare on a CPU with AVX512_BF16 or AMX_BF16, "
-            "or with --dtype float16.",
-            file=sys.stderr,
+        raise ToolError(
+            "TensorFlow's own pass converts nothing to bfloat16 on a CPU without units for it, and "
+            "this one has none. Compare on a CPU with AVX512_BF16 or AMX_BF16, or with --dtype "
+            "float16."
         )
-        return 1
     # TensorFlow's pass reads these once a process, when it is first run.
     os.environ.pop(LOG_PATH, None)
     os.environ.pop(_SIMULATE_GPU, None)
@@ -76,9 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     if dtype == "float16":
         os.environ[_SIMULATE_GPU] = "1"
     from graph_passes import PrecisionConfig
-    from tf_amp.model_files import ModelError, ends
+    from tf_amp.model_files import ends
     from tf_amp.tracing.models import read_graphs
-    from tf_amp.tracing.upstream import DEVICES, UpstreamError, compare
+    from tf_amp.tracing.upstream import DEVICES, compare
 
     try:
         config = PrecisionConfig(
@@ -90,12 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except ValueError as error:
         raise EnvConfigError(str(error)) from error
-    try:
-        graphs = [(name, graph) for name, graph, *_ in read_graphs(arguments.model)]
-        found = [(name, compare(graph, ends(graph), config)) for name, graph in graphs]
-    except (ModelError, UpstreamError) as error:
-        print(f"tf-amp verify: {error}", file=sys.stderr)
-        return 1
+    graphs = [(name, graph) for name, graph, *_ in read_graphs(arguments.model)]
+    found = [(name, compare(graph, ends(graph), config)) for name, graph in graphs]
     told = []
     for name, comparison in found:
         differences = [

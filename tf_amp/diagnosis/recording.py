@@ -20,6 +20,7 @@ from graph_passes.ir.graph_view import ARGUMENT, GraphView
 from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.loss_scale.host_call import nobody_told
+from tf_amp.tool_error import ToolError
 
 Key: TypeAlias = tuple[str, str, int]
 """A tensor: the function as it was traced, the node or argument, and the number of the output."""
@@ -35,7 +36,7 @@ _PARALLEL = "parallel_iterations"
 _COMPILED = ("_XlaMustCompile", "_XlaCompile")
 
 
-class DiagnosisError(ValueError):
+class DiagnosisError(ToolError):
     """A function cannot be run on the side."""
 
 

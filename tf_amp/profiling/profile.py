@@ -29,6 +29,7 @@ from tf_amp.profiling.kernels import (
 )
 from tf_amp.profiling.step_watch import CALLS, REQUEST, RESULT, Request
 from tf_amp.profiling.step_watch import PROFILE as PROFILE_FOLDER
+from tf_amp.tool_error import ToolError
 from tf_amp.tracing.trace import Trace, TraceError, read_traces
 
 FLOAT32, AMP = "float32", "AMP"
@@ -44,7 +45,7 @@ _OFF = {
 }
 
 
-class ProfileError(ValueError):
+class ProfileError(ToolError):
     """A program could not be measured."""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from graph_passes import Remark, Rule, format_rules
 from tf_amp.env_variables import BISECT_LIMIT, ENABLE, LOG_PATH, RULES
+from tf_amp.tool_error import ToolError
 from tf_amp.tracing.keep_rule import keep_rule
 from tf_amp.tracing.trace import TraceError, read_traces
 
@@ -28,7 +29,7 @@ _CHECK = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*(<=|>=|<|>)\s*([-+]?[\d.]+(?:e[-+
 _FIGURE = r"[-+]?(?:nan|inf(?:inity)?|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?)"
 
 
-class BisectionError(ValueError):
+class BisectionError(ToolError):
     """There is nothing that can be found by fewer conversions."""
 
 

@@ -32,6 +32,7 @@ from tf_amp.hosts.offline import InferredShapes
 from tf_amp.hosts.process_record import PROCESS, config_of
 from tf_amp.hosts.session import TITLE, config_of_sessions
 from tf_amp.loss_scale.history import LOSS_SCALE_EVENTS
+from tf_amp.tool_error import ToolError
 
 _REMARKS = re.compile(r"remarks_(.*_(\d+))\.jsonl(\.gz)?")
 
@@ -39,7 +40,7 @@ _REMARKS = re.compile(r"remarks_(.*_(\d+))\.jsonl(\.gz)?")
 ReadShapes: TypeAlias = Callable[[], Mapping[str, Mapping[str, Any]]]
 
 
-class TraceError(ValueError):
+class TraceError(ToolError):
     """There is no trace, or none that this release can read."""
 
 

@@ -16,6 +16,7 @@ from tensorflow.python.grappler import tf_optimizer
 
 from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.policy.config import Device, TargetDtype
+from tf_amp.tool_error import ToolError
 
 FIELDS = {
     "float16": "auto_mixed_precision",
@@ -30,7 +31,7 @@ Vertex = tuple[str, str, str]
 """Function ("" for the main graph), node, type attribute."""
 
 
-class UpstreamError(RuntimeError):
+class UpstreamError(ToolError):
     """The pass gave no graph: its bfloat16 version makes some graphs with loops invalid."""
 
 
