@@ -36,8 +36,10 @@ def fuse_updates(search: UnitSearch) -> None:
         return  # a compiler that fuses element-wise ops makes one loop of an update
     if not view.ops.isdisjoint(CONTROL_FLOW):
         return  # parts of an update may be dead where others run
-    steps = [number for number in view.of_op(*OPS) if is_float32_write(m, number)]
     variables = Variables(m, edits.gate.preserved)
+    awaited = frozenset(variables.awaited.values())  # those of slots, which others begin with
+    steps = [number for number in view.of_op(*OPS) if is_float32_write(m, number)]
+    steps.sort(key=awaited.__contains__)
     found: list[_Found] = []
     written: set[int] = set()
     for with_slots in (True, False):
