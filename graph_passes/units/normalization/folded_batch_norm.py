@@ -19,7 +19,6 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2
 
 from graph_passes.ir.graph_view import Shape, elements
-from graph_passes.policy.config import UNKNOWN_DIMENSION
 from graph_passes.rewriter.constant_evaluation import evaluated
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.matcher import ADDS, Matcher
@@ -55,8 +54,13 @@ class _Convolution(NamedTuple):
         return self.weight_shape[2 if self.node.op == "DepthwiseConv2dNative" else 3 :]
 
 
-def fold_batch_norm(edits: GraphEdits, norm: Norm) -> bool:
+def fold_batch_norm(edits: GraphEdits, norm: Norm, unknown: int) -> bool:
     """Puts a convolution with scaled weights in the place of a norm with stored statistics.
+
+    Args:
+        edits: of the graph.
+        norm: the norm.
+        unknown: the length that counts for a batch that is not known.
 
     Returns:
         Whether it was done; False where no convolution is before it, where scale and offset are no
@@ -69,7 +73,7 @@ def fold_batch_norm(edits: GraphEdits, norm: Norm) -> bool:
     if convolution is None or parts is None:
         return False
     constants = _scaled_constants(m, convolution, *parts)
-    batch = UNKNOWN_DIMENSION if shape[0] is None else shape[0]
+    batch = unknown if shape[0] is None else shape[0]
     size = elements((batch, *shape[1:]))
     pays = constants is not None or (
         size is not None and math.prod(convolution.weight_shape) <= _WORTH * size

@@ -55,6 +55,7 @@ def fuse_batch_norms(search: UnitSearch) -> None:
     One that no fused op can stand for, or the gradient of such, becomes a unit in float32.
     """
     edits, m, products = search.edits, search.edits.matcher, search.lists.ops("allow")
+    unknown = search.config.unknown_dimension
     has_kernels = has_fused_kernels(search.support)
     keep = functools.partial(search.keep_float32, f"{RULE} in float32", is_exact=True)
     for found in search.norms:
@@ -65,7 +66,7 @@ def fuse_batch_norms(search: UnitSearch) -> None:
         stray = misaligned(m, norm)
         holds_data, holds_products = _made_of(edits, norm.x, products)
         folds = is_stored and search.is_bfloat16_cpu and stray is None
-        if has_kernels and not (folds and fold_batch_norm(edits, norm)):
+        if has_kernels and not (folds and fold_batch_norm(edits, norm, unknown)):
             # The op makes a gradient with stored statistics only with channels last.
             is_last = norm.shape is not None and len(norm.shape) - 1 not in norm.axes
             fits = is_last and gradient is not None and gradient.is_proved

@@ -129,13 +129,16 @@ def in_float32(result: RewriteResult) -> graph_pb2.GraphDef:
     return graph_def
 
 
-def test_a_weight_that_is_large_beside_the_activations_is_not_scaled() -> None:
+@pytest.mark.parametrize(("batch", "counted"), [(4, 32), (None, 4)])
+def test_a_weight_that_is_large_beside_the_activations_is_not_scaled(
+    batch: int | None, counted: int
+) -> None:
+    """A batch that is not known has the rows that it is planned for."""
     normalization = layers.BatchNormalization()
     model = keras.Sequential([keras.Input((1, 1, 64)), layers.Conv2D(512, 1), normalization])
     function = tf.function(lambda x: model(x, training=False), autograph=False)
-    result = rewritten(
-        function.get_concrete_function(tf.TensorSpec((4, 1, 1, 64))), CONFIGS["bfloat16"]
-    )
+    config = dataclasses.replace(CONFIGS["bfloat16"], unknown_dimension=counted)
+    result = rewritten(function.get_concrete_function(tf.TensorSpec((batch, 1, 1, 64))), config)
     assert dtypes_of(result, "FusedBatchNormV3") == ["bfloat16"]
 
 
