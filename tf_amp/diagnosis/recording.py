@@ -19,6 +19,7 @@ from tensorflow.python.eager import context as context_lib
 from graph_passes.ir.graph_view import ARGUMENT, GraphView
 from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
+from tf_amp.hosts.function_trials import OF_SEVERAL, has_other_workers
 from tf_amp.loss_scale.host_call import nobody_told
 from tf_amp.tool_error import ToolError
 
@@ -153,11 +154,13 @@ def run_recorded(
         The records, in the order in which the tensors were made.
 
     Raises:
-        DiagnosisError: the function fails.
+        DiagnosisError: the function fails, or this is one of several workers.
     """
     recorder = Recorder(tell)
     copies = _Copies(functions, recorder, wants)
     context = context_lib.context()
+    if has_other_workers(context):
+        raise DiagnosisError(OF_SEVERAL)
     try:
         name = copies.add(main)
         count = len(functions[main].signature.output_arg)

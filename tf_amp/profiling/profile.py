@@ -226,7 +226,7 @@ def profile(
         variables: what switches mixed precision on; with a `LOG_PATH` the trace stays there.
 
     Raises:
-        ProfileError: a run did not come to its last step.
+        ProfileError: a run did not come to its last step, or cannot be measured.
     """
     found: dict[str, list[Steps]] = {FLOAT32: [], AMP: []}
     for number in range(rounds):
@@ -273,8 +273,14 @@ def _why_not(place: Path, request: Request, printed: str) -> str:
 
 
 def _read(place: Path) -> Steps:
-    """The steps of one run."""
+    """The steps of one run.
+
+    Raises:
+        ProfileError: the program cannot be measured.
+    """
     result = json.loads((place / RESULT).read_text())
+    if "refused" in result:
+        raise ProfileError(result["refused"])
     step, inside = (statistics.median(result[name]) for name in ("periods", "inside"))
     profiled = read_profile(place / PROFILE_FOLDER)
     noted = sum(end - start for start, end in profiled.steps)

@@ -18,21 +18,23 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 from tensorflow.python.client import session
+from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from graph_passes.ops.node_types import GRADIENT_SCOPE
 from tf_amp.compatibility import STEP_WATCH, require
+from tf_amp.hosts.function_trials import OF_SEVERAL, has_other_workers
 from tf_amp.patches import Patches
 from tf_amp.profiling.kernels import STEP
 from tf_amp.whole_files import write_whole
 
 REQUEST, RESULT, CALLS, PROFILE = "request.json", "result.json", "calls.json", "profile"
-"""Files of the folder: what is asked for; what was measured; how often each function was called, if
-the program ended before; and the folder of the profiler."""
+"""Files of the folder: what is asked for; what was measured, or why it cannot be; how often each
+function was called, if the program ended before; and the folder of the profiler."""
 
 _READS = frozenset(("IteratorGetNext", "QueueDequeueV2", "QueueDequeueManyV2"))
 
@@ -168,6 +170,8 @@ class _StepWatch:
         calls.count += 1
         place = calls.count - self._request.skip - 1  # among the calls that are looked at
         if place >= 0 and self._chosen is None and self._is_wanted(calls, trains):
+            if has_other_workers(context_lib.context()):
+                self._end({"refused": OF_SEVERAL})
             self._chosen = calls
         if calls is not self._chosen:
             started = time.perf_counter()
@@ -240,6 +244,10 @@ class _StepWatch:
             "cached": [b - a for a, b in zip(*timed, strict=True)],
             "others": {name: s / self._request.steps for name, s in self._others.items()},
         }
+        self._end(result)
+
+    def _end(self, result: dict[str, Any]) -> NoReturn:
+        """Leaves a result and ends the process."""
         write_whole(self._folder / RESULT, json.dumps(result).encode())
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:

@@ -8,8 +8,11 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.eager import context
 
 import tf_amp
+from tf_amp.diagnosis.recording import DiagnosisError
 from tf_amp.loss_scale import wrap_optimizer
 
 FLOAT16 = tf_amp.PrecisionConfig(target_dtype="float16", device="CPU")
@@ -285,6 +288,19 @@ def fit_gradient() -> dict:
         "exact": callback.diagnosis.float32_finite,
         "again": str(again.diagnosis),
     }
+
+
+def worker() -> dict:
+    """One of several workers, as TF_CONFIG makes it, cannot wait for its devices."""
+    x = tf.ones((4, 4))  # the context is there; it starts no server any more
+    server = tensorflow_server_pb2.ServerDef()
+    server.cluster.CopyFrom(tf.train.ClusterSpec({"worker": ["a:1", "b:1"]}).as_cluster_def())
+    context.context()._collective_ops_server_def = server
+    try:
+        tf_amp.diagnose(tf.function(lambda x: x @ x), [x], config=FLOAT16)
+    except DiagnosisError as error:
+        return {"told": str(error)}
+    return {}
 
 
 if __name__ == "__main__":

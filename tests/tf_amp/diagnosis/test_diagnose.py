@@ -47,6 +47,10 @@ def test_planted_fault(case: Callable[..., dict[str, Any]]) -> None:
     assert all(map(re.fullmatch, names, found["found"]))
 
 
+def test_one_of_several_workers_is_told_to_run_alone(case: Callable[..., dict[str, Any]]) -> None:
+    assert "without TF_CONFIG" in case("worker")["told"]
+
+
 def test_gradients_that_float16_flushes(case: Callable[..., dict[str, Any]]) -> None:
     found = case("gradients", "1024", "32768")
     assert found["scales"] == [1, 1024, 32768]

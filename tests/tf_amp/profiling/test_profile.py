@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster_ports import free_ports
 from environments import CONVERTS, REWRITE, RunPython
 
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
@@ -38,6 +39,17 @@ with v1.Session() as session:
     for _ in range(50):
         session.run(loss, {x: np.ones([64, 256], "f")})
         session.run([train, loss], {x: np.ones([64, 256], "f")})
+"""
+
+# As MultiWorkerMirroredStrategy makes it of TF_CONFIG, before it waits for the others.
+SEVERAL = """
+import tensorflow as tf
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.eager import context
+workers = tf.train.ClusterSpec({"worker": ["localhost:PORT", "localhost:OTHER"]})
+server = tensorflow_server_pb2.ServerDef(job_name="worker", protocol="grpc")
+server.cluster.CopyFrom(workers.as_cluster_def())
+context.context().enable_collective_ops(server)
 """
 
 
@@ -111,6 +123,7 @@ def test_figures_of_a_session_that_switches_itself_on(
     [
         (KERAS, (), 1, "_step_on_iterator 4 times"),
         (SESSION, ("--function", "no such name"), 1, "Session.run(Mean:0) 50 times"),
+        (SEVERAL + KERAS, (), 1, "one of several workers"),
         ("raise SystemExit('this one fails')", (), 1, "this one fails"),
         ("import tensorflow; 1 / 0", (), 1, "ZeroDivisionError"),
         ("import time; time.sleep(60)", ("--timeout", "1"), 1, "stopped after --timeout 1 seconds"),
@@ -125,7 +138,8 @@ def test_what_cannot_be_measured(
     status: int,
     said: str,
 ) -> None:
-    (tmp_path / "train.py").write_text(program)
+    port, other = map(str, free_ports(2))
+    (tmp_path / "train.py").write_text(program.replace("PORT", port).replace("OTHER", other))
     done = run(run_python, tmp_path / "train.py", *options, arguments=("1",))
     assert done.returncode == status
     assert said in done.stderr
