@@ -12,7 +12,7 @@ from tf_amp.cost_tables import cached_table_path, table_class
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import COST_TABLE, IGNORE_PERFORMANCE
 from tf_amp.terminal import progress_bar
-from tf_amp.tool_error import ToolError
+from tf_amp.tool_error import ToolError, WrongCallError
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def add_parser(commands: Any) -> None:
         "what is slower in the target dtype on this machine stays float32. On a CPU, functions "
         "that XLA compiles have a table of their own, which is measured as well. Leave the "
         "machine alone meanwhile.",
+        epilog="Exit status: 0; 1 if nothing could be measured or written; 2 for a wrong call or "
+        "setting.",
     )
     parser.add_argument(
         "--output",
@@ -41,7 +43,10 @@ def add_parser(commands: Any) -> None:
         "--xla", action="store_true", help="measure the table for functions that XLA compiles alone"
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="ROW", help='rows to measure, such as "Relu" (default: all)'
+        "--only",
+        nargs="+",
+        metavar="ROW",
+        help='rows to measure, such as "Relu", with --output (default: all)',
     )
     parser.set_defaults(run=run, needs_tensorflow=True)
 
@@ -54,13 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns:
         0; 1 if nothing is rewritten on this hardware or XLA has no table for it, a row is unknown
-        or a file cannot be written.
+        or a file cannot be written; 2 for rows without a file.
 
     Raises:
         EnvConfigError: A variable holds an illegal value.
     """
     if arguments.only and arguments.output is None:
-        raise ToolError(
+        raise WrongCallError(
             "--only needs --output: a table of a few rows must not replace the whole one in the "
             "user's cache."
         )
