@@ -197,7 +197,8 @@ def _make_seen(original: _Method, notice: CustomLoopNotice) -> _Method:
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         driven = getattr(self, "_is_wrapped_by_loss_scale_optimizer", False)
         if not driven and not is_applying() and not is_wrapped(self):
-            notice.give(self)
+            args = (list(args[0]), *args[1:]) if args else ()  # it may be read once only
+            notice.give(self, gradients=args[0] if args else ())
         return original(self, *args, **kwargs)
 
     return apply

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_amp.env_variables import DTYPE, ENABLE_LOSS_SCALING
 from tf_amp.loss_scale.seen_graphs import gradients_are_given, is_scaled_by_others, mark_seen
+from tf_amp.loss_scale.unscaled import are_unscaled
 from tf_amp.patches import Patches
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
@@ -68,8 +70,8 @@ class CustomLoopNotice:
         """Whether the hooks are on."""
         return self._patches is not None and self._patches.active
 
-    def give(self, optimizer: Any, text: str = NOT_WRAPPED) -> None:
-        """Logs a notice, the first time.
+    def give(self, optimizer: Any, text: str = NOT_WRAPPED, gradients: Iterable[Any] = ()) -> None:
+        """Logs a notice, the first time, unless the loop unscales what it gives the optimizer.
 
         What runs eagerly is not converted, but gradients may come from a function that is. Where
         others scale a loss, `UnscaledNotice` finds out whether these gradients are those of it.
@@ -77,6 +79,7 @@ class CustomLoopNotice:
         Args:
             optimizer: The optimizer whose gradients are those of a loss that was not scaled.
             text: One of the notices of this module.
+            gradients: What the optimizer is given: gradients, or pairs of one and its variable.
         """
         if tf.executing_eagerly():
             if not gradients_are_given():
@@ -84,7 +87,10 @@ class CustomLoopNotice:
         elif is_scaled_by_others():
             return
         mark_seen()
-        if text in self._given:
+        given = [one[0] if isinstance(one, (tuple, list)) else one for one in gradients]
+        given = [getattr(gradient, "values", gradient) for gradient in given]
+        tensors = [gradient for gradient in given if tf.is_symbolic_tensor(gradient)]
+        if text in self._given or (tensors and are_unscaled(tensors)):
             return
         self._given.add(text)
         _LOGGER.warning(text, type(optimizer).__name__)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+import tensorflow as tf
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.core.framework.types_pb2 import DT_FLOAT, DT_HALF
 from tensorflow.python.framework import tensor_util
@@ -71,6 +72,26 @@ def trains_unscaled(traced: Program, running: Program) -> bool:
         return False
     unscaled = set(walk(_unscaling(flow, reached, made_of), onward))
     return not unscaled.issuperset(trained)
+
+
+def are_unscaled(gradients: Sequence[tf.Tensor]) -> bool:
+    """Whether gradients are divided by a scale that went into them, as the program is written.
+
+    Args:
+        gradients: Tensors of a graph, as an optimizer is given them.
+    """
+    if len({id(gradient.graph) for gradient in gradients}) != 1:
+        return False
+    graph = gradients[0].graph.as_graph_def()
+    functions = {function.signature.name: function for function in graph.library.function}
+    flow = DataFlow(Program(graph, functions.get))
+    computed = [place for place, node in flow.nodes.items() if _OF_GRADIENT.search(node.name)]
+
+    def onward(place: Place) -> Iterable[Place]:
+        return flow.readers.get(place, ())
+
+    unscaling = _unscaling(flow, set(walk(computed, onward)), flow.back(computed))
+    return {("", gradient.op.name, 0) for gradient in gradients} <= set(walk(unscaling, onward))
 
 
 def gives_gradients(running: Program) -> bool:

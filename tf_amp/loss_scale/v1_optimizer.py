@@ -252,7 +252,8 @@ def _make_apply_gradients(
         if wrapper is not None:
             return wrapper.apply_gradients(*args, **kwargs)
         if not is_applying() and not is_wrapped(self) and wrapper_of(self) is None:
-            notice.give(self)
+            args = (list(args[0]), *args[1:]) if args else ()  # it may be read once only
+            notice.give(self, gradients=args[0] if args else ())
         return original(self, *args, **kwargs)
 
     return apply_gradients

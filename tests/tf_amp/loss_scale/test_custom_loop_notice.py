@@ -122,6 +122,18 @@ def loop_of_a_compiled_model():
     model, _ = made()
     model.compile(optimizers.Adam())
     tf.function(lambda: own_step(model, x))()
+def scaled_by_hand(optimizer, by=1 / 128):
+    model, weights = made()
+    if hasattr(optimizer, "build"):
+        optimizer.build(weights)
+    @tf.function
+    def step():
+        _, scaled, tape = model.take(x, lambda loss: 128.0 * loss)
+        gradients = [by * gradient for gradient in tape.gradient(scaled, weights)]
+        optimizer.apply_gradients(zip(gradients, weights))
+    before = [weight.copy() for weight in model.get_weights()]
+    step()
+    assert all(abs(a - b).max() > 1e-5 for a, b in zip(model.get_weights(), before))
 def two_optimizers(of_one_loss):
     model, weights = made()
     scaler, other = own_class(optimizers.Adam()), optimizers.SGD()
@@ -166,6 +178,11 @@ print({
     ),
     "own optimizers": heard(fit, own_optimizers),
     "loop": heard(loop_of_a_compiled_model),
+    "by hand": heard(scaled_by_hand, optimizers.SGD()),
+    "by hand, v1": [] if library is keras else heard(
+        scaled_by_hand, tf.compat.v1.train.GradientDescentOptimizer(0.01)
+    ),
+    "by hand, not back": heard(scaled_by_hand, optimizers.SGD(), 0.1),
     "one loss": heard(two_optimizers, True),
     "two losses": heard(two_optimizers, False),
     "given": heard(given_by_a_function),
@@ -238,6 +255,13 @@ def test_a_loop_with_the_optimizer_of_compile(heard, library: str) -> None:
     (line,) = heard["loop"]
     assert "applies gradients with Adam, the optimizer of compile()" in line
     assert ("wrap_optimizer" if library == "keras" else "optimizer.minimize") in line
+
+
+def test_a_loop_that_scales_by_hand(heard) -> None:
+    """It divides by what it multiplied the loss by, and its gradients, read once, all train."""
+    assert heard["by hand"] == heard["by hand, v1"] == []
+    (line,) = heard["by hand, not back"]
+    assert line.startswith(NOT_WRAPPED)
 
 
 def test_of_two_optimizers_one_scales(heard) -> None:

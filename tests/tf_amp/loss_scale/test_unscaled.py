@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 from tf_amp.loss_scale.data_flow import Program
-from tf_amp.loss_scale.unscaled import trains_unscaled
+from tf_amp.loss_scale.unscaled import are_unscaled, trains_unscaled
 
 v1 = tf.compat.v1
 Write = Callable[[Any], Any]
@@ -45,33 +45,33 @@ def descend(by: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     return lambda w, gradient, own: w.assign_sub(by(gradient, own))
 
 
-@pytest.mark.parametrize(
-    ("scale", "by"),
-    [
-        (1024.0, lambda g, own: g / 1024.0),
-        (1000.0, lambda g, own: 0.1 * (g / 1000.0)),
-        (1024.0, lambda g, own: g * (0.5**10)),
-        (variable, lambda g, own: g / own),
-        (variable, lambda g, own: g * (0.1 / own)),
-        (variable, lambda g, own: g * tf.math.reciprocal(own)),
-    ],
-)
+SCALING = [
+    (1024.0, lambda g, own: g / 1024.0),
+    (1000.0, lambda g, own: 0.1 * (g / 1000.0)),
+    (1024.0, lambda g, own: g * (0.5**10)),
+    (variable, lambda g, own: g / own),
+    (variable, lambda g, own: g * (0.1 / own)),
+    (variable, lambda g, own: g * tf.math.reciprocal(own)),
+]
+
+
+@pytest.mark.parametrize(("scale", "by"), SCALING)
 def test_what_scales(scale: Any, by: Any) -> None:
     assert not graph_of(scale, descend(by))
 
 
-@pytest.mark.parametrize(
-    ("scale", "by"),
-    [
-        (1.0, lambda g, own: 0.1 * g),
-        (1024.0, lambda g, own: 0.1 * g),
-        (2.0, lambda g, own: g / 2.0),
-        (10.0, lambda g, own: 0.1 * g),  # a learning rate
-        (variable, lambda g, own: own * g),
-        (variable, lambda g, own: g / (1.0 + own)),
-        (1.0, lambda g, own: g / own),
-    ],
-)
+NOT_SCALING = [
+    (1.0, lambda g, own: 0.1 * g),
+    (1024.0, lambda g, own: 0.1 * g),
+    (2.0, lambda g, own: g / 2.0),
+    (10.0, lambda g, own: 0.1 * g),  # a learning rate
+    (variable, lambda g, own: own * g),
+    (variable, lambda g, own: g / (1.0 + own)),
+    (1.0, lambda g, own: g / own),
+]
+
+
+@pytest.mark.parametrize(("scale", "by"), NOT_SCALING)
 def test_what_does_not(scale: Any, by: Any) -> None:
     assert graph_of(scale, descend(by))
 
@@ -90,3 +90,20 @@ def test_only_float16_gradients_count() -> None:
 
 def test_what_is_written_to_other_variables_is_no_training() -> None:
     assert not graph_of(1.0, lambda w, g, own: own.assign(tf.reduce_sum(g)))
+
+
+@pytest.mark.parametrize(
+    ("scale", "by", "unscaled"),
+    [(*case, True) for case in SCALING] + [(*case, False) for case in NOT_SCALING],
+)
+def test_gradients_that_an_optimizer_is_given(scale: Any, by: Any, unscaled: bool) -> None:
+    given: list[Any] = []
+
+    def write(w: Any, gradient: Any, own: Any) -> None:
+        given.append((by(gradient, own), gradient))
+        assert are_unscaled(given[-1][:1]) == unscaled
+        assert not are_unscaled(given[-1])  # one of them is not
+
+    graph_of(scale, write)
+    graph_of(scale, write)
+    assert not are_unscaled([one for one, _ in given])  # of two graphs
