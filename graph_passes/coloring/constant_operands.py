@@ -14,10 +14,11 @@ make theirs. Sums of data by classes, `one_hot(a)^T x`, as of which k-means make
 likewise, where neither weights nor a product come in; a row picked by `one_hot(a) x` is a layer.
 
 So a product with a constant stays float32, and so do its gradients, which read the constant too,
-and what lies between the last products and its operands. Weights are constants in a graph without
-variables: there a constant must have few values, or be made in the graph. Where what it gives goes
-on to the next product of a network, as from a blur before a convolution, it is a layer. A constant
-of one value, as the gradient of a mean is, counts in convolutions alone: it is a window there.
+and what lies between the last products and its operands. Weights are constants in a graph that has
+no variables but of whole numbers: there a constant must have few values, or be made in the graph.
+Where what it gives goes on to the next product of a network, as from a blur before a convolution,
+it is a layer. A constant of one value, as the gradient of a mean is, counts in convolutions alone:
+it is a window there.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class _Search:
                     constants.others.add(product)
                 elif kind is not _Kind.EVEN or "Conv" in self._view.op_of(product):
                     groups.setdefault((self._origin(operand), kind), set()).add(product)
-        if self._view.ops.isdisjoint(VARIABLES):
+        # What counts, or holds the state of a generator, is no weight.
+        if all(map(self._is_whole_variable, self._view.of_op(*VARIABLES))):
             groups = {key: group for key, group in groups.items() if key[1] is not _Kind.STORED}
         sure = {v for (_, kind), group in groups.items() if kind is not _Kind.STORED for v in group}
         kept = set[int]()
@@ -135,6 +137,9 @@ class _Search:
             return []
         read = self._view.producers(number)
         return read[1:2] if "Conv" in op else read
+
+    def _is_whole_variable(self, number: int) -> bool:
+        return self._view.attr(number, "dtype").type in _WHOLE
 
     def _reads_weights(self, product: int) -> bool:
         makers = map(self._origin, self._operands[product])

@@ -379,6 +379,17 @@ def test_with_a_variable_a_stored_constant_is_no_weight() -> None:
     assert (features.reason, network.converted) == (Reason.CONSTANT_OPERAND, True)
 
 
+def test_beside_what_counts_a_stored_constant_is_a_weight() -> None:
+    """A frozen network that ends where no other product is behind, and a counter of its calls."""
+    counter = tf.Variable(0, dtype=tf.int64)
+
+    def network(x: Any) -> Any:
+        counter.assign(counter + 1)
+        return tf.math.sin(tf.nn.relu(x @ tf.constant(WEIGHTS)) @ tf.constant(WEIGHTS))
+
+    assert [d.converted for d in decisions(network, CPU, (WIDTH, WIDTH))] == [True] * 2
+
+
 @pytest.mark.parametrize(
     "function",
     [
