@@ -7,7 +7,8 @@ products and such an op stays float32, these products and their gradients too, a
 that reads what the op gives, as the op's own gradient does, and a product of that. Where products,
 sums and scalings alone lead from one decomposition to the next, as from step to step of a Kalman
 filter, in a loop or not, so do they, and all that leads to or from one in this manner. Activations
-end it: layers of a network that whitens go low.
+end it: layers of a network that whitens go low. A product that is divided by a product of itself
+solves one equation (`P h / (h' P h + r)`, the gain of a Kalman filter for one observation).
 """
 
 from __future__ import annotations
@@ -18,26 +19,27 @@ from collections.abc import Iterable
 import numpy as np
 
 from graph_passes.coloring.state import ALLOW, Coloring
-from graph_passes.coloring.ways import MATRIX_PRODUCTS, linear, moves
+from graph_passes.coloring.ways import MATRIX_PRODUCTS, linear, moves, near
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import ARGUMENT
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.op_classes import ops_of
 
 DECOMPOSITIONS = ops_of("decompositions")
+DIVISIONS = frozenset(("RealDiv", "DivNoNan"))
 
 
 def keep_decompositions(coloring: Coloring) -> None:
     """Keeps what decompositions are made of, and products with what they give, in float32."""
     codes, edges, view = coloring.list_codes, coloring.edges, coloring.view
-    roots = set(coloring.floats_of(DECOMPOSITIONS))
+    move = moves(coloring)
+    roots = set(coloring.floats_of(DECOMPOSITIONS)) | _solved_by_division(coloring, move)
     if not roots:
         return
 
     def made_of(vertex: int) -> Iterable[int]:
         return () if codes[vertex] == ALLOW else edges.producers(vertex)
 
-    move = moves(coloring)
     onto = move | coloring.has_op(MATRIX_PRODUCTS)
 
     def handed_on(vertex: int) -> Iterable[int]:
@@ -68,6 +70,23 @@ def keep_decompositions(coloring: Coloring) -> None:
     found = before | behind | gradients
     found |= _steps_between(coloring, roots, found, onto)
     coloring.block(sorted(found - roots), Reason.DECOMPOSITION)
+
+
+def _solved_by_division(coloring: Coloring, move: np.ndarray) -> set[int]:
+    """The quotients of a product and of sums with a product of it."""
+    producers, products = coloring.edges.producers, coloring.has_op(MATRIX_PRODUCTS)
+    sums = linear(coloring, move) & ~products
+
+    def made_of(vertices: Iterable[int], through: np.ndarray) -> set[int]:
+        found = near(vertices, lambda v: producers(v) if through[v] else ())
+        return {vertex for vertex in found if products[vertex]}
+
+    def is_solved(quotient: int) -> bool:
+        makers = producers(quotient)
+        met = {maker for v in made_of(makers[1:], sums) for maker in producers(v)}
+        return bool(met and made_of(makers[:1], move) & made_of(met, move))
+
+    return {vertex for vertex in coloring.floats_of(DIVISIONS) if is_solved(vertex)}
 
 
 def _steps_between(

@@ -164,6 +164,57 @@ def test_what_one_step_hands_on_to_a_solver_is_that_of_float32(config, steps):
     assert np.abs(wrong - expected).max() > 2e-5
 
 
+def filtered(seen: tf.Tensor, h: tf.Tensor, divide: Callable[..., tf.Tensor]) -> tf.Tensor:
+    """Minus the log-likelihood of a Kalman filter of a local trend, one observation a step."""
+    move, one = tf.constant([[1.0, 1.0], [0.0, 1.0]]), tf.eye(2)
+
+    def step(i, mean, p, total):
+        gained = tf.matmul(h, p, name="gained")
+        spread = tf.matmul(gained, h, transpose_b=True) + 0.1
+        error = seen[i] - tf.matmul(h, mean)
+        gain = tf.transpose(divide(gained, spread))
+        mean = tf.matmul(move, mean + tf.matmul(gain, error))
+        p = tf.matmul(one - tf.matmul(gain, h), p)
+        p = tf.matmul(tf.matmul(move, p), move, transpose_b=True) + 0.01 * one
+        return i + 1, mean, p, total + tf.square(error) / spread + tf.math.log(spread)
+
+    loop = (0, tf.zeros((2, 1)), 10.0 * one, tf.zeros((1, 1)))
+    return tf.while_loop(lambda i, *_: i < POINTS, step, loop)[3]
+
+
+@pytest.mark.parametrize("divide", [tf.divide, tf.math.divide_no_nan])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_one_equation_is_solved_by_a_division(config, divide):
+    def step(seen, h):
+        with tf.GradientTape() as tape:
+            tape.watch(h)
+            value = filtered(seen, h, divide)
+        return value, tape.gradient(value, h)
+
+    traced = trace(step, tf.TensorSpec((POINTS, 1, 1)), tf.TensorSpec((1, 2)))
+    seen = 0.3 * np.arange(POINTS, dtype=np.float32) + np.sin(np.arange(POINTS))
+    given = [seen.astype(np.float32).reshape(POINTS, 1, 1), np.array([[1, 0.1]], np.float32)]
+    expected = traced.run(traced.graph_def, *given)
+    found = traced.run(traced.rewrite(config).graph_def, *given)
+    for old, new in zip(expected, found, strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-4)
+    off = dataclasses.replace(config, disabled_rules=frozenset(("decomposition",)))
+    wrong = traced.run(traced.rewrite(off).graph_def, *given)
+    assert np.abs(wrong[0] - expected[0]).max() > 0.05 * np.abs(expected[0]).max()
+
+
+def test_a_quotient_of_products_that_solves_nothing_goes_low():
+    def attended(queries, keys, values):
+        queries, keys = tf.nn.relu(queries), tf.nn.relu(keys)
+        kept = tf.matmul(keys, values, transpose_a=True, name="kept")
+        total = tf.reduce_sum(keys, 0)[:, None]
+        given = tf.matmul(queries, kept, name="given")
+        return given / (tf.matmul(queries, total, name="total") + 1.0)
+
+    traced = trace(attended, *[tf.TensorSpec((POINTS, WIDTH))] * 3)
+    assert low_products(traced, CONFIGS["GPU"]) == {"kept", "given", "total"}
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_a_loop_without_a_solver_goes_low(config):
     def made(x, w):
