@@ -4,11 +4,13 @@ They take small differences of large numbers. A kernel matrix whose entries are 
 bfloat16 is no longer positive definite, and its Cholesky factor is NaN; in a solution, an error of
 the right side is larger by the condition of the matrix. So all that lies between the last matrix
 products and such an op stays float32, these products and their gradients too, and so does a product
-that reads what the op gives, as the op's own gradient does, and a product of that. Where products,
-sums and scalings alone lead from one decomposition to the next, as from step to step of a Kalman
-filter, in a loop or not, so do they, and all that leads to or from one in this manner. Activations
-end it: layers of a network that whitens go low. A product that is divided by a product of itself
-solves one equation (`P h / (h' P h + r)`, the gain of a Kalman filter for one observation).
+that reads what the op gives, as the op's own gradient does, and a product of that. What an inverse
+is multiplied with is the right side of its equation: the products that it is a sum of do too.
+Where products, sums and scalings alone lead from one decomposition to the next, as from step to
+step of a Kalman filter, in a loop or not, so do they, and all that leads to or from one in this
+manner. Activations end it: layers of a network that whitens go low. A product that is divided by a
+product of itself solves one equation (`P h / (h' P h + r)`, the gain of a Kalman filter for one
+observation).
 """
 
 from __future__ import annotations
@@ -25,8 +27,7 @@ from graph_passes.ir.graph_view import ARGUMENT
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.op_classes import ops_of
 
-DECOMPOSITIONS = ops_of("decompositions")
-DIVISIONS = frozenset(("RealDiv", "DivNoNan"))
+DECOMPOSITIONS, DIVISIONS = ops_of("decompositions"), ops_of("divisions")
 
 
 def keep_decompositions(coloring: Coloring) -> None:
@@ -67,9 +68,22 @@ def keep_decompositions(coloring: Coloring) -> None:
         for vertex in walk(roots | behind, onward)
         if codes[vertex] == ALLOW and not fed.isdisjoint(origins(edges.producers(vertex)))
     }
-    found = before | behind | gradients
+    found = before | behind | gradients | _right_sides(coloring, roots, move)
     found |= _steps_between(coloring, roots, found, onto)
     coloring.block(sorted(found - roots), Reason.DECOMPOSITION)
+
+
+def _right_sides(coloring: Coloring, roots: set[int], move: np.ndarray) -> set[int]:
+    """The products that are handed on or added up to what a decomposition is multiplied with."""
+    codes, edges = coloring.list_codes, coloring.edges
+    sums = linear(coloring, move) & (codes != ALLOW)
+
+    def given(vertex: int) -> Iterable[int]:
+        return edges.readers(vertex) if move[vertex] or vertex in roots else ()
+
+    met = [maker for v in walk(roots, given) if codes[v] == ALLOW for maker in edges.producers(v)]
+    summed = walk(met, lambda v: edges.producers(v) if sums[v] else ())
+    return {vertex for vertex in summed if codes[vertex] == ALLOW}
 
 
 def _solved_by_division(coloring: Coloring, move: np.ndarray) -> set[int]:

@@ -243,6 +243,30 @@ def test_what_an_inverse_is_multiplied_with_is_not_rounded_either():
     assert low_products(traced, CONFIGS["CPU"]) == {"far"}
 
 
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_normal_equations_by_an_inverse_are_those_of_float32(config):
+    def fitted(x, y):
+        inverse = tf.linalg.inv(tf.matmul(x, x, transpose_a=True))
+        return tf.matmul(inverse, tf.matmul(x, y, transpose_a=True) / POINTS)
+
+    traced = trace(fitted, tf.TensorSpec((POINTS, 4)), tf.TensorSpec((POINTS, 1)))
+    t = np.linspace(0, 3, POINTS, dtype=np.float32)[:, None]
+    given = [t ** np.arange(4, dtype=np.float32), np.sin(t)]
+    assert not low_products(traced, config)
+    (expected,) = traced.run(traced.graph_def, *given)
+    (found,) = traced.run(traced.rewrite(config).graph_def, *given)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def test_a_layer_in_front_of_an_orthogonal_one_goes_low():
+    def layers(x, w):
+        hidden = tf.nn.relu(tf.matmul(x, w, name="far"))
+        return tf.matmul(hidden, tf.linalg.qr(w)[0])
+
+    traced = trace(layers, tf.TensorSpec((POINTS, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
+    assert low_products(traced, CONFIGS["GPU"]) == {"far"}
+
+
 @pytest.mark.parametrize("activation", [tf.nn.relu, tf.nn.swish, tf.tanh])
 def test_layers_of_a_network_that_whitens_go_low(activation):
     def whitened(x):
