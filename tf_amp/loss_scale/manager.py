@@ -121,14 +121,21 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         """Multiplies a loss by the scale, as the last thing before its gradients are taken.
 
         Args:
-            loss: Floating-point tensors of any shape, nested as you like, or a callable.
+            loss: Floating-point tensors of any shape, nested as you like, or a callable. A tensor
+                that this method gave last is not scaled again.
 
         Returns:
             The same structure. Report the loss you passed in, not this one.
         """
         for protocol in self._protocols:
             protocol.loss_scaled()
-        return self.multiply(loss)
+        if callable(loss):
+            return lambda: self.scale_loss(loss())
+        if self._used_scale.has_scaled(loss):
+            return loss  # as a loop does that hands it to `minimize` of tf_keras, which scales too
+        scaled = self.multiply(loss)
+        self._used_scale.note_loss(scaled)
+        return scaled
 
     def multiply(self, tensors: Any, scale: tf.Tensor | None = None) -> Any:
         """Multiplies tensors by the scale, without counting as the scaling of a step's loss.

@@ -85,6 +85,15 @@ class UsedScale:
         scale = reference() if reference is not None else None
         return scale if scale is not None and scale.graph in _places() else None
 
+    def note_loss(self, loss: Any) -> None:
+        """Keeps a scaled loss, if it is a tensor."""
+        self._local.loss = weakref.ref(loss) if tf.is_tensor(loss) else None
+
+    def has_scaled(self, loss: Any) -> bool:
+        """Whether a loss is the very tensor that was kept last."""
+        reference = getattr(self._local, "loss", None)
+        return reference is not None and loss is not None and reference() is loss
+
 
 class Phase(enum.Enum):
     """How far a step has come; APPLIED only where its gradients had been unscaled before."""

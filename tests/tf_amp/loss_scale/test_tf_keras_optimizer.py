@@ -177,6 +177,30 @@ def test_minimize_in_an_eager_loop(kind: str) -> None:
     assert float(variable) == 0.5
 
 
+@pytest.mark.parametrize("given", ["tensor", "callable", "result"])
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("kind", ["new", "legacy"])
+def test_minimize_of_what_the_loop_scaled_scales_once(kind: str, graph: bool, given: str) -> None:
+    weight = tf.Variable(2.0)
+    module = tf_keras.optimizers if kind == "new" else tf_keras.optimizers.legacy
+    optimizer = wrap_optimizer(module.SGD(0.25), RULE)
+
+    def step() -> None:
+        if given == "callable":
+            optimizer.minimize(optimizer.scale_loss(lambda: weight**2), [weight])
+        elif given == "result":
+            optimizer.minimize(lambda: optimizer.scale_loss(weight**2), [weight])
+        else:
+            with tf.GradientTape() as tape:
+                scaled = optimizer.scale_loss(weight**2)
+            optimizer.minimize(scaled, [weight], tape=tape)
+
+    run = tf.function(step) if graph else step
+    for _ in range(2):
+        run()
+    assert float(weight) == 0.5
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_minimize_inside_the_block_of_its_tape(persistent: bool) -> None:
     weight = tf.Variable([1.0, 2.0])
