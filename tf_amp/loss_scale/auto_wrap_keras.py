@@ -12,7 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_amp.compatibility import KERAS, TF_KERAS, require
-from tf_amp.loss_scale.custom_loop_notice import CustomLoopNotice
+from tf_amp.loss_scale.custom_loop_notice import (
+    NOT_WRAPPED,
+    OWN_GRADIENTS_IN_A_LOOP,
+    CustomLoopNotice,
+)
 from tf_amp.loss_scale.in_place import Scaling, applying, is_applying, scaling_of, takes_part
 from tf_amp.loss_scale.manager import LossScaleManager
 from tf_amp.loss_scale.seen_graphs import mark_scaled
@@ -198,10 +202,20 @@ def _make_seen(original: _Method, notice: CustomLoopNotice) -> _Method:
         driven = getattr(self, "_is_wrapped_by_loss_scale_optimizer", False)
         if not driven and not is_applying() and not is_wrapped(self):
             args = (list(args[0]), *args[1:]) if args else ()  # it may be read once only
-            notice.give(self, gradients=args[0] if args else ())
+            text = OWN_GRADIENTS_IN_A_LOOP if _has_own_gradients(self) else NOT_WRAPPED
+            notice.give(self, text, gradients=args[0] if args else ())
         return original(self, *args, **kwargs)
 
     return apply
+
+
+def _has_own_gradients(optimizer: Any) -> bool:
+    """Whether the class of an optimizer has its own of the method by which tf_keras takes them."""
+    return any(
+        name in vars(owner) and not owner.__module__.startswith("tf_keras.")
+        for owner in type(optimizer).__mro__
+        for name in ("compute_gradients", "_compute_gradients")
+    )
 
 
 def _make_scaling(original: _Method) -> _Method:

@@ -39,17 +39,27 @@ BY_MINIMIZE = (
     "is not scaled, and small float16 gradients are lost. Call optimizer.minimize(loss, variables, "
     "tape=tape) in place of tape.gradient() and apply_gradients(): it scales. Where gradients are "
     "clipped or accumulated in between, give compile() "
-    "tf_amp.loss_scale.wrap_optimizer(optimizer), and take the gradients of "
-    "optimizer.scale_loss(loss)."
+    "tf_amp.loss_scale.wrap_optimizer(optimizer), take the gradients of "
+    "optimizer.scale_loss(loss), and clip what optimizer.unscale(gradients) gives."
 )
-OWN_GRADIENTS = (
-    "The optimizer %s of compile() computes gradients by a method of its own that does not call "
-    "that of tf_keras, which scales: small float16 gradients are lost. Have it take them by "
-    "super() and the method's name. Where it cannot, as with tape.jacobian(), bfloat16 needs no "
+_WHERE_IT_CANNOT = (
+    "Where it cannot, as with tape.jacobian(), bfloat16 needs no "
     f"scale: {DTYPE}=bfloat16. Or scale there by hand: manager = "
     "LossScaleManager(StaticLossScale(1024)) of tf_amp.loss_scale, the gradients of "
     "manager.multiply(loss), then manager.unscale(gradients) before they are clipped; "
     f"{ENABLE_LOSS_SCALING}=0 then says that nothing else is to be scaled."
+)
+OWN_GRADIENTS = (
+    "The optimizer %s of compile() computes gradients by a method of its own that does not call "
+    "that of tf_keras, which scales: small float16 gradients are lost. Have it take them by "
+    f"super() and the method's name. {_WHERE_IT_CANNOT}"
+)
+OWN_GRADIENTS_IN_A_LOOP = (
+    "A custom training loop applies gradients with %s, which is not wrapped: its loss is not "
+    "scaled, and small float16 gradients are lost. Its class computes gradients by a method of its "
+    "own. If that takes them by super() and the method's name, minimize() of "
+    "tf_amp.loss_scale.wrap_optimizer(optimizer) scales; a loss that is scaled before would be "
+    f"clipped there while it is. {_WHERE_IT_CANNOT}"
 )
 
 

@@ -112,6 +112,13 @@ def given_by_a_function():
         loss, _, tape = model.take(x)
         return tape.gradient(loss, weights)
     model.update(optimizers.SGD(), gradients())
+def loop(optimizer):
+    model, weights = made()
+    @tf.function
+    def step():
+        loss, _, tape = model.take(x)
+        model.update(optimizer, tape.gradient(loss, weights))
+    step()
 def of_a_function():
     model, weights = made()
     forward = tf.function(lambda: tf.reduce_mean(model(x) ** 2))
@@ -188,6 +195,7 @@ print({
     "given": heard(given_by_a_function),
     "of a function": heard(of_a_function),
     "own gradients": [] if library is keras else heard(fit_by, OwnGradients(1.0)),
+    "own gradients in a loop": [] if library is keras else heard(loop, OwnGradients(1.0)),
 })
 """
 ANNOUNCED = (
@@ -278,3 +286,12 @@ def test_an_optimizer_that_computes_gradients_by_itself(heard, library: str) -> 
     (line,) = heard["own gradients"]
     assert line.startswith("The optimizer OwnGradients of compile() computes gradients by a method")
     assert "super()" in line and "DTYPE=bfloat16" in line and "LOSS_SCALING=0" in line
+
+
+def test_a_loop_of_an_optimizer_that_takes_gradients_by_itself(heard, library: str) -> None:
+    """It is not told to scale the loss: what the class clips would be scaled."""
+    if library == "keras":
+        pytest.skip("optimizers of Keras 3 compute no gradients")
+    (line,) = heard["own gradients in a loop"]
+    assert line.startswith("A custom training loop applies gradients with OwnGradients")
+    assert "scale_loss" not in line and "minimize()" in line and "DTYPE=bfloat16" in line
