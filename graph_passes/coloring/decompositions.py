@@ -16,12 +16,20 @@ observation).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from graph_passes.coloring.state import ALLOW, Coloring
-from graph_passes.coloring.ways import MATRIX_PRODUCTS, linear, moves, near
+from graph_passes.coloring.ways import (
+    ADDITIONS,
+    MATRIX_PRODUCTS,
+    SCALINGS,
+    Ways,
+    linear,
+    moves,
+    near,
+)
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import ARGUMENT
 from graph_passes.ops.reasons import Reason
@@ -88,17 +96,26 @@ def _right_sides(coloring: Coloring, roots: set[int], move: np.ndarray) -> set[i
 
 def _solved_by_division(coloring: Coloring, move: np.ndarray) -> set[int]:
     """The quotients of a product and of sums with a product of it."""
-    producers, products = coloring.edges.producers, coloring.has_op(MATRIX_PRODUCTS)
-    sums = linear(coloring, move) & ~products
+    ways, products = Ways(coloring), coloring.has_op(MATRIX_PRODUCTS)
 
-    def made_of(vertices: Iterable[int], through: np.ndarray) -> set[int]:
-        found = near(vertices, lambda v: producers(v) if through[v] else ())
-        return {vertex for vertex in found if products[vertex]}
+    def moved(vertex: int) -> Sequence[int]:
+        return ways.makers(vertex) if move[vertex] else ()
+
+    def added(vertex: int) -> Sequence[int]:
+        if ways.op_of(vertex) in ADDITIONS:
+            return ways.makers(vertex)
+        return ways.handed(vertex) if ways.op_of(vertex) in SCALINGS else moved(vertex)
+
+    def made_of(vertices: Iterable[int], steps: Callable[[int], Sequence[int]]) -> set[int]:
+        return {vertex for vertex in near(vertices, steps) if products[vertex]}
 
     def is_solved(quotient: int) -> bool:
-        makers = producers(quotient)
-        met = {maker for v in made_of(makers[1:], sums) for maker in producers(v)}
-        return bool(met and made_of(makers[:1], move) & made_of(met, move))
+        makers = ways.makers(quotient)
+        above = made_of(makers[:1], moved)
+        if not above:
+            return False
+        met = [maker for v in made_of(makers[1:], added) for maker in ways.makers(v)]
+        return not above.isdisjoint(made_of(met, moved))
 
     return {vertex for vertex in coloring.floats_of(DIVISIONS) if is_solved(vertex)}
 
