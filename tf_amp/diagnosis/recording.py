@@ -19,7 +19,7 @@ from tensorflow.python.eager import context as context_lib
 from graph_passes.ir.graph_view import ARGUMENT, GraphView
 from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
-from tf_amp.hosts.function_trials import OF_SEVERAL, has_other_workers
+from tf_amp.hosts.other_workers import OF_SEVERAL, has_other_workers
 from tf_amp.loss_scale.host_call import nobody_told
 from tf_amp.tool_error import ToolError
 

@@ -28,9 +28,9 @@ from tf_amp.hosts.function_trials import (
     Contest,
     FunctionTrials,
     digest_of,
-    has_other_workers,
     trials_directory,
 )
+from tf_amp.hosts.other_workers import has_other_workers
 from tf_amp.hosts.pipeline_batches import PipelineBatches
 
 if TYPE_CHECKING:

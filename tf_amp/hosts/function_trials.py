@@ -224,18 +224,6 @@ class _Outcomes:
             )
 
 
-OF_SEVERAL = (
-    "The program is one of several workers, and TensorFlow cannot wait for the devices of their "
-    "job. Run one worker alone: without TF_CONFIG, or with one task in it."
-)
-
-
-def has_other_workers(context: Any) -> bool:
-    """Whether the context is one of several workers': no call can wait for their devices."""
-    server = getattr(context, "_collective_ops_server_def", None)
-    return server is not None and sum(len(job.tasks) for job in server.cluster.job) > 1
-
-
 def trials_directory() -> Path | None:
     """Returns where outcomes are kept, None for a user without a home directory."""
     try:

@@ -63,7 +63,8 @@ class UsedScale:
     """By what a traced function multiplied its loss, for its gradients to be divided by that.
 
     The scale may have moved in between: by a step of another thread or worker, or by the first of
-    two steps whose losses were multiplied before.
+    two steps whose losses were multiplied before. The loss that was multiplied last is known too,
+    in eager code as well: nothing is to multiply it again.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from graph_passes.ops.node_types import GRADIENT_SCOPE
 from tf_amp.compatibility import STEP_WATCH, require
-from tf_amp.hosts.function_trials import OF_SEVERAL, has_other_workers
+from tf_amp.hosts.other_workers import OF_SEVERAL, has_other_workers
 from tf_amp.patches import Patches
 from tf_amp.profiling.kernels import STEP
 from tf_amp.whole_files import write_whole
