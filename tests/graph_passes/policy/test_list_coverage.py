@@ -214,6 +214,47 @@ def test_what_goes_low_is_low_in_what_xla_compiles(dtype: str) -> None:
     assert float32_only == []
 
 
+_WINDOWS: dict[str, Any] = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME"}
+_SUMS_IN_FLOAT32 = {
+    "AvgPool": lambda x: tf.raw_ops.AvgPool(value=x, **_WINDOWS),
+    "AvgPoolGrad": lambda x: tf.raw_ops.AvgPoolGrad(
+        orig_input_shape=[2, 8, 8, 4], grad=x, **_WINDOWS
+    ),
+    "BiasAddGrad": lambda x: tf.raw_ops.BiasAddGrad(out_backprop=x),
+    "Cumsum": lambda x: tf.raw_ops.Cumsum(x=x, axis=1),
+    "FusedBatchNormV3": lambda x: (
+        tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=tf.ones(4), offset=tf.ones(4), mean=tf.ones(4), variance=tf.ones(4)
+        ).y
+    ),
+    "LRN": lambda x: tf.raw_ops.LRN(input=x),
+    "LRNGrad": lambda x: tf.raw_ops.LRNGrad(input_grads=x, input_image=x, output_image=x),
+    "MaxPoolGrad": lambda x: tf.raw_ops.MaxPoolGrad(
+        orig_input=tf.tile(x, [1, 2, 2, 1]), orig_output=x, grad=x, **_WINDOWS
+    ),
+    "ResizeBilinearGrad": lambda x: tf.raw_ops.ResizeBilinearGrad(
+        grads=tf.ones([2, 8, 8, 4]), original_image=x, half_pixel_centers=True
+    ),
+    "Softmax": lambda x: tf.raw_ops.Softmax(logits=x),
+}
+"""Ops that XLA computes in float32 whatever they are given, each of images [2, 4, 4, 4]."""
+
+
+@pytest.mark.parametrize("op", _SUMS_IN_FLOAT32)
+@both_dtypes
+def test_what_goes_low_has_the_type_that_it_declares_in_what_xla_compiles(
+    op: str, dtype: str
+) -> None:
+    function = _SUMS_IN_FLOAT32[op]
+    compiled = tf.function(lambda x: tf.nn.relu(function(x)), jit_compile=True)
+    images = tf.ones([2, 4, 4, 4], dtype)
+    if rows(dtype).get(op, {}).get("list") in ("allow", "infer", "clear"):
+        assert compiled(images).dtype == dtype
+    elif op in ("LRN", "ResizeBilinearGrad"):  # not for nothing
+        with pytest.raises(tf.errors.OpError, match="different precisions"):
+            compiled(images)
+
+
 @pytest.mark.parametrize("op", ["If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall"])
 @both_dtypes
 def test_ops_that_call_functions_are_on_no_list(op: str, dtype: str) -> None:
