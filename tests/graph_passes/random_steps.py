@@ -240,6 +240,16 @@ def _pool(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     return x + tf.reduce_mean(x, [1, 2], keepdims=True)
 
 
+@_step("resize", tensors=(IMAGES,))
+def _resize(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
+    size = tf.shape(x)[1:3]
+    how = {"half_pixel_centers": step.number % 2 == 0, "align_corners": step.number % 2 == 1}
+    twice = tf.raw_ops.ResizeBilinear(images=x, size=size * 2, **how)
+    if step.number % 4 < 2:
+        return tf.nn.avg_pool2d(twice, 2, 2, "SAME")
+    return tf.raw_ops.ResizeBilinear(images=tf.nn.relu(twice), size=size, **how)
+
+
 @_step("attention", tensors=(TOKENS,))
 def _attention(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     q, k, v = (
