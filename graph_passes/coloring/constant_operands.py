@@ -26,7 +26,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -148,27 +148,27 @@ class _Search:
     def _is_layer(self, product: int, with_constants: set[int]) -> bool:
         """Whether what a product gives goes on to one of a network."""
 
-        def onward(vertex: int) -> Iterable[int]:
-            goes_on = self._codes[vertex] == CLEAR or self._view.op_of(vertex) in _PARTS_OF_LAYERS
-            return self._edges.readers(vertex) if goes_on or vertex == product else ()
+        def goes_on(vertex: int) -> bool:
+            is_part = self._view.op_of(vertex) in _PARTS_OF_LAYERS
+            return vertex == product or is_part or bool(self._codes[vertex] == CLEAR)
 
-        behind = islice(walk([product], onward), 1, MOST_NEAR)
+        behind = islice(walk([product], self._edges.readers, goes_on), 1, MOST_NEAR)
         return any(self._codes[v] == ALLOW and v not in with_constants for v in behind)
 
     def _are_whole(self, vertices: Sequence[int]) -> bool:
         """Whether tensors are made of whole numbers, by what leaves them whole, and not of ones."""
         counts = False
-        for place, vertex in enumerate(walk(vertices, self._whole_from), 1):
+        whole = walk(vertices, self._edges.producers, self._stays_whole)
+        for place, vertex in enumerate(whole, 1):
             if place == MOST_NEAR or not self._may_be_whole(vertex):
                 return False
             counts = counts or self._view.op_of(vertex) in _COUNTED
         return counts
 
-    def _whole_from(self, vertex: int) -> Sequence[int]:
-        """What is whole where a tensor is."""
+    def _stays_whole(self, vertex: int) -> bool:
+        """Whether a tensor is whole where what it is made of is."""
         op, clear = self._view.op_of(vertex), self._codes[vertex] == CLEAR
-        goes_on = (clear and op not in _MAKE_WHOLE) or op in _STAY_WHOLE
-        return self._edges.producers(vertex) if goes_on else ()
+        return op in _STAY_WHOLE or bool(clear and op not in _MAKE_WHOLE)
 
     def _may_be_whole(self, vertex: int) -> bool:
         op, node = self._view.op_of(vertex), self._view.node_of(vertex)
@@ -179,7 +179,8 @@ class _Search:
             stored = np.asarray(() if value is None else stored_floats(value.tensor))
             return value is not None and bool((stored == np.rint(stored)).all())
         is_cast = op == "Cast" and node.attr["SrcT"].type in _WHOLE
-        return is_cast or op in _MAKE_WHOLE or len(self._whole_from(vertex)) > 0
+        is_made_of_whole = self._stays_whole(vertex) and bool(self._edges.producers(vertex))
+        return is_cast or op in _MAKE_WHOLE or is_made_of_whole
 
     def _is_quantized(self, vertex: int) -> bool:
         """Whether a layer of few bits makes this of its weights, or of what a product gave."""

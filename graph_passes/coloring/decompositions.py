@@ -40,41 +40,27 @@ DECOMPOSITIONS, DIVISIONS = ops_of("decompositions"), ops_of("divisions")
 
 def keep_decompositions(coloring: Coloring) -> None:
     """Keeps what decompositions are made of, and products with what they give, in float32."""
-    codes, edges, view = coloring.list_codes, coloring.edges, coloring.view
-    move = moves(coloring)
+    edges, move, is_product = coloring.edges, moves(coloring), coloring.list_codes == ALLOW
     roots = set(coloring.floats_of(DECOMPOSITIONS)) | _solved_by_division(coloring, move)
     if not roots:
         return
-
-    def made_of(vertex: int) -> Iterable[int]:
-        return () if codes[vertex] == ALLOW else edges.producers(vertex)
-
     onto = move | coloring.has_op(MATRIX_PRODUCTS)
-
-    def handed_on(vertex: int) -> Iterable[int]:
-        return edges.readers(vertex) if onto[vertex] or vertex in roots else ()
-
-    before = set(walk(roots, made_of))
-    operands = {maker for v in before if codes[v] == ALLOW for maker in edges.producers(v)}
-    behind = {vertex for vertex in walk(roots, handed_on) if codes[vertex] == ALLOW}
-
-    def onward(vertex: int) -> Iterable[int]:
-        ends = codes[vertex] == ALLOW and vertex not in behind
-        return () if ends else edges.readers(vertex)
-
-    def back(vertex: int) -> Iterable[int]:
-        call = view.node_type(view.vertex_nodes[vertex]).is_inlined_call
-        return edges.producers(vertex) if call or move[vertex] else ()
+    before = set(walk(roots, edges.producers, (~is_product).__getitem__))
+    operands = {maker for v in before if is_product[v] for maker in edges.producers(v)}
+    handed_on = walk(roots, edges.readers, lambda v: onto[v] or v in roots)
+    behind = {vertex for vertex in handed_on if is_product[vertex]}
+    back = move | coloring.view.is_vertex_of(lambda node_type: node_type.is_inlined_call)
 
     def origins(vertices: Iterable[int]) -> set[int]:
-        return set(walk(vertices, back))
+        return set(walk(vertices, edges.producers, back.__getitem__))
 
     fed = origins(operands)
     fed.update(coloring.floats_of({ARGUMENT}))  # a gradient's function is given what fed the op
+    onward = walk(roots | behind, edges.readers, lambda v: v in behind or not is_product[v])
     gradients = {
         vertex
-        for vertex in walk(roots | behind, onward)
-        if codes[vertex] == ALLOW and not fed.isdisjoint(origins(edges.producers(vertex)))
+        for vertex in onward
+        if is_product[vertex] and not fed.isdisjoint(origins(edges.producers(vertex)))
     }
     found = before | behind | gradients | _right_sides(coloring, roots, move)
     found |= _steps_between(coloring, roots, found, onto)
@@ -83,15 +69,12 @@ def keep_decompositions(coloring: Coloring) -> None:
 
 def _right_sides(coloring: Coloring, roots: set[int], move: np.ndarray) -> set[int]:
     """The products that are handed on or added up to what a decomposition is multiplied with."""
-    codes, edges = coloring.list_codes, coloring.edges
-    sums = linear(coloring, move) & (codes != ALLOW)
-
-    def given(vertex: int) -> Iterable[int]:
-        return edges.readers(vertex) if move[vertex] or vertex in roots else ()
-
-    met = [maker for v in walk(roots, given) if codes[v] == ALLOW for maker in edges.producers(v)]
-    summed = walk(met, lambda v: edges.producers(v) if sums[v] else ())
-    return {vertex for vertex in summed if codes[vertex] == ALLOW}
+    edges, is_product = coloring.edges, coloring.list_codes == ALLOW
+    sums = linear(coloring, move) & ~is_product
+    given = walk(roots, edges.readers, lambda v: move[v] or v in roots)
+    met = [maker for v in given if is_product[v] for maker in edges.producers(v)]
+    summed = walk(met, edges.producers, sums.__getitem__)
+    return {vertex for vertex in summed if is_product[vertex]}
 
 
 def _solved_by_division(coloring: Coloring, move: np.ndarray) -> set[int]:

@@ -13,8 +13,9 @@ an activation, and so is its gradient, a cosine: they are joined by none of thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from itertools import islice
+
+import numpy as np
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.coloring.ways import Ways, near, what_is_before
@@ -32,16 +33,11 @@ _ANGLES = frozenset(("Cos", "Sin"))
 def keep_periods(coloring: Coloring) -> None:
     """Keeps products of which the rest by a period is taken in float32."""
     codes, view, producers = coloring.list_codes, coloring.view, coloring.edges.producers
-    ways = Ways(coloring)
+    ways, arithmetic = Ways(coloring), (codes == CLEAR) | (codes == INFER)
 
-    def behind(number: int, goes_on: Callable[[int], bool]) -> list[int]:
-        def makers(vertex: int) -> Sequence[int]:
-            return producers(vertex) if goes_on(vertex) else ()
-
-        return list(islice(walk(view.producers(number), makers), MOST_OPS))
-
-    def is_moved(vertex: int) -> bool:
-        return codes[vertex] == CLEAR or view.op_of(vertex) == "Mul"
+    def behind(number: int, goes_on: np.ndarray) -> list[int]:
+        found = walk(view.producers(number), producers, goes_on.__getitem__)
+        return list(islice(found, MOST_OPS))
 
     def is_fraction(vertex: int) -> bool:
         *_, taken = view.producers(view.vertex_nodes[vertex])
@@ -54,12 +50,13 @@ def keep_periods(coloring: Coloring) -> None:
     if "Floor" in view.ops:
         roots |= {number for number in view.of_op("Sub") if is_fraction(view.base[number])}
     if view.ops >= _ANGLES:
+        moved = (codes == CLEAR) | coloring.has_op({"Mul"})
         for number in view.of_op(*_JOINS):
-            angles = [v for v in behind(number, is_moved) if view.op_of(v) in _ANGLES]
+            angles = [v for v in behind(number, moved) if view.op_of(v) in _ANGLES]
             if {*map(view.op_of, angles)} == _ANGLES:
                 roots.update(view.vertex_nodes[vertex] for vertex in angles)
     for root in sorted(roots):
-        way = behind(root, lambda vertex: codes[vertex] in (CLEAR, INFER))
+        way = behind(root, arithmetic)
         products = [vertex for vertex in way if codes[vertex] == ALLOW]
         before = [v for product in products for v in what_is_before(coloring, product)]
         if products:

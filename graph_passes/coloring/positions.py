@@ -11,14 +11,11 @@ and so do boxes and transforms of which an op makes the indices itself.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from itertools import islice
 
 from graph_passes.coloring.state import CLEAR, INFER, Coloring
 from graph_passes.coloring.ways import MOST_NEAR, what_is_before
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.graph_view import GraphView
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.op_classes import ops_of
 
@@ -30,19 +27,15 @@ _PLACES = ops_of("placed_by_input_0"), ops_of("placed_by_input_1")
 def keep_positions(coloring: Coloring) -> None:
     """Keeps what indices, boxes and transforms are made of in float32."""
     view, codes = coloring.view, coloring.list_codes
-    casts = {*view.of_op("Cast")}
+    casts, first = {*view.of_op("Cast")}, {-1, *view.of_op(*_ENDS)}
     ends: list[int] = []
     for port, (by_index, by_place) in enumerate(zip(_INDICES, _PLACES, strict=True)):
         for number in view.of_op(*by_index):
-            way = walk([view.makers(number)[port]], functools.partial(_made_of, view))
+            # Integers are moved, added and bounded on the way, but not converted.
+            way = walk([view.makers(number)[port]], view.makers, lambda n: n not in first)
             made = casts.intersection(islice(way, MOST_NEAR))
             ends += [vertex for cast in made for vertex in view.producers(cast)]
         ends += [view.producers(number)[port] for number in view.of_op(*by_place)]
     for vertex in ends:
         if codes[vertex] in (INFER, CLEAR):
             coloring.block([vertex, *what_is_before(coloring, vertex)], Reason.POSITION)
-
-
-def _made_of(view: GraphView, number: int) -> Sequence[int]:
-    """What integers are made of: moved, added and bounded, but not converted."""
-    return () if number < 0 or view.op_names[number] in _ENDS else view.makers(number)

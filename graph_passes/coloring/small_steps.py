@@ -106,20 +106,15 @@ def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:
     adds = coloring.has_op(ADDITIONS)
     most = LARGEST if coloring.target == types_pb2.DT_HALF else _MOST  # beyond, it denies
     masks = coloring.has_op(_MASKS)
-    products = []
+    products, clear = set[int](), coloring.list_codes == CLEAR
     for constant, least, is_one in _small_constants(coloring):
         for reader in edges.readers(constant):
             is_far = 1 / SMALL_FACTOR < least <= most
             if is_far and adds[reader] and not masks[edges.readers(reader)].any():
                 yield reader
             if is_one and _shrinks(view, reader, constant, least):
-                products.append(reader)
-
-    def handed_on(vertex: int) -> list[int]:
-        return [r for r in edges.readers(vertex) if coloring.list_codes[r] == CLEAR]
-
-    for vertex in walk(products, handed_on):
-        yield from (reader for reader in edges.readers(vertex) if adds[reader])
+                products.add(reader)
+    yield from filter(adds.item, walk(products, edges.readers, lambda v: clear[v] or v in products))
 
 
 def _sums_of_many(coloring: Coloring) -> Iterator[int]:
@@ -162,17 +157,14 @@ def _is_free(coloring: Coloring) -> np.ndarray:
 
 def _loops_to_a_fixed_point(coloring: Coloring, carriers: frozenset[int]) -> Iterator[int]:
     """What leads round the loops that compare the values of two rounds."""
-    view, edges, codes = coloring.view, coloring.edges, coloring.list_codes
-    ways = Ways(coloring)
-
-    def handed_on(vertex: int) -> list[int]:
-        return [r for r in edges.readers(vertex) if r in carriers or codes[r] == CLEAR]
-
+    view, edges, ways = coloring.view, coloring.edges, Ways(coloring)
+    hands_on = coloring.list_codes == CLEAR
+    hands_on[list(carriers)] = True
     for difference in coloring.floats_of(_DIFFERENCES):
         compared = ways.origins(difference)
         for old in compared & carriers:
             for new in compared - {old}:
-                if old in walk([new], handed_on):
+                if old in walk(edges.readers(new), edges.readers, hands_on.__getitem__):
                     reach = functools.partial(edges.reach, [new], view.is_float)
                     circle = coloring.where(reach(forward=True) & reach(backward=True))
                     yield from circle if len(circle) > 1 else ()  # else what the loop starts with

@@ -11,14 +11,24 @@ import numpy as np
 _Place = TypeVar("_Place", bound=Hashable)
 
 
-def walk(starts: Iterable[_Place], steps: Callable[[_Place], Iterable[_Place]]) -> Iterator[_Place]:
-    """Gives some places and all that steps lead to from them, each once, and asked once."""
+def walk(
+    starts: Iterable[_Place],
+    steps: Callable[[_Place], Iterable[_Place]],
+    through: Callable[[_Place], object] | None = None,
+) -> Iterator[_Place]:
+    """Gives some places and all that steps lead to from them, each once, and asked once.
+
+    Args:
+        starts: the places to begin with.
+        steps: gives for a place the next ones.
+        through: tells of a place whether steps are taken from there; all are by default.
+    """
     pending = list(dict.fromkeys(starts))
     seen = set(pending)
     while pending:
         place = pending.pop()
         yield place
-        for step in steps(place):
+        for step in steps(place) if through is None or through(place) else ():
             if step not in seen:
                 seen.add(step)
                 pending.append(step)

@@ -74,11 +74,8 @@ class FunctionReferences:
         What the plan left as it is keeps its name, and is done with. What that calls may have been
         left out of the plan.
         """
-
-        def callees(name: str) -> set[str]:
-            return self._callees(name) if name in planned else set()
-
-        return set(walk(self.called(nodes), callees)).difference(planned)
+        called = walk(self.called(nodes), self._callees, planned.__contains__)
+        return set(called).difference(planned)
 
     def reachable(self, names: Iterable[str] = ("",)) -> set[str]:
         """Some functions of the library with all that a run of them may call; "" is the graph."""
