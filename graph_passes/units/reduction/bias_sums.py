@@ -24,7 +24,6 @@ from graph_passes.ir.graph_view import ARGUMENT, Shape, elements
 from graph_passes.rewriter.matcher import Matcher
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.reduction import sums
-from graph_passes.units.reduction.converted_products import ConvertedProducts
 from graph_passes.units.reduction.gradient_sums import PRODUCTS
 from graph_passes.units.reduction.ones_product import ones_products_pay, sum_rows, sum_rows_pays
 from graph_passes.units.unit_pass import UnitSearch
@@ -56,7 +55,7 @@ def multiply_by_ones(search: UnitSearch) -> None:
         return
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
     ineligible = {*find_ineligible(view, (), search.config), *edits.kept}
-    products = ConvertedProducts(m, search.lists, search.support, ineligible)
+    pays = functools.partial(sum_rows_pays, search, ineligible)
     for number in view.of_op("BiasAddGrad"):
         is_last = m.attr(number, "data_format").s == b"NHWC"
         if not is_last or not view.is_float[view.base[number]]:
@@ -64,9 +63,9 @@ def multiply_by_ones(search: UnitSearch) -> None:
         if _is_added_to_argument(m, number):
             continue  # behind a loop one product may take the place of this sum in all rounds
         tensor = m.tensor(number, 0)
-        if sum_rows_pays(products, number, tensor):
+        if pays(number, tensor):
             edits.propose(ONES_PRODUCT, number, _replace, number, m.shape_of(tensor), sum_rows)
-    _replace_sums(search, ONES_PRODUCT, functools.partial(sum_rows_pays, products), sum_rows)
+    _replace_sums(search, ONES_PRODUCT, pays, sum_rows)
 
 
 def _is_added_to_argument(matcher: Matcher, number: int) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import Shape, elements
+from graph_passes.rewriter.matcher import MOVES
 from graph_passes.rewriter.replacement import Replacement
-from graph_passes.units.reduction.converted_products import ConvertedProducts
 from graph_passes.units.unit_pass import UnitSearch
 
 NAME = "ones_product"
@@ -36,19 +39,45 @@ def ones_products_pay(search: UnitSearch) -> bool:
     )
 
 
-def sum_rows_pays(products: ConvertedProducts, number: int, tensor: str) -> bool:
+def sum_rows_pays(
+    search: UnitSearch, ineligible: Collection[int], number: int, tensor: str
+) -> bool:
     """Whether a node that sums a tensor over its rows is better replaced.
 
     Only a tensor that other products read goes low in any case; the product would make any go low.
+    What is ineligible, by number, goes low in none.
     """
-    view = products.matcher.view
-    if number in products.ineligible or view.names[number] in view.awaited:
+    view = search.edits.view
+    if number in ineligible or view.names[number] in view.awaited:
         return False
     shape = view.shape(tensor)
     if shape is None or shape[-1] is None:
         return False  # mostly in the body of a loop, on small tensors: 8 us more at 16,384
     size = elements(shape, UNKNOWN_DIMENSION) or 0
-    return size >= FEW_ELEMENTS and products.read(tensor)
+    return size >= FEW_ELEMENTS and _is_read_low(search, ineligible, tensor)
+
+
+def _is_read_low(search: UnitSearch, ineligible: Collection[int], tensor: str) -> bool:
+    """Whether a product that goes low reads a tensor, itself or behind ops that only move it."""
+    m = search.edits.matcher
+
+    def readers(tensor: str) -> list[int]:
+        found = [reader for reader in m.readers(m.maker(tensor)) if m.reads(reader, tensor)]
+        return [reader for reader in found if reader not in ineligible]
+
+    def moved(tensor: str) -> list[str]:
+        return [m.output(reader) for reader in readers(tensor) if m.op(reader) in MOVES]
+
+    def goes_low(reader: int, port: int) -> bool:
+        node_type = m.view.node_type(reader)
+        is_product = search.lists.list_of(node_type.op) == "allow"
+        return is_product and search.support.supports(node_type, node_type.layout.in_slots[port])
+
+    return any(
+        goes_low(reader, m.inputs(reader).index(same))
+        for same in walk([tensor], moved)
+        for reader in readers(same)
+    )
 
 
 def sum_rows(new: Replacement, tensor: str, shape: Shape) -> str:
