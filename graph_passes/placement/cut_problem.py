@@ -16,7 +16,13 @@ import numpy as np
 from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.v1_loops import back_edges
 from graph_passes.ops.reasons import Reason
-from graph_passes.placement.min_cut import FLOAT32, LOW, LinkTable, cheapest_colours
+from graph_passes.placement.min_cut import (
+    FLOAT32,
+    LOW,
+    LinkTable,
+    cheapest_colours,
+    connected,
+)
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -90,10 +96,7 @@ class _Problem:
         self._prices = prices
         self.vertices = np.flatnonzero(coloring.is_low)
         followers = self._followers()
-        roots = np.arange(len(coloring.low))
-        for vertex, root in self._merged(bound, followers).items():
-            roots[vertex] = root
-        roots = roots[self.vertices]
+        roots = self._merged(bound, followers)[self.vertices]
         gains, stays_low = self._gains(followers)
         is_open = np.zeros(len(coloring.low), bool)
         is_open[roots] = True
@@ -117,26 +120,12 @@ class _Problem:
                 found[vertex] = source
         return found
 
-    def _merged(
-        self, bound: Iterable[Sequence[int]], followers: Mapping[int, int]
-    ) -> dict[int, int]:
-        """Vertex -> the vertex that stands for its group, for those in one."""
-        parents: dict[int, int] = {}
-
-        def find(vertex: int) -> int:
-            while vertex in parents:
-                parent = parents[vertex]
-                if parent in parents:  # the next search takes half the steps
-                    parents[vertex] = parents[parent]
-                vertex = parent
-            return vertex
-
-        low = self._coloring.low
+    def _merged(self, bound: Iterable[Sequence[int]], followers: Mapping[int, int]) -> np.ndarray:
+        """For each vertex the one that stands for its group, itself outside of any; [vertices]."""
         pairs = [(group[0], vertex) for group in bound for vertex in group[1:]]
-        for first, second in (*followers.items(), *pairs):
-            if low[first] and low[second] and find(first) != find(second):
-                parents[find(first)] = find(second)
-        return {vertex: find(vertex) for vertex in parents}
+        ends = np.array([*followers.items(), *pairs], np.int64).reshape(-1, 2)
+        is_low = self._coloring.is_low
+        return connected(len(is_low), *ends[is_low[ends].all(axis=1)].T)
 
     def _gains(self, followers: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
         """What painted vertices save by being low, and which stay so whatever it costs."""

@@ -129,7 +129,7 @@ def _parts(excess: np.ndarray, arcs: np.ndarray) -> Iterator[tuple[np.ndarray, n
         For each part with arcs its nodes, in order, and the arcs, in which they go by their
         position.
     """
-    part_of = _connected(len(excess), arcs[:, 0], arcs[:, 1])
+    part_of = connected(len(excess), arcs[:, 0], arcs[:, 1])
     lacks, has_arcs = np.zeros((2, len(excess)), bool)  # of parts
     lacks[part_of[excess < 0]] = True
     arcs = arcs[lacks[part_of[arcs[:, 0]]]]
@@ -151,8 +151,8 @@ def _parts(excess: np.ndarray, arcs: np.ndarray) -> Iterator[tuple[np.ndarray, n
         yield inside, local
 
 
-def _connected(nodes: int, tails: np.ndarray, heads: np.ndarray) -> np.ndarray:
-    """For each node the lowest of those that arcs connect it to, itself included."""
+def connected(nodes: int, tails: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    """For each node the lowest of those that arcs connect it to, itself included; int64 [nodes]."""
     name = np.arange(nodes)
     while True:
         lower = name.copy()
