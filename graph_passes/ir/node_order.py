@@ -58,7 +58,7 @@ def without_order(makers: np.ndarray, readers: np.ndarray, place: np.ndarray) ->
         (wrong,) = (place[makers] >= place[readers]).nonzero()
         if not len(wrong):
             return set()
-        if len(wrong) > len(place) // 4 + 64:
+        if len(wrong) > len(place) // 2 + 64:
             break
         np.maximum.at(place, readers[wrong], place[makers[wrong]] + _STEP)
     return set(range(len(place))).difference(in_order(len(place), makers, readers))
