@@ -8,15 +8,15 @@ that reads what the op gives, as the op's own gradient does, and a product of th
 is multiplied with is the right side of its equation: the products that it is a sum of do too.
 Where products, sums and scalings alone lead from one decomposition to the next, as from step to
 step of a Kalman filter, in a loop or not, so do they, and all that leads to or from one in this
-manner. Activations end it: layers of a network that whitens go low. A product that is divided by a
-product of itself solves one equation (`P h / (h' P h + r)`, the gain of a Kalman filter for one
-observation).
+manner. Activations end it: layers of a network that whitens go low. What is divided by a sum with
+`x' A x` solves one equation: the gain of a Kalman filter for one observation, `P h / (h' P h + r)`,
+an inverse that one more row changes, a step of conjugate gradients.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -41,11 +41,12 @@ DECOMPOSITIONS, DIVISIONS = ops_of("decompositions"), ops_of("divisions")
 def keep_decompositions(coloring: Coloring) -> None:
     """Keeps what decompositions are made of, and products with what they give, in float32."""
     edges, move, is_product = coloring.edges, moves(coloring), coloring.list_codes == ALLOW
-    roots = set(coloring.floats_of(DECOMPOSITIONS)) | _solved_by_division(coloring, move)
+    divided, forms = _solved_by_division(coloring, move)
+    roots = set(coloring.floats_of(DECOMPOSITIONS)) | divided
     if not roots:
         return
     onto = move | coloring.has_op(MATRIX_PRODUCTS)
-    before = set(walk(roots, edges.producers, (~is_product).__getitem__))
+    before = set(walk(roots, edges.producers, (~is_product).__getitem__)) | forms
     operands = {maker for v in before if is_product[v] for maker in edges.producers(v)}
     handed_on = walk(roots, edges.readers, lambda v: onto[v] or v in roots)
     behind = {vertex for vertex in handed_on if is_product[vertex]}
@@ -72,35 +73,40 @@ def _right_sides(coloring: Coloring, roots: set[int], move: np.ndarray) -> set[i
     edges, is_product = coloring.edges, coloring.list_codes == ALLOW
     sums = linear(coloring, move) & ~is_product
     given = walk(roots, edges.readers, lambda v: move[v] or v in roots)
-    met = [maker for v in given if is_product[v] for maker in edges.producers(v)]
+    meets = coloring.has_op(MATRIX_PRODUCTS | {"Mul"})
+    met = [maker for v in given if meets[v] for maker in edges.producers(v)]
     summed = walk(met, edges.producers, sums.__getitem__)
     return {vertex for vertex in summed if is_product[vertex]}
 
 
-def _solved_by_division(coloring: Coloring, move: np.ndarray) -> set[int]:
-    """The quotients of a product and of sums with a product of it."""
+def _solved_by_division(coloring: Coloring, move: np.ndarray) -> tuple[set[int], set[int]]:
+    """The quotients by sums with `x' A x`, and the products that these and what they divide are."""
     ways, products = Ways(coloring), coloring.has_op(MATRIX_PRODUCTS)
+    added = ADDITIONS | {"Sum"}
 
     def moved(vertex: int) -> Sequence[int]:
         return ways.makers(vertex) if move[vertex] else ()
 
-    def added(vertex: int) -> Sequence[int]:
-        if ways.op_of(vertex) in ADDITIONS:
+    def summed(vertex: int) -> Sequence[int]:
+        if ways.op_of(vertex) in added:
             return ways.makers(vertex)
         return ways.handed(vertex) if ways.op_of(vertex) in SCALINGS else moved(vertex)
 
-    def made_of(vertices: Iterable[int], steps: Callable[[int], Sequence[int]]) -> set[int]:
-        return {vertex for vertex in near(vertices, steps) if products[vertex]}
+    def is_met(product: int, term: int) -> bool:
+        return not ways.origins(term).isdisjoint(ways.origins(product))
 
-    def is_solved(quotient: int) -> bool:
-        makers = ways.makers(quotient)
-        above = made_of(makers[:1], moved)
-        if not above:
-            return False
-        met = [maker for v in made_of(makers[1:], added) for maker in ways.makers(v)]
-        return not above.isdisjoint(made_of(met, moved))
+    def forms(divisor: Sequence[int]) -> Iterable[int]:
+        for term in near(divisor, summed):
+            if products[term] or ways.op_of(term) == "Mul":
+                for factor in near(ways.makers(term), moved):
+                    if products[factor] and is_met(factor, term):
+                        yield factor
 
-    return {vertex for vertex in coloring.floats_of(DIVISIONS) if is_solved(vertex)}
+    found = {v: {*forms(ways.makers(v)[-1:])} for v in coloring.floats_of(DIVISIONS)}
+    quotients = {v for v in found if found[v]}
+    divided = [maker for v in quotients for maker in ways.makers(v)[:1]]
+    chains = walk(divided, lambda v: ways.makers(v) if move[v] or products[v] else ())
+    return quotients, set(filter(products.__getitem__, chains)).union(*found.values())
 
 
 def _steps_between(

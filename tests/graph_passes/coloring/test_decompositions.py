@@ -203,6 +203,64 @@ def test_one_equation_is_solved_by_a_division(config, divide):
     assert np.abs(wrong[0] - expected[0]).max() > 0.05 * np.abs(expected[0]).max()
 
 
+def by_sums(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """The inverse of a matrix to which `x x'` is added, a recursive least squares."""
+    moved = tf.matmul(a, x)
+    return a - moved / (1.0 + tf.reduce_sum(x * moved)) * tf.transpose(moved)
+
+
+def by_products(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    change = tf.matmul(tf.matmul(tf.matmul(a, x), x, transpose_b=True), a)
+    return a - change / (1.0 + tf.matmul(x, tf.matmul(a, x), transpose_a=True))
+
+
+def by_reciprocal(a: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    moved = tf.einsum("ij,jk->ik", a, x)
+    scale = tf.math.reciprocal(1.0 + tf.einsum("ij,ij->", x, moved))
+    return a - scale * tf.einsum("ij,kj->ik", moved, moved)
+
+
+@pytest.mark.parametrize("update", [by_sums, by_products, by_reciprocal])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_an_inverse_that_one_row_after_another_changes_is_that_of_float32(config, update):
+    rows = np.random.default_rng(0).normal(size=(40, 8, 1)).astype(np.float32)
+    traced = trace(update, tf.TensorSpec((8, 8)), tf.TensorSpec((8, 1)))
+    function = traced.rewrite(config).graph_def
+    inverse = 100.0 * np.eye(8, dtype=np.float32)
+    for row in rows:
+        (inverse,) = traced.run(function, inverse, row)
+    expected = np.linalg.inv(0.01 * np.eye(8) + np.sum(rows @ rows.transpose(0, 2, 1), 0))
+    np.testing.assert_allclose(inverse, expected, atol=0.01 * expected.max())
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_conjugate_gradients_end_where_those_of_float32_do(config):
+    def solved(a, b):
+        x, rest, step, size = tf.zeros_like(b), b, b, tf.reduce_sum(b * b)
+        for _ in range(8):
+            moved = tf.matmul(a, step)
+            length = size / tf.reduce_sum(step * moved)
+            x, rest = x + length * step, rest - length * moved
+            step, size = rest + tf.reduce_sum(rest * rest) / size * step, tf.reduce_sum(rest * rest)
+        return x
+
+    traced = trace(solved, tf.TensorSpec((8, 8)), tf.TensorSpec((8, 1)))
+    root = inputs()[1][:8, :8]
+    given = [root @ root.T, inputs()[2][:8]]
+    (found,) = traced.run(traced.rewrite(config).graph_def, *given)
+    np.testing.assert_allclose(given[0] @ found, given[1], atol=1e-4)
+
+
+def test_a_length_that_is_divided_by_solves_nothing():
+    def squashed(x, w):
+        capsules = tf.matmul(x, w, name="capsules")
+        squared = tf.reduce_sum(capsules * capsules, -1, keepdims=True)
+        return tf.matmul(capsules * squared / (1.0 + squared), w, name="next")
+
+    traced = trace(squashed, tf.TensorSpec((POINTS, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
+    assert low_products(traced, CONFIGS["GPU"]) == {"capsules", "next"}
+
+
 def test_a_quotient_of_products_that_solves_nothing_goes_low():
     def attended(queries, keys, values):
         queries, keys = tf.nn.relu(queries), tf.nn.relu(keys)
