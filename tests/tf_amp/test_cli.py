@@ -34,6 +34,9 @@ def test_help_needs_no_tensorflow(run_python: RunPython) -> None:
     [
         *((), ("rnu",), ("run",), ("run", "--dtype", "float8", "x.py")),
         *(("compare", "a", "b", "--rounds", "-1"), ("diff", "a", "b", "--limit", "-1")),
+        *(("compare", "a", "b", "--seed", "-1"), ("diagnose", "m", "--tolerance", "nan")),
+        ("calibrate", "m", "--inputs", "x.npz", "-o", "r.toml", "--tolerance", "nan"),
+        ("profile", "--timeout", "inf", "--", "python"),
     ],
 )
 def test_a_wrong_call_says_how_to_call_it(
@@ -46,6 +49,8 @@ def test_a_wrong_call_says_how_to_call_it(
         assert "bfloat16" in done.stderr
     if "-1" in arguments:
         assert "'-1' is no whole number, 0 or more" in done.stderr
+    if {"nan", "inf"} & {*arguments}:
+        assert "is no number, 0 or more" in done.stderr
 
 
 def test_a_reader_that_has_enough_is_no_error(run_python: RunPython) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_amp.cli import programs
+from tf_amp.cli.numbers import amount
 from tf_amp.env_variables import ENABLE, ENABLE_GRAPH_REWRITE, RULES
 from tf_amp.tool_error import ToolError, WrongCallError
 from tf_amp.whole_files import write_whole
@@ -42,7 +43,7 @@ def add_parser(commands: Any) -> None:
         "ends with an error fails in any case, and is all that counts without this",
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="a run that takes longer fails"
+        "--timeout", type=amount, metavar="SECONDS", help="a run that takes longer fails"
     )
     parser.add_argument(
         "--rules",

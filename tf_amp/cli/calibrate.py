@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tf_amp.cli.numbers import count
+from tf_amp.cli.numbers import amount, count
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
 from tf_amp.tool_error import WrongCallError
@@ -47,14 +47,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=amount,
         metavar="X",
         help="keep more nodes float32, until no output of the converted model is further from "
         "float32 than `tf-amp compare --tolerance X` allows; as few FLOPs as can be",
     )
     parser.add_argument(
         "--underflow",
-        type=float,
+        type=amount,
         metavar="SHARE",
         help="keep a node float32 if the target dtype flushes a larger share of its values to 0 "
         "(default: 0.5)",

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_amp.cli.numbers import count, count_or_none
+from tf_amp.cli.numbers import amount, count, count_or_none
 from tf_amp.cli.strict_json import strict_json
 from tf_amp.terminal import table
 from tf_amp.tool_error import ToolError
@@ -41,7 +41,9 @@ def add_parser(commands: Any) -> None:
         "row; or a function that gives dicts of arrays, one for a sample (default: random by "
         "signature)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+    parser.add_argument(
+        "--seed", type=count_or_none, default=0, help="of random inputs (default: 0)"
+    )
     parser.add_argument(
         "--batch", type=count, default=8, help="rows of random inputs and of records (default: 8)"
     )
@@ -56,7 +58,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=amount,
         metavar="X",
         help="fail if a difference is over X times the largest magnitude of its output, if a value "
         "overflowed, or if a larger share of integers differs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf_amp import autoload
+from tf_amp.cli.numbers import count
 from tf_amp.cli.options import add_options, chosen_variables
 from tf_amp.env_config import check_environment
 from tf_amp.env_variables import ENABLING_VARIABLES, IGNORE_PERFORMANCE
@@ -53,16 +55,10 @@ def add_parser(commands: Any) -> None:
         "precision, in turns, and compares accuracy, loss curves and step times.",
     )
     add_options(parser)
-    parser.add_argument("--epochs", type=_at_least_2, default=8, help="per training (8)")
-    parser.add_argument("--rounds", type=_at_least_2, default=2, help="trainings of each kind (2)")
+    at_least_2 = functools.partial(count, least=2)
+    parser.add_argument("--epochs", type=at_least_2, default=8, help="per training (8)")
+    parser.add_argument("--rounds", type=at_least_2, default=2, help="trainings of each kind (2)")
     parser.set_defaults(run=run)
-
-
-def _at_least_2(text: str) -> int:
-    number = int(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError(f"must be at least 2, received {number}")
-    return number
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_amp.cli.numbers import count
+from tf_amp.cli.numbers import amount, count, count_or_none
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.cli.strict_json import strict_json
 from tf_amp.env_config import read_settings
@@ -51,21 +51,23 @@ def add_parser(commands: Any) -> None:
         "is found (default: random by signature)",
     )
     parser.add_argument("--batch", type=count, default=8, help="rows of random inputs (default: 8)")
-    parser.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+    parser.add_argument(
+        "--seed", type=count_or_none, default=0, help="of random inputs (default: 0)"
+    )
     parser.add_argument(
         "--signature", metavar="KEY", help="of a model: this one (default: serving_default, or all)"
     )
     add_target(parser)
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=amount,
         metavar="X",
         help="how far a node may be from float32, by the length of its value, where all is finite "
         "(default: 0.05 for float16, 0.25 for bfloat16)",
     )
     parser.add_argument(
         "--loss-scale",
-        type=float,
+        type=amount,
         metavar="X",
         help="what gradients are judged at (default: that by which the step multiplies its loss)",
     )

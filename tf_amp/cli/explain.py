@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tf_amp.cli.conditions import Condition, ConditionError
-from tf_amp.cli.numbers import count_or_none
+from tf_amp.cli.numbers import amount, count_or_none
 from tf_amp.env_variables import LOG_PATH
 from tf_amp.terminal import table
 from tf_amp.tool_error import ToolError
@@ -76,7 +76,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="an overview without what blocks most")
     parser.add_argument(
         "--blockers-budget",
-        type=float,
+        type=amount,
         metavar="SECONDS",
         help="for how long to look for what blocks most; the largest candidates come first "
         "(default: 60)",

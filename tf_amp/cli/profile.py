@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_amp.cli import programs
-from tf_amp.cli.numbers import count
+from tf_amp.cli.numbers import amount, count
 from tf_amp.cli.options import add_options, chosen_variables
 from tf_amp.env_config import check_environment
 from tf_amp.env_variables import ENABLE
@@ -62,7 +62,7 @@ def add_parser(commands: Any) -> None:
         "program that trains nothing, or that takes gradients outside of its functions",
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="a run that takes longer is given up"
+        "--timeout", type=amount, metavar="SECONDS", help="a run that takes longer is given up"
     )
     parser.add_argument("--json", action="store_true", help="all figures as JSON, times in seconds")
     add_options(parser)
