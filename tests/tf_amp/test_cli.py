@@ -67,6 +67,11 @@ def test_a_reader_that_has_enough_is_no_error(run_python: RunPython) -> None:
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
+def test_no_stdout_is_no_error(run_python: RunPython) -> None:
+    code = f"import sys; sys.stdout = None; sys.argv = ['tf-amp', 'lists']; {MAIN}"
+    run_python(code)
+
+
 ECHO = """
 import json, os, sys
 print(json.dumps({
@@ -187,14 +192,15 @@ def test_the_exit_status_of_the_script_comes_through(run_python: RunPython, tmp_
     assert _tf_amp(run_python, "run", str(script)).returncode == 7
 
 
+@pytest.mark.parametrize("error", ["ToolError('no model')", "BrokenPipeError('a worker is gone')"])
 def test_an_error_of_a_tool_that_the_script_calls_is_its_own(
-    run_python: RunPython, tmp_path: Path
+    run_python: RunPython, tmp_path: Path, error: str
 ) -> None:
     script = tmp_path / "program.py"
-    script.write_text("from tf_amp.tool_error import ToolError\n\nraise ToolError('no model')\n")
+    script.write_text(f"from tf_amp.tool_error import ToolError\n\nraise {error}\n")
     done = _tf_amp(run_python, "run", str(script))
     assert f'File "{script}", line 3' in done.stderr
-    assert done.stderr.endswith("ToolError: no model\n")
+    assert done.stderr.endswith(f"Error: {error.split(chr(39))[1]}\n")
 
 
 def test_a_missing_script_is_told(run_python: RunPython) -> None:

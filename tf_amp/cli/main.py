@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             autoload.deactivate()
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         status = int(arguments.run(arguments))
-        sys.stdout.flush()
+        print(end="", flush=True)  # there may be no stdout
         return status
     except EnvConfigError as error:
         print(f"tf-amp: error: {error}", file=sys.stderr)
@@ -144,6 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tf-amp{command}: error: {error}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
+        if command == " run":
+            raise
         # Who read the output, as `head` does, has enough; Python would try again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
