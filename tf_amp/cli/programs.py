@@ -15,6 +15,9 @@ def start(
 ) -> subprocess.Popen[str]:
     """Starts a program with more variables in its environment.
 
+    It has a session of its own, so what ends this process does not reach it: from now on SIGTERM
+    and SIGHUP raise SystemExit here, whose way leads through the caller's `stop`.
+
     Args:
         command: the program and its arguments.
         variables: name -> value.
@@ -23,6 +26,9 @@ def start(
     Raises:
         OSError: there is no such program.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _end)
     return subprocess.Popen(
         command,
         env={**os.environ, **variables},
@@ -32,6 +38,10 @@ def start(
         errors="replace",
         start_new_session=True,
     )
+
+
+def _end(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def stop(child: subprocess.Popen[str]) -> None:
