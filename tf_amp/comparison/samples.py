@@ -194,9 +194,13 @@ def call_named(source: str, otherwise: str) -> Any:
     sys.path.insert(0, os.getcwd())
     command_line, sys.argv = sys.argv, [module]
     try:
-        return getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise ModelError(f"{source!r} cannot be loaded: {error}") from error
+        try:
+            named = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise ModelError(f"{source!r} cannot be loaded: {error}") from error
+        if not callable(named):
+            raise ModelError(f"{source!r} is no function but of type {type(named).__name__}.")
+        return named()
     finally:
         sys.path.remove(os.getcwd())
         sys.argv = command_line

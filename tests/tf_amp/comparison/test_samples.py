@@ -123,10 +123,20 @@ def test_records_of_another_message(tmp_path: Path) -> None:
         list(samples_for(read_samples(str(tmp_path / "x")), INPUTS))
 
 
-@pytest.mark.parametrize("source", ["no.npz", "no_module_of_that_name:f", "json", "json:none"])
+@pytest.mark.parametrize(
+    "source",
+    ["no.npz", "no_module_of_that_name:f", "json", "json:none", "json:codecs"],
+)
 def test_samples_that_cannot_be_read(source: str) -> None:
     with pytest.raises(ModelError):
         list(read_samples(source))
+
+
+def test_an_error_of_a_function_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "function_that_fails.py").write_text("def batches(): return None.shape\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AttributeError, match="'NoneType' object"):
+        read_samples("function_that_fails:batches")
 
 
 def test_a_script_does_not_read_the_command_line_of_another(
