@@ -45,10 +45,11 @@ def test_lists(run_python: RunPython) -> None:
     (row,) = json.loads(printed)["ops"]
     assert (row["op"], row["list_name"], row["shipped"]) == ("Exp", "infer", "deny")
     assert row["origin"] == f"{REWRITE}_INFERLIST_ADD"
-    done = run_python(MAIN, args=("lists", "MatMul", "Exq", *target), check=False)
-    assert done.returncode == 1
-    assert "MatMul  allow" in done.stdout
-    assert "Exq" in done.stderr
+    for only, said in (((), "MatMul  allow"), (("--diff",), "No op is elsewhere")):
+        done = run_python(MAIN, args=("lists", "MatMul", "Exq", *only, *target), check=False)
+        assert done.returncode == 1
+        assert said in done.stdout
+        assert done.stderr.endswith("on no list: Exq\n")
 
 
 def test_lists_have_the_rules_and_who_made_them(run_python: RunPython, tmp_path: Path) -> None:

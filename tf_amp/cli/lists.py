@@ -68,9 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     shipped = load_op_lists(dataclasses.replace(config, list_edits=(), level=""))
     edits = {edit.op: edit.source for edit in config.list_edits}
     rows = list_rows(lists, shipped, edits, settings.decided_by.get("level", "the level"))
+    unknown = sorted(set(arguments.ops) - {row.op for row in rows})
     if arguments.diff:
         rows = [row for row in rows if row.list_name != row.shipped]
-    unknown = sorted(set(arguments.ops) - {row.op for row in rows})
     if arguments.ops:
         rows = [row for row in rows if row.op in arguments.ops]
     rules = sorted(config.rules, key=lambda rule: LEVELS.index(rule.level))
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             print("\n" + table(head, map(_cells, rules)))
         for note in lists.notes:
             print(f"note: {note}")
-    if unknown and not arguments.diff:
+    if unknown:
         raise ToolError(f"on no list: {', '.join(unknown)}")
     return 0
 
