@@ -81,6 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.loss_scale is not None and not arguments.loss_scale > 0:
         raise WrongCallError(f"--loss-scale is over 0, not {arguments.loss_scale:g}")
     is_model = Path(arguments.target).exists()
+    if is_model and arguments.loss_scale is not None:
+        raise WrongCallError("--loss-scale is for a training step: a model has no gradients.")
+    if not is_model and ":" in arguments.target and (arguments.inputs or arguments.signature):
+        raise WrongCallError("--inputs and --signature are for models: a function gives its batch.")
     diagnosed = _of_model if is_model else _of_function
     found = dict(diagnosed(arguments, config))
     if arguments.json:
@@ -98,8 +102,6 @@ def _of_function(
     from tf_amp.diagnosis.diagnose import diagnose
     from tf_amp.model_files import ModelError
 
-    if arguments.inputs or arguments.signature:
-        raise ModelError("--inputs and --signature are for models: a function gives its batch.")
     made = call_named(arguments.target, "Diagnosed is a model or")
     is_pair = isinstance(made, tuple) and len(made) == 2
     if not is_pair or not callable(made[0]) or not isinstance(made[1], (list, tuple)):
