@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         before = arguments.rules.read_bytes() if arguments.rules.exists() else b""
         write_whole(arguments.rules, before + b"\n" * bool(before) + done.rules.encode())
     except OSError as error:
-        raise ToolError(f"the rules were not written: {error}") from error
+        raise ToolError(f"these rules were not written: {error}\n\n{done.rules}") from error
     print(f"\nwritten to {arguments.rules}:\n\n{done.rules}", end="")
     if not done.passes:
         print("tf-amp bisect: with these rules the program still fails.", file=sys.stderr)
