@@ -16,7 +16,7 @@ from tf_amp.cli.conditions import Condition, ConditionError
 from tf_amp.cli.numbers import amount, count_or_none
 from tf_amp.env_variables import LOG_PATH
 from tf_amp.terminal import table
-from tf_amp.tool_error import ToolError
+from tf_amp.tool_error import ToolError, WrongCallError
 from tf_amp.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -137,9 +137,17 @@ def show(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
 
     Returns:
         The exit status.
+
+    Raises:
+        WrongCallError: options that do not go together.
     """
     chosen = (arguments.op, arguments.node, arguments.function, arguments.line, arguments.missed)
-    if arguments.html or arguments.model_explorer or arguments.tensorboard:
+    written = arguments.html or arguments.model_explorer or arguments.tensorboard
+    if written and (arguments.json or arguments.format != "text"):
+        raise WrongCallError("what writes files prints nothing else: leave out --json or --format.")
+    if any(chosen) and (written or arguments.format == "github"):
+        raise WrongCallError("files and annotations tell of all: leave out filters, such as --op.")
+    if written:
         status = _write(traces, arguments)
     elif arguments.format == "github":
         status = _show_annotations(traces)
