@@ -67,6 +67,18 @@ def test_a_reader_that_has_enough_is_no_error(run_python: RunPython) -> None:
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
+def test_who_interrupts_a_command_sees_no_traceback(run_python: RunPython) -> None:
+    code = f"""
+    import signal, sys
+    from tf_amp.cli import completion
+    completion.run = lambda *_: signal.raise_signal(signal.SIGINT)
+    sys.argv = ["tf-amp", "completion", "bash"]
+    {MAIN}
+    """
+    done = run_python(code, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_no_stdout_is_no_error(run_python: RunPython) -> None:
     code = f"import sys; sys.stdout = None; sys.argv = ['tf-amp', 'lists']; {MAIN}"
     run_python(code)

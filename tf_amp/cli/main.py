@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -143,6 +144,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise  # it is the script's own
         print(f"tf-amp{command}: error: {error}", file=sys.stderr)
         return error.exit_status
+    except KeyboardInterrupt:
+        if command == " run":
+            raise
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         if command == " run":
             raise
