@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
         help="start a script in mixed precision",
         description="Starts a Python script in mixed precision; the script needs no change.",
         usage="tf-amp run [options] script.py [arguments of the script]",
-        epilog="Exit status: that of the script; 2 if there is none, or for a wrong setting.",
+        epilog="Exit status: that of the script; 2 without such a file, or for a wrong setting.",
     )
     add_options(parser)
     parser.add_argument(
