@@ -193,6 +193,7 @@ def test_explain_as_a_page(run_forked: RunPython, directory: Path, tmp_path: Pat
         (("--function", "stepp"), 1, "Functions with products: step"),
         (("--node", "("), 2, "no regular expression"),
         (("--quick", "--html", "/nowhere/report.html"), 1, "cannot be written"),
+        (("--tensorboard", "/proc/version"), 1, "cannot be written"),
         (("--html", "report.html", "--op", "Exp"), 2, "leave out filters"),
         (("--html", "report.html", "--json"), 2, "leave out --json"),
         (("--format", "github", "--missed"), 2, "leave out filters"),
