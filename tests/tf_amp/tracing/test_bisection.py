@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+import types
 from pathlib import Path
 
 import pytest
 from environments import CONVERTS, FLOAT16, RunPython
 
 from graph_passes import format_rules
+from tf_amp.cli.main import parser
+from tf_amp.tool_error import ToolError
 from tf_amp.tracing.bisection import Check
 from tf_amp.tracing.keep_rule import keep_rule
 
@@ -136,3 +139,11 @@ def test_a_figure_that_is_never_printed(
         done = run_python(MAIN, CONVERTS, args=args, check=False)
         assert done.returncode == 1
         assert ("No run printed a figure 'los'" in done.stderr) == missing
+
+
+def test_rules_that_cannot_be_written_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = types.SimpleNamespace(found=(), runs=9, passes=True, rules="[[rule]]\n")
+    monkeypatch.setattr("tf_amp.tracing.bisection.bisect", lambda *_, **__: done)
+    arguments = parser().parse_args(["bisect", "--rules", "/proc/none/rules.toml", "--", "true"])
+    with pytest.raises(ToolError, match=r"were not written: .*\n\n\[\[rule\]\]"):
+        arguments.run(arguments)
