@@ -52,9 +52,6 @@ def hook_keras(
     if keras.backend.backend() != "tensorflow":
         return
     require(KERAS)
-    # It registers the class that files of older versions name.
-    import tf_amp.loss_scale.keras_optimizer  # noqa: F401
-
     patches.replace(keras.Model, "fit", _make_fit)
     if notice is None:
         return
@@ -88,8 +85,6 @@ def hook_tf_keras(
     if tf_keras is None:
         return
     require(TF_KERAS)
-    import tf_amp.loss_scale.tf_keras_optimizer  # noqa: F401
-
     patches.replace(tf_keras.Model, "fit", _make_fit)
     if notice is None:
         return

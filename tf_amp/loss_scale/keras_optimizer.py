@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -137,7 +137,6 @@ def calls_of(optimizer: Any) -> Any:
     return optimizer.iterations if found is None else found
 
 
-@keras.saving.register_keras_serializable(package="tf_amp")
 class KerasLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """What an optimizer that a custom loop gave a loss scale is for Keras.
 
@@ -145,26 +144,20 @@ class KerasLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     and does not scale again. There are no instances of its own.
     """
 
+    own_class: ClassVar[Any]
+
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Any:
-        """Makes what a file describes that was written when such optimizers had this name in files.
+        """Makes an optimizer of its own class.
 
         Raises:
             ValueError: If a subclass calls it that Horovod made around a wrapped optimizer.
         """
-        from tf_amp.loss_scale.wrapping import scale_by_hand
-
         if cls.__module__.startswith("horovod"):
             raise ValueError(_HOROVOD_ORDER)
-        if "inner_optimizer" not in config:
-            return cls.own_class.from_config(config, custom_objects)
-        optimizer = keras.saving.deserialize_keras_object(
-            config["inner_optimizer"], custom_objects=custom_objects
-        )
-        manager = LossScaleManager.from_config(config["manager"])
-        return scale_by_hand(optimizer, manager, horovod=config["horovod"])
+        return cls.own_class.from_config(config, custom_objects)
 
 
 class KerasByHand(ByHand, KerasInPlace):

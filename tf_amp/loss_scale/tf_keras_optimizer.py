@@ -15,7 +15,6 @@ from tf_keras.src.mixed_precision import loss_scale_optimizer as tf_keras_loss_s
 
 from tf_amp.loss_scale.gate import apply_if_finite
 from tf_amp.loss_scale.in_place import ByHand, InPlace, applying
-from tf_amp.loss_scale.manager import LossScaleManager
 
 
 class _TfKeras(InPlace):
@@ -219,27 +218,14 @@ class LegacyInPlace(_TfKeras):
 
 
 class _FromConfig:
-    """Makes what files describe that were written when such optimizers had these names in files."""
-
     own_class: Any
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Any = None) -> Any:
-        """Makes the optimizer of such a file."""
-        from tf_amp.loss_scale.wrapping import scale_by_hand
-
-        if "inner_optimizer" not in config:
-            return cls.own_class.from_config(config, custom_objects)
-        optimizer = tf_keras.optimizers.deserialize(
-            config["inner_optimizer"],
-            custom_objects=custom_objects,
-            use_legacy_optimizer=issubclass(cls, tf_keras_loss_scale.LossScaleOptimizer),
-        )
-        manager = LossScaleManager.from_config(config["manager"])
-        return scale_by_hand(optimizer, manager, horovod=config["horovod"])
+        """Makes an optimizer of its own class."""
+        return cls.own_class.from_config(config, custom_objects)
 
 
-@tf_keras.saving.register_keras_serializable(package="tf_amp")
 class TfKerasLossScaleOptimizer(_FromConfig, tf_keras_loss_scale.LossScaleOptimizerV3):
     """What an optimizer that a custom loop gave a loss scale is for tf_keras.
 
@@ -247,7 +233,6 @@ class TfKerasLossScaleOptimizer(_FromConfig, tf_keras_loss_scale.LossScaleOptimi
     """
 
 
-@tf_keras.saving.register_keras_serializable(package="tf_amp")
 class LegacyLossScaleOptimizer(_FromConfig, tf_keras_loss_scale.LossScaleOptimizer):
     """As `TfKerasLossScaleOptimizer`, for `tf_keras.optimizers.legacy`."""
 

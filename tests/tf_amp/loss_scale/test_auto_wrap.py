@@ -534,32 +534,6 @@ print("RESULT", kept[0](), kept[1]())
     assert rows(done.stdout) == ["RESULT 1", "RESULT None None"]
 
 
-def test_files_of_older_versions_are_read(run_forked) -> None:
-    """They name classes of ours, which are known as soon as AMP is on."""
-    done = run_forked(
-        """
-        import tensorflow as tf, keras, tf_keras
-        import tf_amp
-        tf_amp.enable_mixed_precision_graph_rewrite()
-        names = [(keras, "keras_optimizer", "KerasLossScaleOptimizer"),
-                 (tf_keras, "tf_keras_optimizer", "TfKerasLossScaleOptimizer"),
-                 (tf_keras, "tf_keras_optimizer", "LegacyLossScaleOptimizer")]
-        for library, module, name in names:
-            made = library.optimizers
-            made = made.legacy if name.startswith("Legacy") else made
-            config = {"inner_optimizer": library.optimizers.serialize(made.Adam(0.5)),
-                      "manager": {"loss_scale": {"class_name": "NoLossScale"}, "window": 1,
-                                  "name": "loss_scale", "strict": False},
-                      "horovod": False}
-            file = {"module": "tf_amp.loss_scale." + module, "class_name": name,
-                    "config": config, "registered_name": "tf_amp>" + name}
-            again = library.saving.deserialize_keras_object(file)
-            print(isinstance(again, made.Adam), float(again.learning_rate.numpy()))
-        """
-    )
-    assert done.stdout.split() == ["True", "0.5"] * 3
-
-
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_what_compiled_before_the_hooks_went_off_and_on_scales(run_forked, library: str) -> None:
     """`compile` of a class with a step of its own too; while they are off nothing is scaled."""

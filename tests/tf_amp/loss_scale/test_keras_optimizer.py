@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -126,27 +124,6 @@ def test_keras_iterations_update() -> None:
     assert number(optimizer.iterations) == number(optimizer.inner_optimizer.iterations) == 0
     optimizer.apply([tf.constant([1.0])], variables)
     assert number(optimizer.iterations) == number(optimizer.inner_optimizer.iterations) == 1
-
-
-@pytest.mark.parametrize("name", [{}, {"name": "keras_loss_scale_optimizer"}])
-def test_what_older_versions_wrote_into_a_file_is_read(name: dict[str, str]) -> None:
-    """Optimizers had a class of ours there; even earlier they were wrappers, with a name."""
-    inner, manager = keras.optimizers.SGD(0.5), keras_case(initial_scale=8.0, growth=7).manager
-    config = {
-        "inner_optimizer": keras.saving.serialize_keras_object(inner),
-        "manager": manager.get_config(),
-        "horovod": False,
-        **name,
-    }
-    file = {
-        "module": "tf_amp.loss_scale.keras_optimizer",
-        "class_name": "KerasLossScaleOptimizer",
-        "config": json.loads(json.dumps(config)),
-        "registered_name": "tf_amp>KerasLossScaleOptimizer",
-    }
-    again = keras.saving.deserialize_keras_object(file)
-    assert again.get_config() == inner.get_config()
-    assert again.manager.rule == manager.rule
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float32"])

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,10 +7,6 @@ import tf_keras
 
 from tf_amp.loss_scale import DynamicLossScale, LossScaleManager, wrap_optimizer
 from tf_amp.loss_scale.in_place import LoopScaling, Scaling
-from tf_amp.loss_scale.tf_keras_optimizer import (
-    LegacyLossScaleOptimizer,
-    TfKerasLossScaleOptimizer,
-)
 from tf_amp.loss_scale.wrapping import scale_in_place
 
 NAN = float("nan")
@@ -128,23 +122,6 @@ def test_compile_does_not_wrap_again_for_mixed_float16(kind: str) -> None:
         tf_keras.mixed_precision.set_global_policy(policy)
     assert model.optimizer is optimizer
     assert isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
-
-
-@pytest.mark.parametrize(
-    ("kind", "cls"), [("new", TfKerasLossScaleOptimizer), ("legacy", LegacyLossScaleOptimizer)]
-)
-def test_what_older_versions_wrote_into_a_file_is_read(kind: str, cls: type) -> None:
-    """Optimizers had a class of ours there."""
-    inner = make_optimizer(kind, "adam")
-    config = {
-        "inner_optimizer": tf_keras.optimizers.serialize(inner),
-        "manager": LossScaleManager(RULE).get_config(),
-        "horovod": False,
-    }
-    again = cls.from_config(json.loads(json.dumps(config)))
-    assert again.get_config() == inner.get_config()
-    assert again.manager.rule == RULE
-    assert type(again.inner_optimizer) is type(inner)
 
 
 @pytest.mark.parametrize("kind", ["new", "legacy"])
