@@ -1,8 +1,8 @@
-"""Runs programs in forks of one process that has imported TensorFlow.
+"""Runs programs in forks of one process that has imported TensorFlow and what AMP consists of.
 
-The import takes three seconds of a processor, more than most programs of the tests take. What a
-fork copies of a process that has done nothing else is as in a fresh one: each program still has
-its own installation, environment, devices, functions, output and end.
+That takes four seconds of a processor, more than most programs of the tests take. What a fork
+copies of a process that has done nothing else is as in a fresh one: each program still has its own
+installation, environment, devices, functions, output and end.
 
 Each line of the standard input names a program and its surroundings; the answer is a line with its
 exit code, or with None where it took too long.
@@ -27,7 +27,12 @@ def main() -> None:
     # Where the package is installed, the start of Python awaits the import: programs ask for it.
     autoload.deactivate()
     import numpy as np
-    import tensorflow  # noqa: F401
+
+    # What switching AMP on imports, TensorFlow with it, but for `installation` and `late_settings`:
+    # by these it is known what a program has done.
+    from tf_amp import plan  # noqa: F401
+    from tf_amp.hosts import function, session  # noqa: F401
+    from tf_amp.loss_scale import auto_wrap_keras, unscaled_notice, v1_optimizer  # noqa: F401
 
     gc.collect()
     gc.freeze()  # a collection in a child then copies no page of what was imported
