@@ -50,13 +50,13 @@ def test_without_shtab_the_remedy_is_told(
     assert "pip install 'tf-amp[completion]'" in capsys.readouterr().err
 
 
-def test_verbosity_hides_lines(run_python: RunPython, tmp_path: Path) -> None:
+def test_verbosity_hides_lines(run_forked: RunPython, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import tensorflow as tf\ntf.function(lambda x: tf.matmul(x, x))(tf.ones([64, 64]))\n"
     )
     main_code = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
     options = ("run", "--dtype", "bfloat16", "--ignore-performance", str(script))
-    assert "tf_amp: AMP on" in run_python(main_code, args=options).stderr
-    quiet = run_python(main_code, args=("--verbosity", "warning", *options)).stderr
+    assert "tf_amp: AMP on" in run_forked(main_code, args=options).stderr
+    quiet = run_forked(main_code, args=("--verbosity", "warning", *options)).stderr
     assert "tf_amp: " not in quiet

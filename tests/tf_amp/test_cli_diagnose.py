@@ -17,10 +17,10 @@ FLOAT16 = ("--dtype", "float16", "--device", "GPU")
 
 
 def diagnose(
-    run_python: RunPython, *arguments: str, path: Path | None = None
+    run_forked: RunPython, *arguments: str, path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     env = {"PYTHONPATH": f"{CASES.parents[3]}:{path or CASES.parent}"}
-    return run_python(MAIN, env, args=("diagnose", *arguments), check=False)
+    return run_forked(MAIN, env, args=("diagnose", *arguments), check=False)
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_a_model(run_forked: RunPython, model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_step(run_python: RunPython) -> None:
-    done = diagnose(run_python, "diagnosis_cases:flushed", *FLOAT16, "--json")
+def test_a_training_step(run_forked: RunPython) -> None:
+    done = diagnose(run_forked, "diagnosis_cases:flushed", *FLOAT16, "--json")
     assert done.returncode == 3, done.stderr  # all of a gradient is flushed to 0
     (found,) = json.loads(done.stdout).values()
     assert found["findings"][0]["node"].startswith("gradient_tape/")
@@ -74,7 +74,7 @@ def test_a_training_step(run_python: RunPython) -> None:
     assert shares == {"w": 1, "v": 0}
     assert gradients["best_loss_scale"] > gradients["loss_scale"] == 1
     scale = ("--loss-scale", str(gradients["best_loss_scale"]))
-    text = diagnose(run_python, "diagnosis_cases:flushed", *FLOAT16, *scale).stdout
+    text = diagnose(run_forked, "diagnosis_cases:flushed", *FLOAT16, *scale).stdout
     assert "Rules to paste" in text and "0.0% of what is not 0 is flushed to 0" in text
 
 

@@ -92,7 +92,7 @@ def test_differences_are_printed_and_decide_the_exit_status(
     assert "FusedBatchNorm U: absent, TensorFlow: float" in done.stdout
 
 
-def test_what_is_no_model_is_said(run_python: RunPython, models: Path) -> None:
-    done = run_python(MAIN, args=("verify", str(models / "none.pb")), check=False)
+def test_what_is_no_model_is_said(run_forked: RunPython, models: Path) -> None:
+    done = run_forked(MAIN, args=("verify", str(models / "none.pb")), check=False)
     assert done.returncode == 1
     assert "tf-amp verify: error: There is no file" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from tf_amp.cli import demo
 from tf_amp.cli.main import main
+from tf_amp.tool_error import ToolError
 
 DTYPE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DTYPE"
 CONVERTED = {"graphs_rewritten": 2, "nodes_converted": 30, "casts": 11}
@@ -63,20 +65,11 @@ def test_too_little_training_is_refused(
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_a_failed_training_ends_the_demo_with_its_last_lines(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    code = """
-import sys
-from tf_amp.cli import demo
-from tf_amp.cli.main import main
-demo._TRAINING = "tf_amp.no_such_training"
-sys.exit(main(["demo"]))
-"""
-    done = run_python(code, check=False)
-    assert done.returncode == 1
-    assert "a training ended with status 1" in done.stderr
-    assert "No module named tf_amp.no_such_training" in done.stderr
+def test_a_failed_training_is_told_with_its_last_lines() -> None:
+    with pytest.raises(ToolError) as caught:
+        demo._train(("-m", "tf_amp.no_such_training"), os.environ, "float32", lambda *_: None)
+    assert "a training ended with status 1" in str(caught.value)
+    assert "No module named tf_amp.no_such_training" in str(caught.value)
 
 
 @pytest.mark.slow

@@ -59,8 +59,10 @@ def test_without_amp_it_says_why_and_needs_no_tensorflow(run_python: RunPython) 
     assert imported == "False"
 
 
-def test_program_is_explained_function_by_function(run_python: RunPython) -> None:
+def test_program_is_explained_function_by_function(run_forked: RunPython) -> None:
     code = """
+    from tf_amp import autoload
+    autoload.activate()
     import tensorflow as tf, tf_amp
 
     @tf.function
@@ -79,6 +81,6 @@ def test_program_is_explained_function_by_function(run_python: RunPython) -> Non
         f"{prefix}_IGNORE_PERFORMANCE": "1",
         f"{prefix}_RULES_DISABLE": "cost,cast-cut",
     }
-    text = run_python(code, env).stdout
+    text = run_forked(code, env).stdout
     (row,) = (line for line in text.splitlines() if line.startswith("step "))
     assert row.split(maxsplit=5)[1:] == ["1", "of", "2", "3", "1 MatMul: kept by a rule"]

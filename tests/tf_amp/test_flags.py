@@ -47,7 +47,7 @@ def test_flags_decide(
     assert bool(re.search(LINE, done.stderr, re.MULTILINE)) == bool(line)
 
 
-def test_what_says_how_needs_what_says_that(run_python: RunPython) -> None:
-    done = run_python(PROGRAM, args=("--amp_dtype=float16",), check=False)
+def test_what_says_how_needs_what_says_that(run_forked: RunPython) -> None:
+    done = run_forked(PROGRAM, args=("--amp_dtype=float16",), check=False)
     assert done.returncode != 0
     assert "does nothing without --amp" in done.stderr

@@ -207,9 +207,9 @@ def test_warning_at_exit_where_nothing_was_converted(
     ],
 )
 def test_a_program_that_dies_before_its_work_has_the_last_word(
-    run_python: RunPython, script: str, told: bool
+    run_forked: RunPython, script: str, told: bool
 ) -> None:
-    done = run_python(f"{PRELUDE}\non()\n{script}", check=False)
+    done = run_forked(f"{PRELUDE}\non()\n{script}", check=False)
     assert any("AMP was on, but" in line for line in ours(done)) == told
 
 

@@ -191,7 +191,9 @@ np.testing.assert_allclose(got, EXACT, atol=1e-4)
 
 @pytest.mark.parametrize("registered", ["before", "after"])
 @pytest.mark.parametrize("work", ["product(X)", "run_session()"])
-def test_work_at_exit(run_python: RunPython, registered: str, work: str) -> None:
+def test_work_at_exit(
+    run_python: RunPython, run_forked: RunPython, registered: str, work: str
+) -> None:
     """What was registered before the import runs after the package has left."""
     program = f"""
 import atexit, os
@@ -203,7 +205,8 @@ atexit.register(at_exit)
     prelude, imports, rest = PRELUDE.partition("from tf_amp import autoload")
     early = program if registered == "before" else ""
     late = program if registered == "after" else ""
-    done = run_python(prelude + early + imports + rest + late, ON, timeout=150)
+    start = run_python if early else run_forked  # which has imported TensorFlow
+    done = start(prelude + early + imports + rest + late, ON, timeout=150)
     assert done.stdout == "at exit True\n"
     assert "Timeout" not in done.stderr
 

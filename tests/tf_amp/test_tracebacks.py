@@ -55,12 +55,12 @@ print(json.dumps(facts))
 
 
 @pytest.mark.parametrize("keras", ["keras", "tf_keras"])
-def test_frames_of_the_hooks_are_left_out(run_python: RunPython, keras: str) -> None:
-    ran = run_python(SCRIPT, BFLOAT16, args=(keras,))
+def test_frames_of_the_hooks_are_left_out(run_forked: RunPython, keras: str) -> None:
+    ran = run_forked(SCRIPT, BFLOAT16, args=(keras,))
     assert json.loads(ran.stdout.splitlines()[-1]) == {"function": 0, "fit": 0, "replaced": False}
 
 
-def test_they_are_shown_where_filtering_is_off(run_python: RunPython) -> None:
+def test_they_are_shown_where_filtering_is_off(run_forked: RunPython) -> None:
     shown = """
 import tensorflow as tf, tf_amp.autoload
 tf_amp.autoload.activate()
@@ -72,5 +72,5 @@ def pick(x, index):
 
 pick(tf.ones([4, 4]), tf.constant([9]))
 """
-    ran = run_python(shown, BFLOAT16, check=False)
+    ran = run_forked(shown, BFLOAT16, check=False)
     assert "hosts/function.py" in ran.stderr

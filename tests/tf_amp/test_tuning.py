@@ -89,7 +89,7 @@ def test_an_unknown_row_is_named_with_the_legal_ones() -> None:
 
 
 def test_it_refuses_to_measure_under_amp_and_leaves_the_optimizers_as_they_were(
-    run_python: RunPython,
+    run_forked: RunPython,
 ) -> None:
     code = """
         import tensorflow as tf
@@ -108,6 +108,6 @@ def test_it_refuses_to_measure_under_amp_and_leaves_the_optimizers_as_they_were(
             print(error)
     """
     ignore = {"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE": "1"}
-    printed = run_python(code, ignore).stdout
+    printed = run_forked(code, ignore).stdout
     assert "AMP is on" in printed
     assert "tf-amp tune" in printed

@@ -509,16 +509,16 @@ def test_illegal_arguments(
         convert(folder / "exported", tmp_path / "out", **options)
 
 
-def test_command(run_python: RunPython, folder: Path, tmp_path: Path) -> None:
+def test_command(run_forked: RunPython, folder: Path, tmp_path: Path) -> None:
     env = {"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_COST_TABLE": "off"}
     target = ("--device", "CPU", "--dtype", "bfloat16")
     arguments = ("convert", str(folder / "exported"), str(tmp_path / "out"), *target)
-    printed = run_python(MAIN, env, args=arguments).stdout
+    printed = run_forked(MAIN, env, args=arguments).stdout
     assert "3 of 3 products in bfloat16" in printed
-    again = run_python(MAIN, env, args=arguments, check=False)
+    again = run_forked(MAIN, env, args=arguments, check=False)
     assert (again.returncode, again.stdout) == (1, "")
     assert "exists" in again.stderr
-    printed = run_python(MAIN, env, args=(*arguments, "--force", "--weights")).stdout
+    printed = run_forked(MAIN, env, args=(*arguments, "--force", "--weights")).stdout
     assert "float32 variables are stored so" in printed
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 

@@ -99,6 +99,8 @@ def test_eager_tensors_are_constants_but_variables_and_arguments_are_not() -> No
 
 
 ELSEWHERE = """
+from tf_amp import autoload
+autoload.activate()
 import tensorflow as tf
 
 @tf.function
@@ -111,8 +113,8 @@ multiply(tf.ones((64, 64)))
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
-def test_what_a_program_puts_on_a_gpu_that_is_not_there_is_converted(run_python: RunPython) -> None:
-    done = run_python(ELSEWHERE, env=BFLOAT16)
+def test_what_a_program_puts_on_a_gpu_that_is_not_there_is_converted(run_forked: RunPython) -> None:
+    done = run_forked(ELSEWHERE, env=BFLOAT16)
     assert "multiply: MatMul 1 of 1 in bfloat16" in done.stderr
 
 

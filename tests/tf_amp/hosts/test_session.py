@@ -12,13 +12,13 @@ Facts = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def features(run_python: RunPython) -> Facts:
-    return facts_of(run_python, "session_feature_cases.main()")
+def features(run_forked: RunPython) -> Facts:
+    return facts_of(run_forked, "session_feature_cases.main()")
 
 
 @pytest.fixture(scope="module")
-def failures(run_python: RunPython) -> Facts:
-    return facts_of(run_python, "session_failure_cases.main()")
+def failures(run_forked: RunPython) -> Facts:
+    return facts_of(run_forked, "session_failure_cases.main()")
 
 
 @pytest.mark.parametrize("kind", ["ref", "resource"])

@@ -42,7 +42,7 @@ CONVERTERS = {
 
 
 @pytest.mark.parametrize("converter", CONVERTERS)
-def test_a_converter_that_keeps_the_lock_returns(run_python: RunPython, converter: str) -> None:
+def test_a_converter_that_keeps_the_lock_returns(run_forked: RunPython, converter: str) -> None:
     script = f"""{PRELUDE}
 assert len({CONVERTERS[converter]}.convert()) > 500
 with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -52,7 +52,7 @@ tf_amp.disable_mixed_precision_graph_rewrite()
 assert len({CONVERTERS[converter]}.convert()) > 500
 print("returned")
 """
-    assert run_python(script, CONVERTS, timeout=150).stdout.endswith("returned\n")
+    assert run_forked(script, CONVERTS, timeout=150).stdout.endswith("returned\n")
 
 
 def test_threads_that_still_run_sessions_do_not_hold_up_the_exit(run_python: RunPython) -> None:
@@ -74,7 +74,7 @@ print("leaving")
     assert "Timeout" not in done.stderr
 
 
-def test_a_converter_beside_a_session_of_a_server_returns(run_python: RunPython) -> None:
+def test_a_converter_beside_a_session_of_a_server_returns(run_forked: RunPython) -> None:
     """The server's session waits for an element; meanwhile anybody's graphs are laid out."""
     script = f"""{PRELUDE}
 import threading, time
@@ -96,6 +96,6 @@ waiting.join()
 assert tf_amp.status()["graphs_failed"] == 0
 print("returned")
 """
-    done = run_python(script, CONVERTS, timeout=150)
+    done = run_forked(script, CONVERTS, timeout=150)
     assert done.stdout.endswith("returned\n")
     assert "MatMul 1 of 1 in bfloat16" in done.stderr

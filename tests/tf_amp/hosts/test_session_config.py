@@ -15,9 +15,9 @@ CASES = ("obstacles", "upstream_option", "server_target", "gpu_layout", "wrapped
 
 
 @pytest.fixture(scope="module")
-def facts(run_python: RunPython) -> dict[str, dict[str, Any]]:
+def facts(run_forked: RunPython) -> dict[str, dict[str, Any]]:
     names = ", ".join(map(repr, CASES))
-    return facts_of(run_python, f"session_failure_cases.main({names})")
+    return facts_of(run_forked, f"session_failure_cases.main({names})")
 
 
 @pytest.mark.parametrize(

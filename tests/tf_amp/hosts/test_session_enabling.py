@@ -43,8 +43,8 @@ def half(run_python: RunPython) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def called(run_python: RunPython) -> dict[str, Any]:
-    return facts_of(run_python, "session_enabling_cases.by_call('float16')")
+def called(run_forked: RunPython) -> dict[str, Any]:
+    return facts_of(run_forked, "session_enabling_cases.by_call('float16')")
 
 
 def _all_in(facts: dict[str, Any], dtype: str) -> bool:

@@ -22,8 +22,8 @@ LOOSER = {"multi_paths": 6}
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float16"])
-def suite(request: pytest.FixtureRequest, run_python: RunPython) -> tuple[str, dict[str, Any]]:
-    return request.param, facts_of(run_python, f"session_peer_graphs.main({request.param!r})")
+def suite(request: pytest.FixtureRequest, run_forked: RunPython) -> tuple[str, dict[str, Any]]:
+    return request.param, facts_of(run_forked, f"session_peer_graphs.main({request.param!r})")
 
 
 def test_every_case_ran(suite: tuple[str, dict[str, Any]]) -> None:

@@ -14,8 +14,8 @@ SOURCE = Path(__file__).parents[3] / "tf_amp" / "hosts" / "graph_plugin.c"
 
 
 @pytest.fixture(scope="module")
-def facts(run_python: RunPython) -> dict[str, dict[str, Any]]:
-    return facts_of(run_python, "session_plugin_cases.main()")
+def facts(run_forked: RunPython) -> dict[str, dict[str, Any]]:
+    return facts_of(run_forked, "session_plugin_cases.main()")
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +80,13 @@ def test_interpreter_exits_with_sessions_open(run_python: RunPython) -> None:
     assert found["exit"] == {"finite": True}
 
 
-def test_documented_entry_serves_both_devices(run_python: RunPython) -> None:
-    found = facts_of(run_python, "session_plugin_cases.documented_entry()")
+def test_documented_entry_serves_both_devices(run_forked: RunPython) -> None:
+    found = facts_of(run_forked, "session_plugin_cases.documented_entry()")
     assert found["documented"] == {"refusals": {}, "dtypes": ["MatMul:bfloat16"]}
 
 
-def test_graphs_of_others_never_reach_python(run_python: RunPython) -> None:
-    found = facts_of(run_python, "session_plugin_cases.not_ours()")
+def test_graphs_of_others_never_reach_python(run_forked: RunPython) -> None:
+    found = facts_of(run_forked, "session_plugin_cases.not_ours()")
     assert found["not_ours"] == {"seen": [0, 1], "optimized": True}
 
 

@@ -9,8 +9,8 @@ from session_facts import RunPython, facts_of
 
 
 @pytest.fixture(scope="module")
-def shapes(run_python: RunPython) -> dict[str, Any]:
-    return facts_of(run_python, "session_plugin_cases.main('shapes')")["shapes"]
+def shapes(run_forked: RunPython) -> dict[str, Any]:
+    return facts_of(run_forked, "session_plugin_cases.main('shapes')")["shapes"]
 
 
 def test_shapes_of_all_outputs_with_unknown_dimensions(shapes: dict[str, Any]) -> None:

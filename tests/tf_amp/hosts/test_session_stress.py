@@ -19,17 +19,17 @@ def _check(facts: dict[str, Any], graphs: int) -> None:
     assert facts["rewritten"] >= graphs
 
 
-def test_threads_that_change_inside_callbacks(run_python: RunPython) -> None:
+def test_threads_that_change_inside_callbacks(run_forked: RunPython) -> None:
     call = "session_stress.main(24, switch_interval=2e-5)"
-    _check(facts_of(run_python, call, timeout=120)["stress"], 24)
+    _check(facts_of(run_forked, call, timeout=120)["stress"], 24)
 
 
 @pytest.mark.slow
-def test_two_hundred_graphs(run_python: RunPython) -> None:
-    _check(facts_of(run_python, "session_stress.main()", timeout=280)["stress"], 200)
+def test_two_hundred_graphs(run_forked: RunPython) -> None:
+    _check(facts_of(run_forked, "session_stress.main()", timeout=280)["stress"], 200)
 
 
 @pytest.mark.slow
-def test_sixteen_threads(run_python: RunPython) -> None:
+def test_sixteen_threads(run_forked: RunPython) -> None:
     call = "session_stress.main(128, switch_interval=1e-4, threads=16)"
-    _check(facts_of(run_python, call, timeout=280)["stress"], 128)
+    _check(facts_of(run_forked, call, timeout=280)["stress"], 128)

@@ -119,7 +119,7 @@ def test_models_of_one_kind_share_a_line(run_forked, library: str) -> None:
     script = """
 for optimizer in (keras.optimizers.Adam(), keras.optimizers.SGD()):
     model = build()
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse", jit_compile=False)
     model.fit(x, y, verbose=0)
 """
     done = run(run_forked, KERAS_SCRIPT.format(library=library) + script, LOSS_SCALING)
@@ -326,9 +326,9 @@ for optimizer in (Clipping(0.1), OwnGradients(0.1)):
 """
 
 
-def test_fit_of_tf_keras_in_a_v1_graph(run_python) -> None:
-    on = run(run_python, KERAS_IN_A_V1_GRAPH.replace("VALUES", "[1, np.nan, 2]"), LOSS_SCALING)
-    off = run(run_python, KERAS_IN_A_V1_GRAPH.replace("VALUES", "[1, 2]"), {})
+def test_fit_of_tf_keras_in_a_v1_graph(run_forked) -> None:
+    on = run(run_forked, KERAS_IN_A_V1_GRAPH.replace("VALUES", "[1, np.nan, 2]"), LOSS_SCALING)
+    off = run(run_forked, KERAS_IN_A_V1_GRAPH.replace("VALUES", "[1, 2]"), {})
     assert rows(on.stdout) == rows(off.stdout)
     assert "SCALE [8192.0, 2.0, 2.0]" in on.stdout
     assert "the optimizer Clipping of compile() scales its loss" in on.stderr

@@ -191,17 +191,19 @@ def test_what_is_saved_with_a_scale_by_hand_loads_anywhere(
     }
     save = """
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
-        model.compile(optimizer, "mse")
+        model.compile(optimizer, "mse", jit_compile=False)
         fit(model).save(sys.argv[1] + "/model.keras")
         with open(sys.argv[1] + "/model.pickle", "wb") as file:
             pickle.dump(model, file)
     """
     plain = """
+        for name in [*sys.modules]:
+            if name.startswith("tf_amp"):
+                sys.modules[name] = None  # as where it is not installed
         for model in load():
             made = keras.optimizers.Adam
             print(type(model.optimizer) is made, int(np.asarray(model.optimizer.iterations)))
             fit(model)
-        print("tf_amp.loss_scale" in sys.modules)
     """
     scaled = """
         import tf_amp
@@ -211,7 +213,7 @@ def test_what_is_saved_with_a_scale_by_hand_loads_anywhere(
     """
     args = (str(tmp_path),)
     run_forked(common + enable + save, env, args=args)
-    assert run_forked(common + plain, args=args).stdout.split() == ["True", "4"] * 2 + ["False"]
+    assert run_forked(common + plain, args=args).stdout.split() == ["True", "4"] * 2
     head = "import tf_amp.autoload\ntf_amp.autoload.activate()\n"
     on = {"TF_ENABLE_AUTO_MIXED_PRECISION": "1", **env}
     again = run_forked(head + textwrap.dedent(common + scaled), on, args=args)
@@ -253,7 +255,9 @@ def test_weights_file_between_float32_and_amp(tmp_path: Path, direction: str) ->
 
 
 @pytest.mark.slow
-def test_keras_file_between_float32_and_amp_by_environment(tmp_path: Path, run_python) -> None:
+def test_keras_file_between_float32_and_amp_by_environment(
+    tmp_path: Path, run_python, run_forked
+) -> None:
     """What `compile` scales by itself is saved as a plain model, and loads where tf_amp is not."""
     common = """
         import sys
@@ -276,7 +280,7 @@ def test_keras_file_between_float32_and_amp_by_environment(tmp_path: Path, run_p
             weights = [w.tolist() for w in model.get_weights()]
             print("RESULT", steps, int(np.asarray(model.optimizer.iterations)), weights)
     """
-    with_tf_amp = run_python(
+    with_tf_amp = run_forked(
         common
         + """
         from tf_amp.loss_scale import auto_wrap

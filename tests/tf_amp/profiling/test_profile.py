@@ -57,7 +57,7 @@ ANYWHERE = {**CONVERTS, f"{REWRITE}_COST_TABLE": "off"}
 
 
 def run(
-    run_python: RunPython,
+    run_forked: RunPython,
     program: Path,
     *options: str,
     arguments: tuple[str, ...] = (),
@@ -65,14 +65,14 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "tf_amp", "run", str(program), *arguments)
     quick = ("--steps", "3", "--skip", "2", "--rounds", "1")
-    return run_python(MAIN, env, args=("profile", *quick, *options, "--", *command), check=False)
+    return run_forked(MAIN, env, args=("profile", *quick, *options, "--", *command), check=False)
 
 
 @pytest.mark.slow
-def test_what_is_said_of_a_keras_program(run_python: RunPython, tmp_path: Path) -> None:
+def test_what_is_said_of_a_keras_program(run_forked: RunPython, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(KERAS)
-    done = run(run_python, program, arguments=("9",))
+    done = run(run_forked, program, arguments=("9",))
     assert done.returncode == 0, done.stderr
     assert "_step_on_iterator; bfloat16 on CPU" in done.stdout.splitlines()[0]
     for part in ("products", "casts", "outside of the function", "a step would be", "times as"):
@@ -86,12 +86,12 @@ def test_what_is_said_of_a_keras_program(run_python: RunPython, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_program_that_stays_float32_is_not_said_to_be_faster_or_slower(
-    run_python: RunPython, tmp_path: Path
+    run_forked: RunPython, tmp_path: Path
 ) -> None:
     program = tmp_path / "train.py"
     program.write_text(KERAS)
     no_cpu_is_fast_in = {f"{REWRITE}_DTYPE": "float16", "CUDA_VISIBLE_DEVICES": ""}
-    done = run(run_python, program, arguments=("9",), env=no_cpu_is_fast_in)
+    done = run(run_forked, program, arguments=("9",), env=no_cpu_is_fast_in)
     assert done.returncode == 0, done.stderr
     assert "both columns are float32" in done.stdout.splitlines()[0]
     assert "They are" not in done.stdout
@@ -99,11 +99,11 @@ def test_a_program_that_stays_float32_is_not_said_to_be_faster_or_slower(
 
 @pytest.mark.slow
 def test_figures_of_a_session_that_switches_itself_on(
-    run_python: RunPython, tmp_path: Path
+    run_forked: RunPython, tmp_path: Path
 ) -> None:
     program = tmp_path / "train.py"
     program.write_text(SESSION)
-    done = run(run_python, program, "--json")
+    done = run(run_forked, program, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     for steps in (found["float32"], found["amp"]):
@@ -131,7 +131,7 @@ def test_figures_of_a_session_that_switches_itself_on(
     ],
 )
 def test_what_cannot_be_measured(
-    run_python: RunPython,
+    run_forked: RunPython,
     tmp_path: Path,
     program: str,
     options: tuple[str, ...],
@@ -140,6 +140,6 @@ def test_what_cannot_be_measured(
 ) -> None:
     port, other = map(str, free_ports(2))
     (tmp_path / "train.py").write_text(program.replace("PORT", port).replace("OTHER", other))
-    done = run(run_python, tmp_path / "train.py", *options, arguments=("1",))
+    done = run(run_forked, tmp_path / "train.py", *options, arguments=("1",))
     assert done.returncode == status
     assert said in done.stderr

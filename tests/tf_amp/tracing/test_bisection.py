@@ -76,13 +76,13 @@ print("loss:", float(step(tf.ones([4, 32]))))
 
 
 @pytest.mark.slow
-def test_the_culprit_is_named_with_its_line_and_rule(run_python: RunPython, tmp_path: Path) -> None:
+def test_the_culprit_is_named_with_its_line_and_rule(run_forked: RunPython, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     env = FLOAT16
     rules = tmp_path / "rules.toml"
     command = ("--", sys.executable, "-m", "tf_amp", "run", str(program))
-    done = run_python(
+    done = run_forked(
         MAIN, env, args=("bisect", "--check", "loss < 1e3", "--rules", str(rules), *command)
     )
     line = (
@@ -112,31 +112,31 @@ def test_the_culprit_is_named_with_its_line_and_rule(run_python: RunPython, tmp_
     ],
 )
 def test_what_no_conversion_breaks(
-    run_python: RunPython, tmp_path: Path, program: str, said: str
+    run_forked: RunPython, tmp_path: Path, program: str, said: str
 ) -> None:
     (tmp_path / "train.py").write_text(program)
     env = CONVERTS
     command = ("--", sys.executable, "-m", "tf_amp", "run", str(tmp_path / "train.py"))
-    done = run_python(MAIN, env, args=("bisect", *command), check=False)
+    done = run_forked(MAIN, env, args=("bisect", *command), check=False)
     assert done.returncode == 1
     assert said in done.stderr
 
 
-def test_a_run_that_is_stopped_is_told(run_python: RunPython, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_is_told(run_forked: RunPython, tmp_path: Path) -> None:
     command = ("--", sys.executable, "-c", "import time; time.sleep(60)")
-    done = run_python(MAIN, args=("bisect", "--timeout", "1", *command), check=False)
+    done = run_forked(MAIN, args=("bisect", "--timeout", "1", *command), check=False)
     assert "stopped after --timeout 1 seconds\nrun 1, all conversions: fails" in done.stderr
 
 
 @pytest.mark.parametrize("convert", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_figure_that_is_never_printed(
-    run_python: RunPython, tmp_path: Path, convert: bool
+    run_forked: RunPython, tmp_path: Path, convert: bool
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM if convert else "print('loss:', 1)")
     command = ("--", sys.executable, "-m", "tf_amp", "run", str(tmp_path / "train.py"))
     for name, missing in (("los", True), ("loss", False)):
         args = ("bisect", "--check", f"{name} > 1e9", *command)
-        done = run_python(MAIN, CONVERTS, args=args, check=False)
+        done = run_forked(MAIN, CONVERTS, args=args, check=False)
         assert done.returncode == 1
         assert ("No run printed a figure 'los'" in done.stderr) == missing
 

@@ -79,12 +79,12 @@ def test_what_is_no_model_is_an_error(models: Path, name: str, said: str) -> Non
         plan_model(models / name, CONFIG)
 
 
-def test_plan(run_python: RunPython, models: Path) -> None:
+def test_plan(run_forked: RunPython, models: Path) -> None:
     arguments = ("plan", str(models / "saved"), "--device", "GPU", "--dtype", "bfloat16")
-    printed = run_python(MAIN, args=arguments).stdout
+    printed = run_forked(MAIN, args=arguments).stdout
     assert "planned for bfloat16 on GPU, not run" in printed
     assert "2 of 2" in printed
-    done = run_python(MAIN, args=("plan", str(models / "empty")), check=False)
+    done = run_forked(MAIN, args=("plan", str(models / "empty")), check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "no SavedModel" in done.stderr
 

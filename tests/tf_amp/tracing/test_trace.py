@@ -167,12 +167,12 @@ def test_explain(
         assert text in printed
 
 
-def test_explain_as_json(run_python: RunPython, directory: Path) -> None:
-    printed = run_python(MAIN, args=("explain", str(directory), "--json")).stdout
+def test_explain_as_json(run_forked: RunPython, directory: Path) -> None:
+    printed = run_forked(MAIN, args=("explain", str(directory), "--json")).stdout
     (job,) = json.loads(printed)
     step = next(f for f in job["functions"] if f["name"] == "step")
     assert (step["products_low"], step["products"]) == (5, 5)
-    lines = run_python(MAIN, args=("explain", str(directory), "--op", "Exp", "--json")).stdout
+    lines = run_forked(MAIN, args=("explain", str(directory), "--op", "Exp", "--json")).stdout
     assert {json.loads(line)["rule"] for line in lines.splitlines()} == {"deny_list"}
 
 
