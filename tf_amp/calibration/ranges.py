@@ -8,14 +8,13 @@ from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
-import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 
 from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.comparison.callables import Arrays, Signature
 from tf_amp.comparison.steps import fed, step_of
-from tf_amp.diagnosis.recording import Key, Turn, run_recorded, traced_name
+from tf_amp.diagnosis.recording import Key, Turn, float32_of, traced_name
 
 Converted: TypeAlias = Mapping[str, Set[str]]
 """Node -> its type attributes that a plan converts, as remarks name them."""
@@ -67,48 +66,6 @@ class Range:
         return self.over, self.non_finite, self.underflow, self.largest
 
 
-@dataclasses.dataclass(frozen=True)
-class Tensors:
-    """The float32 tensors that converted nodes of some functions make or read.
-
-    Attributes:
-        nodes: tensor -> the converted nodes that make or read it.
-    """
-
-    nodes: Mapping[Key, Set[str]]
-
-    @classmethod
-    def of(cls, functions: Mapping[str, FunctionDef], converted: Converted) -> Tensors:
-        """Finds them.
-
-        Args:
-            functions: name -> function, with all that they call.
-            converted: what a plan converts in them.
-        """
-        types = NodeTypeTable(lambda op: None if (f := functions.get(op)) is None else f.signature)
-        found: dict[Key, set[str]] = {}
-        for function in functions.values():
-            view = view_body(function, node_types=types)
-            traced = traced_name(function.signature.name)
-            for node in function.node_def:
-                attrs = converted.get(node.name)
-                if attrs is None or node.op in ("Const", "ReadVariableOp"):
-                    continue  # what only brings values is cast by its readers
-                layout = view.layout(view.index[node.name])
-                made = [(node.name, port) for port in range(len(layout.out_slots))]
-                read = [view.split(t) for t in node.input if not t.startswith("^")]
-                ports = [*zip(made, layout.out_slots, strict=True)]
-                ports += zip(read, layout.in_slots, strict=True)
-                for (name, port), slot in ports:
-                    if str(layout.slots[slot]) in attrs:
-                        found.setdefault((traced, name, port), set()).add(node.name)
-        return cls(found)
-
-    def wants(self, key: Key, dtype: int) -> bool:
-        """Whether a tensor is one of them; see `run_recorded`."""
-        return dtype == tf.float32.as_datatype_enum and key in self.nodes
-
-
 def measure(
     signature: Signature,
     samples: Iterable[Arrays],
@@ -128,7 +85,7 @@ def measure(
     """
     step = step_of(signature)
     functions = step.library()
-    tensors = Tensors.of(functions, converted)
+    nodes = _tensors(functions, converted)
     ranges: dict[Key, Range] = {}
 
     def tell(key: Key, turn: Turn, value: np.ndarray) -> None:
@@ -136,7 +93,28 @@ def measure(
         ranges.setdefault(key, Range()).add(value, dtype)
 
     for sample in samples:
-        inputs = fed(step, signature, sample).copies()
-        run_recorded(functions, step.name, inputs, tensors.wants, tell)
+        fed(step, signature, sample).record(functions, float32_of(nodes), tell)
     for key, found in ranges.items():
-        yield found, tensors.nodes[key]
+        yield found, nodes[key]
+
+
+def _tensors(functions: Mapping[str, FunctionDef], converted: Converted) -> dict[Key, set[str]]:
+    """The tensors that converted nodes of functions make or read -> these nodes."""
+    types = NodeTypeTable(lambda op: None if (f := functions.get(op)) is None else f.signature)
+    found: dict[Key, set[str]] = {}
+    for function in functions.values():
+        view = view_body(function, node_types=types)
+        traced = traced_name(function.signature.name)
+        for node in function.node_def:
+            attrs = converted.get(node.name)
+            if attrs is None or node.op in ("Const", "ReadVariableOp"):
+                continue  # what only brings values is cast by its readers
+            layout = view.layout(view.index[node.name])
+            made = [(node.name, port) for port in range(len(layout.out_slots))]
+            read = [view.split(t) for t in node.input if not t.startswith("^")]
+            ports = [*zip(made, layout.out_slots, strict=True)]
+            ports += zip(read, layout.in_slots, strict=True)
+            for (name, port), slot in ports:
+                if str(layout.slots[slot]) in attrs:
+                    found.setdefault((traced, name, port), set()).add(node.name)
+    return found

@@ -17,7 +17,7 @@ from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.comparison.callables import Arrays, Signature
 from tf_amp.comparison.output_figures import OutputFigures, Sums
 from tf_amp.comparison.steps import fed, step_of
-from tf_amp.diagnosis.recording import Key, Turn, run_recorded, traced_name
+from tf_amp.diagnosis.recording import Key, Turn, float32_of, traced_name
 from tf_amp.hosts.function_redirects import called_by
 
 _LOW = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
@@ -82,21 +82,9 @@ def boundary_figures(
                 added = sums.setdefault(tensor, Sums(ranked=False))
                 added.add(right_values.astype(np.float64), values.astype(np.float64))
 
-            inputs = fed(left, one, sample).copies()
-            run_recorded(
-                originals,
-                left.name,
-                inputs,
-                lambda tensor, dtype: dtype == types_pb2.DT_FLOAT and tensor in wanted,
-                keep,
-            )
-            inputs = fed(right, other, sample).copies()
-            run_recorded(
-                converted,
-                right.name,
-                inputs,
-                lambda tensor, dtype: dtype in _LOW and tensor in pairs,
-                judge,
+            fed(left, one, sample).record(originals, float32_of(wanted), keep)
+            fed(right, other, sample).record(
+                converted, lambda tensor, dtype: dtype in _LOW and tensor in pairs, judge
             )
     found = [
         added.figures(key, f"{node}:{port}" if port else node, pairs[function, node, port][1])

@@ -7,7 +7,7 @@ import math
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -75,6 +75,14 @@ class Record:
 Tell: TypeAlias = Callable[[Key, Turn, np.ndarray], None]
 """Takes a tensor, the time and the values."""
 
+Wants: TypeAlias = Callable[[Key, int], bool]
+"""Tells of a tensor and its dtype whether to record it."""
+
+
+def float32_of(keys: Container[Key]) -> Wants:
+    """Wants those of some tensors that are float32."""
+    return lambda key, dtype: dtype == types_pb2.DT_FLOAT and key in keys
+
 
 class Recorder:
     """Takes the values of tensors while functions run; `tell` takes them in place of records."""
@@ -138,7 +146,7 @@ def run_recorded(
     functions: Mapping[str, FunctionDef],
     main: str,
     inputs: Sequence[Any],
-    wants: Callable[[Key, int], bool],
+    wants: Wants,
     tell: Tell | None = None,
 ) -> list[Record]:
     """Runs a function and records tensors in it and in those that it calls.
@@ -147,7 +155,7 @@ def run_recorded(
         functions: the function and all that it calls, by name; they are not changed.
         main: the function's name.
         inputs: one tensor for each of its arguments.
-        wants: tells of a tensor and its dtype whether to record it.
+        wants: which to record.
         tell: is given each tensor while it is there; then nothing is kept, and no records are.
 
     Returns:
@@ -189,7 +197,7 @@ class _Copies:
         self,
         functions: Mapping[str, FunctionDef],
         recorder: Recorder,
-        wants: Callable[[Key, int], bool],
+        wants: Wants,
     ) -> None:
         self._functions, self._recorder, self._wants = functions, recorder, wants
         self._types = NodeTypeTable(

@@ -23,7 +23,10 @@ from tf_amp.diagnosis.recording import (
     DiagnosisError,
     Key,
     Record,
+    Tell,
     Turn,
+    Wants,
+    float32_of,
     run_recorded,
     traced_name,
 )
@@ -128,14 +131,11 @@ class Step:
         present = scale_of(self.concrete.graph.variables, self.values)
         meter = GradientMeter(names, present, present if loss_scale is None else loss_scale)
 
-        def wants(key: Key, dtype: int) -> bool:
-            return dtype == tf.float32.as_datatype_enum and key in names
-
         def tell(key: Key, turn: Turn, values: np.ndarray) -> None:
             del turn
             meter.tell(key, values)
 
-        run_recorded(float32, self.name, self.copies(), wants, tell)
+        self.record(float32, float32_of(names), tell)
         return meter.gradients()
 
     def library(self) -> dict[str, FunctionDef]:
@@ -156,7 +156,16 @@ class Step:
                 )
         return found
 
-    def copies(self) -> list[tf.Tensor]:
+    def record(
+        self,
+        functions: Mapping[str, FunctionDef],
+        wants: Wants,
+        tell: Tell | None = None,
+    ) -> list[Record]:
+        """Runs it on copies of its variables and records tensors; as `run_recorded`."""
+        return run_recorded(functions, self.name, self._copies(), wants, tell)
+
+    def _copies(self) -> list[tf.Tensor]:
         """Its inputs, with a copy of each variable in the place of the variable."""
         variables = {id(v.handle): v for v in self.concrete.graph.variables}
         self._kept.clear()
@@ -320,18 +329,14 @@ def record_low(step: Step, low: Low, target: int) -> tuple[list[Record], set[Key
         seen.add(low.origin(key))
         return True
 
-    return run_recorded(low.functions, step.name, step.copies(), wants), seen
+    return step.record(low.functions, wants), seen
 
 
 def record_float32(
     step: Step, float32: Mapping[str, FunctionDef], wanted: Set[Key]
 ) -> dict[tuple[Key, Turn], Record]:
     """Runs a step in float32, whose library is given: tensor and turn -> the record."""
-
-    def wants(key: Key, dtype: int) -> bool:
-        return dtype == tf.float32.as_datatype_enum and key in wanted
-
-    records = run_recorded(float32, step.name, step.copies(), wants)
+    records = step.record(float32, float32_of(wanted))
     return {(record.key, record.turn): record for record in records}
 
 
