@@ -44,6 +44,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(filter(None, (line.rstrip() for line in shown.get().splitlines())))
 
 
+def say(line: str) -> None:
+    """Prints a line on the error stream at once: what is under way, beside the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def progress_bar(total: int) -> Iterator[Tell]:
     """Shows a bar on the error stream; where that is no terminal, its end alone.

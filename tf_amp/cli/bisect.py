@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tf_amp.cli import programs
 from tf_amp.cli.numbers import amount
 from tf_amp.env_variables import ENABLE, ENABLE_GRAPH_REWRITE, RULES
+from tf_amp.terminal import say
 from tf_amp.tool_error import ToolError, WrongCallError
 from tf_amp.whole_files import write_whole
 
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         own = os.environ.get(RULES, "").strip()
         rules = Path(own).read_text(encoding="utf-8") if own else ""
-        done = bisect(passes, lambda line: print(line, file=sys.stderr, flush=True), rules=rules)
+        done = bisect(passes, say, rules=rules)
     except (BisectionError, OSError) as error:
         why = str(error)
         if check and printed and not any(printed):
@@ -111,7 +112,7 @@ def _output(command: list[str], variables: Mapping[str, str], timeout: float | N
         output, _ = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         programs.stop(child)
-        print(f"stopped after --timeout {timeout:g} seconds", file=sys.stderr, flush=True)
+        say(f"stopped after --timeout {timeout:g} seconds")
         return None
     except BaseException:
         programs.stop(child)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from tf_amp.cli.numbers import amount, count
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
+from tf_amp.terminal import say
 from tf_amp.tool_error import WrongCallError
 
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             batches=arguments.batches,
             tolerance=arguments.tolerance,
             underflow=UNDERFLOW if arguments.underflow is None else arguments.underflow,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
+            say=say,
         )
         path.write_text(found.text, encoding="utf-8")
     print(f"{arguments.output}: {found}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_amp.cli.numbers import count
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.env_config import read_settings
+from tf_amp.terminal import say
 
 if TYPE_CHECKING:
     from tf_amp.conversion.convert import Conversion
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         outputs=arguments.outputs,
         allow_lambda=arguments.allow_lambda,
         force=arguments.force,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        say=say,
     )
     for line in described(done):
         print(line)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from tf_amp.cli.numbers import amount, count, count_or_none
 from tf_amp.cli.options import add_target, config_for
 from tf_amp.cli.strict_json import strict_json
 from tf_amp.env_config import read_settings
+from tf_amp.terminal import say
 from tf_amp.tool_error import WrongCallError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _of_model(
 
     with (
         tempfile.TemporaryDirectory(prefix="tf-amp-") as room,
-        Progress(_tell) as progress,
+        Progress(say) as progress,
         as_saved_model(Path(arguments.target), Path(room), progress) as model,
     ):
         signatures = load_signatures(model)
@@ -165,10 +165,6 @@ def _of_model(
             if last is None:
                 raise ModelError("There are no samples.")
             yield key, last
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _as_dict(found: Diagnosis) -> dict[str, Any]:

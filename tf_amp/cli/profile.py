@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from tf_amp.cli.numbers import amount, count
 from tf_amp.cli.options import add_options, chosen_variables
 from tf_amp.env_config import check_environment
 from tf_amp.env_variables import ENABLE
-from tf_amp.terminal import table
+from tf_amp.terminal import say, table
 from tf_amp.tool_error import ToolError, WrongCallError
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="tf-amp-profile-") as folder:
             found = profile(
                 run_program,
-                lambda line: print(line, file=sys.stderr, flush=True),
+                say,
                 Path(folder),
                 Request(arguments.steps, arguments.skip, arguments.function),
                 rounds=arguments.rounds,
