@@ -67,7 +67,7 @@ class FunctionHost:
         self._patches = Patches()
         self._originals = function_originals.installed()
         self._pipelines = PipelineMark()
-        self._calls = FunctionCalls(installation, self._originals)
+        self._calls = FunctionCalls(installation)
         self._deferred = DeferredFunctions(self._rewrite_deferred)
         self._counts = FunctionCounts(installation)
 
@@ -190,23 +190,9 @@ class FunctionHost:
             self._deferred.rewrite(context, callee)
         callees: list[RewriteResult] = []
         if config.unknown_dimension == size:
-            result, callees = plan_anew(
-                result,
-                functools.partial(traced.rewrite, config),
-                size,
-                library,
-                context,
-                self._originals,
-                has_plan=lambda _: False,
-            )
+            result, callees = plan_anew(traced, result, config, has_plan=lambda _: False)
         if config is compiled.config:
-            result, callees = call_compilable(
-                result,
-                functools.partial(traced.rewrite, config),
-                context,
-                self._originals,
-                all_anew=compiled.apart,
-            )
+            result, callees = call_compilable(traced, result, config, all_anew=compiled.apart)
             compiled.say(name, (result, *callees))
         if result.changed or has_groups:
             # `cached_definition` stays: Python code reads that copy to build graphs from (the

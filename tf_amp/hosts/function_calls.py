@@ -109,11 +109,9 @@ class FunctionCalls:
 
     Args:
         installation: says how often to try, and is told of faults.
-        originals: what was rewritten.
     """
 
-    def __init__(self, installation: Installation, originals: Originals) -> None:
-        self._originals = originals
+    def __init__(self, installation: Installation) -> None:
         say_fault = functools.partial(installation.record_fault, "function")
         self._sizes = FunctionSizes(say_fault)
         self._batches = PipelineBatches()
@@ -177,19 +175,11 @@ class FunctionCalls:
                 "%s is not tried: its job has other processes, for which no call can wait.",
                 traced.title,
             )
-        attach = functools.partial(self._originals.attach, traced.context, function.name)
+        attach = functools.partial(traced.originals.attach, traced.context, function.name)
 
         def plan(size: int) -> RewriteResult:
             again = dataclasses.replace(config, unknown_dimension=size)
-            planned, callees = plan_anew(
-                traced.rewrite(again),
-                functools.partial(traced.rewrite, again),
-                size,
-                traced.find,
-                traced.context,
-                self._originals,
-                counted.has_plan,
-            )
+            planned, callees = plan_anew(traced, traced.rewrite(again), again, counted.has_plan)
             counted.record_again(planned, callees, size)
             look(planned)
             return planned
@@ -227,7 +217,7 @@ class FunctionCalls:
         """Has the variant of a name, planned for a size, tried against float32 if it differs."""
 
         def add_float32() -> bytes:
-            alone = call_originals(traced.definition, traced.context, self._originals)
+            alone = call_originals(traced.definition, traced.context, traced.originals)
             definition, called = alone or (traced.definition, ())
             if source is not None:
                 definition = source.shown_by(definition)

@@ -10,7 +10,8 @@ from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
 from tensorflow.python.eager import context as context_lib
 
 if TYPE_CHECKING:
-    from graph_passes import RewriteResult
+    from graph_passes import PrecisionConfig, RewriteResult
+    from tf_amp.hosts.function_calls import TracedFunction
     from tf_amp.hosts.function_originals import Originals
 
 Find = Callable[[str], function_pb2.FunctionDef | None]
@@ -21,22 +22,20 @@ _CALLED_BY_ITSELF = "__inference_"
 
 
 def call_anew(
+    traced: TracedFunction,
     result: RewriteResult,
-    rewrite: Callable[[function_pb2.FunctionDef], RewriteResult],
+    config: PrecisionConfig,
     wanted: Callable[[str, function_pb2.FunctionDef], bool],
-    context: context_lib.Context,
-    originals: Originals,
     suffix: str,
     find: Find | None = None,
 ) -> tuple[RewriteResult, list[RewriteResult]]:
     """Makes a function call others that are rewritten anew, where they have plans of their own.
 
     Args:
+        traced: the function as it was traced.
         result: the function after its rewrite.
-        rewrite: rewrites the float32 original of a function.
+        config: with which the float32 originals of the others are rewritten.
         wanted: whether a function of some name and float32 original is to be rewritten anew.
-        context: the eager context that holds the functions that it calls.
-        originals: what was rewritten.
         suffix: what is added to the names of functions that are called instead.
         find: gives the definition of a function that it calls, None for what is planned apart:
             that is called as it is. By default nothing is.
@@ -45,6 +44,7 @@ def call_anew(
         The function with other calls where that is needed, and what became of the functions that
         were rewritten anew.
     """
+    context, originals = traced.context, traced.originals
     rewritten: list[RewriteResult] = []
     added = {function.signature.name: function for function in result.extra_functions}
     # What is float32 for speed may be faster planned by itself.
@@ -63,7 +63,7 @@ def call_anew(
         float32 = running(name) if original is None else original.definition()
         if float32 is None or not wanted(name, float32):
             return None
-        anew = rewrite(float32)
+        anew = traced.rewrite(config, float32)
         if original is None and not anew.changed:
             return None
         rewritten.append(anew)

@@ -20,17 +20,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tensorflow.core.framework import function_pb2
-from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import attributes
 from tensorflow.python.framework import errors
 
 from graph_passes.policy.config import UNKNOWN_DIMENSION
-from tf_amp.hosts.function_redirects import Find, call_anew
+from tf_amp.hosts.function_redirects import call_anew
 from tf_amp.hosts.function_size_sources import Source
 
 if TYPE_CHECKING:
-    from graph_passes import RewriteResult
-    from tf_amp.hosts.function_originals import Originals
+    from graph_passes import PrecisionConfig, RewriteResult
+    from tf_amp.hosts.function_calls import TracedFunction
 
 Plan: TypeAlias = "Callable[[int], RewriteResult]"
 """Plans a function for a size of what is not known."""
@@ -52,23 +51,17 @@ _LASTING = 2
 
 
 def plan_anew(
+    traced: TracedFunction,
     result: RewriteResult,
-    rewrite: Callable[[function_pb2.FunctionDef], RewriteResult],
-    size: int,
-    find: Find,
-    context: context_lib.Context,
-    originals: Originals,
+    config: PrecisionConfig,
     has_plan: Callable[[str], bool],
 ) -> tuple[RewriteResult, list[RewriteResult]]:
     """Has a function call others that were planned for the same size, where they have plans alone.
 
     Args:
+        traced: the function as it was traced.
         result: the function, planned for the size.
-        rewrite: plans the float32 original of a function for the size.
-        size: the size.
-        find: gives the definition of a function that it calls, None for what is planned apart.
-        context: the eager context that holds the functions that it calls.
-        originals: what was rewritten.
+        config: plans for the size.
         has_plan: whether a function of some name was looked at, as the body of a loop over a data
             set is, and what prepares data is not.
 
@@ -81,7 +74,8 @@ def plan_anew(
             return False
         return _IMPLEMENTS not in float32.attr
 
-    return call_anew(result, rewrite, wanted, context, originals, f"{_SUFFIX}{size}", find)
+    suffix = f"{_SUFFIX}{config.unknown_dimension}"
+    return call_anew(traced, result, config, wanted, suffix, traced.find)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,39 +8,29 @@ caller gets such functions rewritten anew, as for XLA.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tensorflow.core.framework import function_pb2
-from tensorflow.python.eager import context as context_lib
 
 from graph_passes.functions.loop_sum_moves import has_moved_sums
 from tf_amp.hosts.function_redirects import call_anew
 
 if TYPE_CHECKING:
-    from graph_passes import RewriteResult
-    from tf_amp.hosts.function_originals import Originals
+    from graph_passes import PrecisionConfig, RewriteResult
+    from tf_amp.hosts.function_calls import TracedFunction
 
 _SUFFIX = "__tf_amp_xla"
 
-Rewrite = Callable[[function_pb2.FunctionDef], "RewriteResult"]
-
 
 def call_compilable(
-    result: RewriteResult,
-    rewrite: Rewrite,
-    context: context_lib.Context,
-    originals: Originals,
-    *,
-    all_anew: bool,
+    traced: TracedFunction, result: RewriteResult, config: PrecisionConfig, *, all_anew: bool
 ) -> tuple[RewriteResult, list[RewriteResult]]:
     """Makes a function that XLA compiles call functions that were rewritten for XLA.
 
     Args:
+        traced: the function as it was traced.
         result: the function after its rewrite.
-        rewrite: rewrites the float32 original of a function as for XLA.
-        context: the eager context that holds the functions it calls.
-        originals: what was rewritten.
+        config: that of what XLA compiles.
         all_anew: whether every function that was rewritten is rewritten anew, and not those alone
             that XLA would refuse.
 
@@ -50,10 +40,10 @@ def call_compilable(
     """
 
     def wanted(name: str, _: function_pb2.FunctionDef) -> bool:
-        original = originals.find(context, name)
+        original = traced.originals.find(traced.context, name)
         if original is None or all_anew:
             return original is not None
-        parts = map(context.get_function_def, (name, *original.extra_functions))
+        parts = map(traced.context.get_function_def, (name, *original.extra_functions))
         return any(map(has_moved_sums, parts))
 
-    return call_anew(result, rewrite, wanted, context, originals, _SUFFIX)
+    return call_anew(traced, result, config, wanted, _SUFFIX)
