@@ -136,11 +136,6 @@ class GraphPlugin:
         os.register_at_fork(after_in_child=gate.tf_amp_forget)
 
     @property
-    def device_types(self) -> tuple[str, ...]:
-        """The device types registered so far, oldest first."""
-        return tuple(self._registered)
-
-    @property
     def handler(self) -> Handler | None:
         """Called for each graph of a session; None while the rewrite is off."""
         return self._handler

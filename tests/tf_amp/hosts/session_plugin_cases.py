@@ -64,7 +64,7 @@ def case_registers_once() -> dict[str, Any]:
     return {
         "same": same,
         "copy": copy.graph_plugin(tf) is first,
-        "device_types": first.device_types,
+        "device_types": list(first._registered),
         "dtypes": dtypes,
     }
 
