@@ -275,19 +275,7 @@ def _shapes_of(apart: UnfusedGraph, item: GraphItem) -> Callable[[str], Sequence
     return shapes
 
 
-class _Refused:
-    """Stands in for the host where the plugin cannot be had."""
-
-    def __init__(self, refusal: str, leave_out: Callable[[str], None]) -> None:
-        self._patches = Patches()
-        # Most programs make no session: who does is told then.
-        refuse(self._patches, refusal, leave_out)
-
-    def uninstall(self) -> None:
-        self._patches.undo()
-
-
-_installed: SessionHost | _Refused | None = None
+_undo: Callable[[], None] | None = None
 
 
 def install(installation: Installation) -> str | None:
@@ -300,7 +288,7 @@ def install(installation: Installation) -> str | None:
         None, or why sessions run in float32: this TensorFlow is not as expected, which a warning
         says, or its plugin API cannot be used, which a warning says when a session is made.
     """
-    global _installed
+    global _undo
     uninstall()
     if (found := obstacle(SESSION_HOST)) is not None:
         LOGGER.warning("AMP is on without the graphs of tf.compat.v1.Session: %s.", found)
@@ -309,21 +297,25 @@ def install(installation: Installation) -> str | None:
         plugin = graph_plugin(tensorflow)
     except CApiError as error:
         refusal = f"{error}; graphs of tf.compat.v1.Session stay in float32"
-        _installed = _Refused(refusal, installation.tally.leave_out)
+        patches = Patches()
+        # Most programs make no session: who does is told then.
+        refuse(patches, refusal, installation.tally.leave_out)
+        _undo = patches.undo
         return refusal
     if float32_sessions_exist():
         LOGGER.warning(
             "AMP was switched on after a tf.compat.v1.Session had been made: what that session "
             "has run before stays in float32. Switch AMP on before the first session."
         )
-    _installed = SessionHost(installation, plugin)
-    _installed.install()
+    host = SessionHost(installation, plugin)
+    _undo = host.uninstall
+    host.install()
     return None
 
 
 def uninstall() -> None:
     """Makes the plugin do nothing and gives sessions made from now on their own config."""
-    global _installed
-    host, _installed = _installed, None
-    if host is not None:
-        host.uninstall()
+    global _undo
+    undo, _undo = _undo, None
+    if undo is not None:
+        undo()

@@ -191,8 +191,7 @@ def case_gpu_layout() -> dict[str, Any]:
 def case_other_device() -> dict[str, Any]:
     """A graph reaches the registration of each device it uses; one of them rewrites it."""
     with harness.amp() as installed:
-        host = session._installed
-        assert host is not None
+        host = session.SessionHost(installed, session.graph_plugin(tf))
         graph = tf.Graph()
         with graph.as_default():
             small_graph()
