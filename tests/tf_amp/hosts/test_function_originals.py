@@ -30,11 +30,11 @@ def test_saved_model_is_float32(facts: Facts) -> None:
 
 
 def test_saved_model_loads_in_a_process_without_tf_amp(
-    facts: Facts, run_python: RunPython, directory: Path
+    facts: Facts, run_forked: RunPython, directory: Path
 ) -> None:
     assert facts["saved"]
     call = f"function_export_cases.without_tf_amp({str(directory)!r})"
-    assert facts_of(run_python, call)["without_tf_amp"]["error"] == 0.0
+    assert facts_of(run_forked, call)["without_tf_amp"]["error"] == 0.0
 
 
 def test_loaded_saved_model_runs_rewritten(facts: Facts) -> None:
