@@ -15,6 +15,15 @@ from tf_amp.loss_scale import (
 from tf_amp.loss_scale.floor import SkippedStep
 
 NAN = float("nan")
+# What is told is decided for all optimizers in one place: each of them, and each way to run a step.
+each_optimizer_and_way = pytest.mark.parametrize(
+    ("toolbox", "compiled"),
+    [
+        *(("keras", way) for way in ("eager", "function", "xla")),
+        *((family, "function") for family in ("tf_keras", "tf_keras_legacy", "v1")),
+    ],
+    indirect=True,
+)
 
 
 def run(toolbox, compiled, rule, xs):
@@ -45,6 +54,7 @@ def messages(caplog, word: str) -> list[str]:
     return [message for message in caplog.messages if word in message]
 
 
+@each_optimizer_and_way
 def test_warn_says_it_once_with_all_that_is_needed(toolbox, compiled, caplog) -> None:
     caplog.set_level(logging.INFO)
     run(toolbox, compiled, floor_rule("warn"), [NAN] * 12)
@@ -62,6 +72,7 @@ def test_a_second_run_of_skips_is_warned_about_again(toolbox, caplog) -> None:
     assert len(messages(caplog, "at its floor")) == 2
 
 
+@each_optimizer_and_way
 def test_raise(toolbox, compiled) -> None:
     with pytest.raises(
         (LossScaleAtFloorError, tf.errors.OpError), match=r"(?s)5 steps in a row.*NaN"
@@ -70,6 +81,7 @@ def test_raise(toolbox, compiled) -> None:
     assert "LossScaleAtFloorError" in f"{raised.type.__name__} {raised.value}"
 
 
+@each_optimizer_and_way
 def test_continue_is_silent(toolbox, compiled, caplog) -> None:
     optimizer = run(toolbox, compiled, floor_rule("continue"), [NAN] * 12)
     assert not messages(caplog, "at its floor")
@@ -87,6 +99,7 @@ def test_a_static_scale_is_always_at_its_floor(toolbox, caplog) -> None:
     assert len(messages(caplog, "at its floor")) == 1
 
 
+@each_optimizer_and_way
 def test_overflow_notices_become_rare(toolbox, compiled, caplog) -> None:
     caplog.set_level(logging.INFO)
     run(toolbox, compiled, DynamicLossScale(floor=2.0**-126), [float("inf")] * 100)
@@ -96,6 +109,7 @@ def test_overflow_notices_become_rare(toolbox, compiled, caplog) -> None:
     assert "has inf" in notices[0]
 
 
+@each_optimizer_and_way
 def test_nothing_at_the_floor_is_called_normal(toolbox, compiled, caplog) -> None:
     caplog.set_level(logging.INFO)
     run(toolbox, compiled, DynamicLossScale(initial=4.0), [NAN] * 8)

@@ -279,7 +279,15 @@ CLIPS = {
 }
 
 
-@pytest.mark.parametrize("clip", CLIPS)
+# Where a clip is looked for is one place: each of them, and each optimizer.
+@pytest.mark.parametrize(
+    ("toolbox", "clip"),
+    [
+        *(("keras", clip) for clip in CLIPS),
+        *((family, "global norm") for family in ("tf_keras", "tf_keras_legacy", "v1")),
+    ],
+    indirect=["toolbox"],
+)
 @pytest.mark.parametrize("unscaled", [True, False])
 def test_scaled_gradients_that_are_clipped_are_told_once(
     toolbox, caplog: pytest.LogCaptureFixture, clip: str, unscaled: bool
