@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -327,23 +329,25 @@ class Float32Step(keras.Model):
         return {"loss": loss}
 
 
+@functools.cache  # in float32 it is one for all kinds
+def trained_by_own_step(kind: type, jit_compile: bool, wrap: bool):
+    base = make_model()
+    model = kind(base.inputs, base.outputs)
+    optimizer = keras.optimizers.Adam(0.01)
+    model.compile(
+        wrap_optimizer(optimizer, RULE) if wrap else optimizer, "mse", jit_compile=jit_compile
+    )
+    losses = model.fit(X, Y, batch_size=16, epochs=3, verbose=0, shuffle=False)
+    return model.get_weights(), losses.history["loss"]
+
+
 @pytest.mark.parametrize("kind", [Keras2Step, Keras3Step, Float32Step])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_train_step_overrides_end_where_float32_ends(
     kind: type, jit_compile: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def run(wrap: bool):
-        base = make_model()
-        model = (kind if wrap else Float32Step)(base.inputs, base.outputs)
-        optimizer = keras.optimizers.Adam(0.01)
-        model.compile(
-            wrap_optimizer(optimizer, RULE) if wrap else optimizer, "mse", jit_compile=jit_compile
-        )
-        losses = model.fit(X, Y, batch_size=16, epochs=3, verbose=0, shuffle=False)
-        return model.get_weights(), losses.history["loss"]
-
-    ours, our_losses = run(wrap=True)
-    theirs, their_losses = run(wrap=False)
+    ours, our_losses = trained_by_own_step(kind, jit_compile, wrap=True)
+    theirs, their_losses = trained_by_own_step(Float32Step, jit_compile, wrap=False)
     assert_close(ours, theirs)
     np.testing.assert_allclose(our_losses, their_losses, rtol=1e-4)
     told = sum("scale_loss() never was" in message for message in caplog.messages)
