@@ -38,21 +38,21 @@ def test_each_row_says_who_put_the_op_there() -> None:
     assert rows["Log"].reason == shipped.entries["Log"].reason
 
 
-def test_lists(run_python: RunPython) -> None:
+def test_lists(run_forked: RunPython) -> None:
     env = {f"{REWRITE}_INFERLIST_ADD": "Exp"}
     target = ("--device", "GPU", "--dtype", "float16")
-    printed = run_python(MAIN, env, args=("lists", "--diff", "--json", *target)).stdout
+    printed = run_forked(MAIN, env, args=("lists", "--diff", "--json", *target)).stdout
     (row,) = json.loads(printed)["ops"]
     assert (row["op"], row["list_name"], row["shipped"]) == ("Exp", "infer", "deny")
     assert row["origin"] == f"{REWRITE}_INFERLIST_ADD"
     for only, said in (((), "MatMul  allow"), (("--diff",), "No op is elsewhere")):
-        done = run_python(MAIN, args=("lists", "MatMul", "Exq", *only, *target), check=False)
+        done = run_forked(MAIN, args=("lists", "MatMul", "Exq", *only, *target), check=False)
         assert done.returncode == 1
         assert said in done.stdout
         assert done.stderr.endswith("on no list: Exq\n")
 
 
-def test_lists_have_the_rules_and_who_made_them(run_python: RunPython, tmp_path: Path) -> None:
+def test_lists_have_the_rules_and_who_made_them(run_forked: RunPython, tmp_path: Path) -> None:
     files = [tmp_path / "weak.toml", tmp_path / "strong.toml"]
     for file in files:
         file.write_text(
@@ -60,7 +60,7 @@ def test_lists_have_the_rules_and_who_made_them(run_python: RunPython, tmp_path:
         )
     env = {f"{REWRITE}_RULES": str(files[0]), f"{REWRITE}_ALLOWLIST_ADD": "Softmax"}
     args = ("lists", "--diff", "--rules", str(files[1]))
-    printed = run_python(MAIN, env, args=args).stdout
+    printed = run_forked(MAIN, env, args=args).stdout
     rows = [line.split(maxsplit=4) for line in printed.splitlines() if ".toml [1]  " in line]
     assert [(row[0], row[2], row[3]) for row in rows] == [
         ("weak.toml", "keep_float32", "file"),
@@ -70,6 +70,6 @@ def test_lists_have_the_rules_and_who_made_them(run_python: RunPython, tmp_path:
     assert (
         f"{REWRITE}_ALLOWLIST_ADD overrules weak.toml [1]: 'NaN' for the op 'Softmax'." in printed
     )
-    told = json.loads(run_python(MAIN, env, args=(*args, "--json", "Softmax")).stdout)
+    told = json.loads(run_forked(MAIN, env, args=(*args, "--json", "Softmax")).stdout)
     assert [rule["level"] for rule in told["rules"]] == ["file", "call"]
     assert told["rules"][0]["layer"] == "head"

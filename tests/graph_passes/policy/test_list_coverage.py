@@ -325,12 +325,12 @@ def test_the_upstream_fields_are_the_lists_of_tensorflows_own_pass(
     dtype: str,
     option: str,
     device: str,
-    run_python: Callable[..., Any],
+    run_forked: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
     if dtype == "float16" and not tf.test.is_built_with_cuda():
         pytest.skip("TensorFlow's float16 lists depend on the CUDA version it was built with")
-    done = run_python(
+    done = run_forked(
         DUMP_LISTS,
         env={
             "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_SIMULATE_GPU": "1",
