@@ -53,7 +53,7 @@ def test_a_wrong_call_says_how_to_call_it(
         assert "is no number, 0 or more" in done.stderr
 
 
-def test_a_reader_that_has_enough_is_no_error(run_python: RunPython) -> None:
+def test_a_reader_that_has_enough_is_no_error(run_forked: RunPython) -> None:
     code = f"""
     import os, sys
     end, begin = os.pipe()
@@ -62,7 +62,7 @@ def test_a_reader_that_has_enough_is_no_error(run_python: RunPython) -> None:
     sys.argv = ["tf-amp", "lists"]
     {MAIN}
     """
-    done = run_python(code, check=False)
+    done = run_forked(code, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
@@ -158,23 +158,23 @@ def test_commands_without_tensorflow_say_what_to_install(
     assert "pip install tensorflow" in done.stderr
 
 
-def test_env_writes_nothing(run_python: RunPython, tmp_path: Path) -> None:
+def test_env_writes_nothing(run_forked: RunPython, tmp_path: Path) -> None:
     env = {
         AMP: "1",
         f"{REWRITE}_LOG_PATH": str(tmp_path / "graphs"),
         f"{REWRITE}_DTYPE": "bfloat16",
     }
     env[f"{REWRITE}_IGNORE_PERFORMANCE"] = "1"
-    assert str(tmp_path) in _tf_amp(run_python, "env", env=env, check=True).stdout
+    assert str(tmp_path) in _tf_amp(run_forked, "env", env=env, check=True).stdout
     assert not (tmp_path / "graphs").exists()
 
 
-def test_arguments_come_from_a_file_too(run_python: RunPython, tmp_path: Path) -> None:
+def test_arguments_come_from_a_file_too(run_forked: RunPython, tmp_path: Path) -> None:
     (tmp_path / "inner.flags").write_text("--diff\n")
     (tmp_path / "ci.flags").write_text(f"# for CI\n--json\n--flagfile={tmp_path}/inner.flags\n")
-    done = _tf_amp(run_python, "lists", f"--flagfile={tmp_path}/ci.flags", check=True)
+    done = _tf_amp(run_forked, "lists", f"--flagfile={tmp_path}/ci.flags", check=True)
     assert json.loads(done.stdout)["ops"] == []
-    done = _tf_amp(run_python, "lists", f"--flagfile={tmp_path}/none.flags")
+    done = _tf_amp(run_forked, "lists", f"--flagfile={tmp_path}/none.flags")
     assert done.returncode == 2
     assert "none.flags" in done.stderr and "Traceback" not in done.stderr
 
@@ -264,7 +264,7 @@ def test_run_puts_a_real_script_into_mixed_precision(run_python: RunPython, tmp_
     assert done.stdout == "{'bfloat16'}\n"
 
 
-def test_env_prints_what_is_in_force(run_python: RunPython) -> None:
+def test_env_prints_what_is_in_force(run_forked: RunPython) -> None:
     env = {
         AMP: "1",
         f"{AMP}_LOSS_SCALING": "0",
@@ -274,7 +274,7 @@ def test_env_prints_what_is_in_force(run_python: RunPython) -> None:
         f"{REWRITE}_LVEL": "x",
         f"{REWRITE}_RULES_DISABLE": "constant-range",
     }
-    told = json.loads(_tf_amp(run_python, "env", "--json", env=env, check=True).stdout)
+    told = json.loads(_tf_amp(run_forked, "env", "--json", env=env, check=True).stdout)
     assert told["graph_rewrite"] is True
     assert told["target_dtype"] == "bfloat16"
     assert told["loss_scaling"] is False
@@ -290,8 +290,8 @@ def test_env_prints_what_is_in_force(run_python: RunPython) -> None:
     assert "Conv2D" in notes
 
 
-def test_env_with_nothing_set_says_off(run_python: RunPython) -> None:
-    printed = _tf_amp(run_python, "env", check=True).stdout
+def test_env_with_nothing_set_says_off(run_forked: RunPython) -> None:
+    printed = _tf_amp(run_forked, "env", check=True).stdout
     assert "graph_rewrite        False" in printed
     assert "loss_scaling         False" in printed
     assert "loss_scaling_reason  not asked for" in printed
@@ -308,7 +308,7 @@ def test_python_m_works() -> None:
     assert "usage: tf-amp" in done.stdout
 
 
-def test_package_can_be_run_as_a_module(run_python: RunPython) -> None:
-    wanted = _tf_amp(run_python, "env", check=True).stdout
+def test_package_can_be_run_as_a_module(run_forked: RunPython) -> None:
+    wanted = _tf_amp(run_forked, "env", check=True).stdout
     run_module = "import runpy; runpy.run_module('tf_amp', run_name='__main__', alter_sys=True)"
-    assert run_python(run_module, args=("env",)).stdout == wanted
+    assert run_forked(run_module, args=("env",)).stdout == wanted
