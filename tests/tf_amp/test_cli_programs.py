@@ -10,6 +10,7 @@ from environments import RunPython
 STARTS = """
 import os, signal, subprocess, sys
 from tf_amp.cli import programs
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may be run by nohup, which ignores it
 sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
 child = programs.start(sleeping, {}, subprocess.DEVNULL)
 print(child.pid, flush=True)
