@@ -71,6 +71,7 @@ def test_who_interrupts_a_command_sees_no_traceback(run_python: RunPython) -> No
     code = f"""
     import signal, sys
     from tf_amp.cli import completion
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     completion.run = lambda *_: signal.raise_signal(signal.SIGINT)
     sys.argv = ["tf-amp", "completion", "bash"]
     {MAIN}
