@@ -202,8 +202,6 @@ def _jobs(
 
 def _write(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
     """Writes what is asked for in place of printing."""
-    import tensorflow as tf
-
     from tf_amp.tracing.export import write_model_explorer, write_tensorboard
     from tf_amp.tracing.jobs import jobs_of
     from tf_amp.tracing.page import page
@@ -222,7 +220,7 @@ def _write(traces: Sequence[Trace], arguments: argparse.Namespace) -> int:
         if arguments.tensorboard:
             write_tensorboard(jobs_of(traces), arguments.tensorboard)
             print(f"{arguments.tensorboard}: tensorboard --logdir {arguments.tensorboard}")
-    except (OSError, tf.errors.OpError) as error:
+    except OSError as error:
         raise ToolError(f"this cannot be written: {error}.") from error
     return 0
 

@@ -131,6 +131,15 @@ def write_tensorboard(jobs: Iterable[Job], folder: Path) -> None:
     """
     import tensorflow as tf
 
+    try:
+        _write_events(jobs, folder)
+    except tf.errors.OpError as error:
+        raise OSError(error.message) from error
+
+
+def _write_events(jobs: Iterable[Job], folder: Path) -> None:
+    import tensorflow as tf
+
     text = tf.compat.v1.SummaryMetadata()
     text.plugin_data.plugin_name = "text"
     number = 0
