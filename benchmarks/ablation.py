@@ -41,6 +41,7 @@ _AT_ONCE = 4
 FOR_VALUES = {
     "variable-update": "keeps weights and optimizer state from low precision",
     "small-step": "keeps what is added little by little from standing still",
+    "recurrence": "keeps powers of a matrix from drifting away",
     "bounded-constant": "keeps masks of float32's least number from becoming infinite",
     "constant-range": "keeps constants beyond float16 from becoming infinite",
     "loss": "keeps losses and metrics from low precision",

@@ -21,6 +21,7 @@ from graph_passes.coloring.losses import keep_losses
 from graph_passes.coloring.periods import keep_periods
 from graph_passes.coloring.plan import Plan, make_plan
 from graph_passes.coloring.positions import keep_positions
+from graph_passes.coloring.recurrences import keep_recurrences
 from graph_passes.coloring.saturation import keep_saturated
 from graph_passes.coloring.small_steps import keep_small_steps
 from graph_passes.coloring.state import ALLOW, Coloring
@@ -80,6 +81,7 @@ STAGES = (
     Stage("tensor-lists", tensor_lists.find_clusters, (), ("edges", "clusters")),
     Stage("variable-update", protect_variable_updates, ("edges",)),
     Stage("small-step", keep_small_steps, ("edges",)),
+    Stage("recurrence", keep_recurrences, ("edges",)),
     Stage("loss", keep_losses, ("edges",)),
     Stage("decomposition", keep_decompositions, ("edges",)),
     Stage("distance", keep_distances, ("edges",)),

@@ -6,8 +6,7 @@ moved a state by a quarter of its way, and `x -= 0.001 * x` nowhere at all. Tens
 loses it as well. A loop shows what it adds up; elsewhere the constant factor of a step does, of
 which a residual network has none, or how many are added at once, or that several lead on from a
 variable, or a constant that is far above what a network gives (`500 * y + 20000`). What comes to a
-sum stays as it is, products above all. But one that a loop hands on with nothing but sums and
-single factors around it, `h @ W + x`, is a sum of many rounds itself.
+sum stays as it is, products above all.
 
 A loop that compares the values of two rounds, to end where they are alike, may never end: in
 bfloat16 neighbouring values are a 256th apart. All that leads round such a loop stays float32.
@@ -17,14 +16,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.constant_range import LARGEST
 from graph_passes.coloring.state import CLEAR, Coloring
-from graph_passes.coloring.ways import ADDITIONS, MATRIX_PRODUCTS, SCALINGS, Ways, linear, moves
+from graph_passes.coloring.ways import ADDITIONS, SCALINGS, Ways, linear
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.constants import shape_of, stored_floats
 from graph_passes.ir.graph_view import GraphView, Shape
@@ -42,8 +41,6 @@ _MASKS = frozenset(("Select", "SelectV2", "Softmax"))
 _DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
 _SPREAD = frozenset(("BroadcastTo", "Tile"))
 
-_Steps = Callable[[int], Sequence[int]]
-
 
 def keep_small_steps(coloring: Coloring) -> None:
     """Keeps sums that loops carry, small steps, and loops to a fixed point in float32."""
@@ -51,7 +48,7 @@ def keep_small_steps(coloring: Coloring) -> None:
     coloring.block(_sums_of_many(coloring), Reason.SMALL_STEP)
     coloring.block(_steps_of_weights(coloring), Reason.SMALL_STEP)
     if carriers := frozenset(coloring.carriers()):
-        for found in (_sums_of_loops, _linear_recurrences, _loops_to_a_fixed_point):
+        for found in (_sums_of_loops, _loops_to_a_fixed_point):
             coloring.block(found(coloring, carriers), Reason.SMALL_STEP)
 
 
@@ -61,40 +58,21 @@ def _sums_of_loops(coloring: Coloring, carriers: frozenset[int]) -> Iterator[int
     Besides additions a circle has products with a single number, and ops that hand values on. The
     gates of a recurrent layer, which are tensors, are none of these.
     """
-    adds = coloring.has_op(ADDITIONS)
-    left = _around(coloring, carriers, linear(coloring, coloring.list_codes == CLEAR))
-    onward, back = _within(left, coloring.edges.readers), _within(left, coloring.edges.producers)
+    edges, adds = coloring.edges, coloring.has_op(ADDITIONS)
+    enter = linear(coloring, coloring.list_codes == CLEAR)
+    reach = functools.partial(edges.reach, sorted(carriers), enter)
+    left = {*coloring.where(enter & reach(forward=True) & reach(backward=True))}
+
+    def within(steps: Callable[[int], Sequence[int]], vertex: int) -> list[int]:
+        return [v for v in steps(vertex) if v in left]
+
+    onward, back = (functools.partial(within, steps) for steps in (edges.readers, edges.producers))
     for carrier in carriers:
         if carrier in left:
-            later, earlier = set(walk([carrier], onward)), set(walk([carrier], back))
-            circle = later & earlier
+            circle = {*walk([carrier], onward)}.intersection(walk([carrier], back))
             left -= circle
             if any(adds[vertex] for vertex in circle):
                 yield from circle
-
-
-def _linear_recurrences(coloring: Coloring, carriers: frozenset[int]) -> Iterator[int]:
-    """What leads round a loop by one product, sums, single factors and moves alone."""
-    edges, multiplies = coloring.edges, coloring.has_op(MATRIX_PRODUCTS)
-    inside = _around(coloring, carriers, linear(coloring, multiplies | moves(coloring)))
-    products = {vertex for vertex in inside if multiplies[vertex]}
-    onward, back = (_within(inside, way, products) for way in (edges.readers, edges.producers))
-    for carrier in inside & carriers if products else ():
-        later, earlier = set(walk([carrier], onward)), set(walk([carrier], back))
-        once = later & earlier & products
-        behind = walk([reader for product in once for reader in edges.readers(product)], onward)
-        yield from once | earlier.intersection(behind)
-
-
-def _around(coloring: Coloring, carriers: frozenset[int], enter: np.ndarray) -> set[int]:
-    """What lies between loop variables, by what may be entered."""
-    reach = functools.partial(coloring.edges.reach, sorted(carriers), enter)
-    return {*coloring.where(enter & reach(forward=True) & reach(backward=True))}
-
-
-def _within(inside: Set[int], neighbours: _Steps, ends: Set[int] = frozenset()) -> _Steps:
-    """The steps by neighbours within some vertices, but none from the ends."""
-    return lambda vertex: [v for v in neighbours(vertex) if v in inside and vertex not in ends]
 
 
 def _sums_of_small_parts(coloring: Coloring) -> Iterator[int]:

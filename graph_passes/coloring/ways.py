@@ -76,7 +76,9 @@ class Ways:
         """A vertex, or for a read of a variable the one that stands for all reads of it."""
         if self.op_of(vertex) != "ReadVariableOp":
             return vertex
-        return self._reads.setdefault(self._view.makers(self._view.vertex_nodes[vertex])[0], vertex)
+        return self._reads.setdefault(
+            self._view.producers(self._view.vertex_nodes[vertex])[0], vertex
+        )
 
     def origins(self, vertex: int) -> set[int]:
         """Where what a vertex reads comes from."""

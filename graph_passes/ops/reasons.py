@@ -61,6 +61,7 @@ class Reason(enum.IntEnum):
     POSITION = 45, "part of a position, by which elements or pixels are picked"
     SATURATION = 46, "leads from a saturating op to what has a pole at its bound, as a logarithm"
     PERIOD = 47, "part of a product of which the rest by a period is taken"
+    RECURRENCE = 48, "leads on from step to step by products alone, as the powers of a matrix"
 
     @property
     def converts(self) -> bool:
@@ -73,4 +74,5 @@ class Reason(enum.IntEnum):
         return self in (
             *(Reason.DECOMPOSITION, Reason.SMALL_STEP, Reason.DISTANCE),
             *(Reason.CONSTANT_OPERAND, Reason.POSITION, Reason.SATURATION, Reason.PERIOD),
+            Reason.RECURRENCE,
         )

@@ -364,7 +364,7 @@ def test_a_constant_may_enter_a_loop() -> None:
         stencil = tf.constant(SECOND)
         loop = tf.while_loop(
             lambda i, _: i < 20,
-            lambda i, h: (i + 1, tf.tanh(stencil @ h) @ (h @ h) + tf.random.normal(())),
+            lambda i, h: (i + 1, tf.tanh(tf.tanh(stencil @ h) @ (h @ h)) + tf.random.normal(())),
             (0, x),
         )
         return loop[1]
@@ -417,7 +417,9 @@ def test_a_captured_table_is_a_constant_in_calls_and_loops_too() -> None:
     def steps(x: Any) -> Any:
         x = tf.tanh(inner(x) @ x)
         return tf.while_loop(
-            lambda i, _: i < 20, lambda i, h: (i + 1, tf.tanh(stencil @ h) @ (h @ h)), (0, x)
+            lambda i, _: i < 20,
+            lambda i, h: (i + 1, tf.tanh(tf.tanh(stencil @ h) @ (h @ h))),
+            (0, x),
         )[1]
 
     found = captured_decisions(steps)

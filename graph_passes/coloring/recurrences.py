@@ -1,0 +1,115 @@
+"""What products alone lead on from step to step, as the powers of a matrix.
+
+The next of a Markov chain, of ranks, of a covariance that a Kalman filter predicts is made of the
+last by products, sums, single factors and moves, and no activation limits it. A matrix that was
+rounded is another one, and its powers are farther off with each step: a chain lost a tenth of its
+probability, a covariance was not positive definite any more. What leads on in this manner stays
+float32, be it round a loop, from what a variable holds to what it is given, or unrolled, where a
+product has one tensor as a factor more than eight times.
+
+Where the last value itself is one of the terms, `x + h * (x @ a)`, one product stays. Several are
+what a network makes of it: a gradient, by which weights take a step.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from graph_passes.coloring.state import Coloring
+from graph_passes.coloring.ways import MATRIX_PRODUCTS, Ways, linear, moves, near
+from graph_passes.ir.adjacency import walk
+from graph_passes.ops.reasons import Reason
+
+_MOST_FACTORS = 8
+"""As often as in graph networks, whose layers multiply by the one adjacency matrix."""
+_SQUARINGS = 3
+"""A product of more than `_MOST_FACTORS` has as many others before it, at least."""
+
+
+def keep_recurrences(coloring: Coloring) -> None:
+    """Keeps what products alone lead on from step to step in float32."""
+    multiplies = coloring.has_op(MATRIX_PRODUCTS) & coloring.view.is_float
+    if not multiplies.any():
+        return
+    inside = linear(coloring, multiplies | moves(coloring))
+    coloring.block(_circles(coloring, inside, multiplies), Reason.RECURRENCE)
+    coloring.block(_powers(coloring, inside, multiplies), Reason.RECURRENCE)
+
+
+def _circles(coloring: Coloring, inside: np.ndarray, multiplies: np.ndarray) -> Iterator[int]:
+    """What leads round loops, and from variables to their next values."""
+    edges = coloring.edges
+    circles = [(edges.readers(v), v) for v in coloring.carriers()]
+    circles = [(starts, end) for starts, end in (*circles, *_assigned(coloring)) if inside[end]]
+    firsts = [v for starts, _ in circles for v in starts if inside[v]]
+    left = inside & edges.reach(firsts, inside, forward=True)
+    left &= edges.reach([end for _, end in circles], inside, backward=True)
+    alone = left & ~multiplies
+
+    def way(
+        starts: Iterable[int], steps: Callable[[int], Sequence[int]], enter: np.ndarray
+    ) -> set[int]:
+        first = (v for v in starts if left[v])
+        return set(
+            walk(first, lambda v: [step for step in steps(v) if left[step]], enter.__getitem__)
+        )
+
+    for starts, end in circles:
+        later, earlier = way(starts, edges.readers, alone), way([end], edges.producers, alone)
+        if end in later and alone[end]:
+            products = {v for v in later & earlier if multiplies[v]}
+            behind = way((r for v in products for r in edges.readers(v)), edges.readers, alone)
+            yield from products | earlier & behind
+        else:
+            yield from way(starts, edges.readers, left) & way([end], edges.producers, left)
+
+
+def _assigned(coloring: Coloring) -> Iterator[tuple[Sequence[int], int]]:
+    """For each assignment what reads the variable, and what it is given."""
+    view = coloring.view
+    for number in view.of_op("AssignVariableOp"):
+        variable, value = view.producers(number)
+        read = [v for v in view.readers(variable) if view.op_of(v) == "ReadVariableOp"]
+        values = [v for r in read for v in coloring.float_vertices(view.vertex_nodes[r])]
+        yield [reader for v in values for reader in coloring.edges.readers(v)], value
+
+
+def _powers(coloring: Coloring, inside: np.ndarray, multiplies: np.ndarray) -> Iterator[int]:
+    """The products that have one tensor as a factor too often, and what is between them."""
+    view, edges, ways = coloring.view, coloring.edges, Ways(coloring)
+    terms = inside & ~multiplies
+    terms[coloring.carriers()] = False
+    last = coloring.where(multiplies)
+    for _ in range(_SQUARINGS):
+        behind = multiplies[view.targets] & edges.reach(last, terms, forward=True)[view.sources]
+        last = np.unique(view.targets[behind]).tolist()
+
+    def factors(product: int) -> list[list[int]]:
+        operands = edges.producers(product)
+        found = [near([v], lambda v: edges.producers(v) if terms[v] else ()) for v in operands]
+        return [[v for v in ends if not terms[v]] for ends in found]
+
+    def made_of(product: int) -> list[int]:
+        return [v for ends in factors(product) for v in ends if multiplies[v]]
+
+    powers: dict[int, Counter[int]] = {}
+    for product in graphlib.TopologicalSorter(
+        {v: made_of(v) for v in walk(last, made_of)}
+    ).static_order():
+        powers[product] = Counter()
+        for ends in factors(product):
+            most = Counter[int]()
+            for v in ends:
+                most |= powers[v] if v in powers else Counter((ways.one_read(v),))
+            powers[product] += most
+    often = {v for found in powers.values() for v, power in found.items() if power > _MOST_FACTORS}
+    products = [v for v, found in powers.items() if not often.isdisjoint(found)]
+    ahead, behind = (
+        walk(products, steps, (terms | multiplies).__getitem__)
+        for steps in (edges.readers, edges.producers)
+    )
+    yield from {*ahead}.intersection(behind)
