@@ -6,16 +6,13 @@ the right side is larger by the condition of the matrix. So all that lies betwee
 products and such an op stays float32, these products and their gradients too, and so does a product
 that reads what the op gives, as the op's own gradient does, and a product of that. What an inverse
 is multiplied with is the right side of its equation: the products that it is a sum of do too.
-Where products, sums and scalings alone lead from one decomposition to the next, as from step to
-step of a Kalman filter, in a loop or not, so do they, and all that leads to or from one in this
-manner. Activations end it: layers of a network that whitens go low. What is divided by a sum with
-`x' A x` solves one equation: the gain of a Kalman filter for one observation, `P h / (h' P h + r)`,
-an inverse that one more row changes, a step of conjugate gradients.
+What leads from one step of a Kalman filter to the next is a recurrence. What is divided by a sum
+with `x' A x` solves one equation: the gain of a Kalman filter for one observation,
+`P h / (h' P h + r)`, an inverse that one more row changes, a step of conjugate gradients.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -64,7 +61,6 @@ def keep_decompositions(coloring: Coloring) -> None:
         if is_product[vertex] and not fed.isdisjoint(origins(edges.producers(vertex)))
     }
     found = before | behind | gradients | _right_sides(coloring, roots, move)
-    found |= _steps_between(coloring, roots, found, onto)
     coloring.block(sorted(found - roots), Reason.DECOMPOSITION)
 
 
@@ -107,20 +103,3 @@ def _solved_by_division(coloring: Coloring, move: np.ndarray) -> tuple[set[int],
     divided = [maker for v in quotients for maker in ways.makers(v)[:1]]
     chains = walk(divided, lambda v: ways.makers(v) if move[v] or products[v] else ())
     return quotients, set(filter(products.__getitem__, chains)).union(*found.values())
-
-
-def _steps_between(
-    coloring: Coloring, roots: set[int], kept: set[int], onto: np.ndarray
-) -> set[int]:
-    """What is linear around decompositions and `kept`, if further products lie between two."""
-    enter = linear(coloring, onto)
-
-    def both_ways(starts: set[int]) -> tuple[np.ndarray, np.ndarray]:
-        reach = functools.partial(coloring.edges.reach, sorted(starts), enter)
-        return reach(forward=True), reach(backward=True)
-
-    ahead, before = both_ways(roots)
-    if kept.issuperset(coloring.where(ahead & before & (coloring.list_codes == ALLOW))):
-        return set()
-    ahead, before = both_ways(roots | kept)
-    return set(coloring.where(ahead | before))

@@ -124,7 +124,8 @@ def test_what_is_assigned_to_a_variable_stays_float32() -> None:
         v = VarHandleOp(dtype=float32, shape=[512, 512])
         w = ReadVariableOp(v, dtype=float32)
         x = Placeholder(dtype=float32, shape=[512, 512])
-        y = MatMul(w, x)
+        dy = Placeholder(dtype=float32, shape=[512, 512])
+        y = MatMul(x, dy)
         s = Sub(w, y)
         out = AssignVariableOp(v, s)
         """
