@@ -170,7 +170,7 @@ def differences(
         results: what `results_of` gives for `one`, where that is there already.
 
     Raises:
-        ModelError: the second lacks an output, or gives it in another shape.
+        ModelError: the second lacks an output, or gives it in another shape; or none has a value.
     """
     sums: dict[str, Sums] = {}
     fed = list(samples) if results is None else samples
@@ -189,7 +189,10 @@ def differences(
                 )
             added = sums.setdefault(name, Sums())
             added.add(_as_float64(value), _as_float64(judged[name]))
-    return [sums[name].figures(key, name) for name in sorted(sums)]
+    found = [sums[name].figures(key, name) for name in sorted(sums)]
+    if found and not any(output.values for output in found):
+        raise ModelError(f"The samples have no rows: {key!r} gives no value to compare.")
+    return found
 
 
 def results_of(

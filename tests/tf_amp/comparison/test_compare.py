@@ -108,6 +108,7 @@ def test_random_samples_are_the_same_for_a_seed(tmp_path: Path) -> None:
     ("samples", "said"),
     [
         ([], "no samples"),
+        ([{"x": X[:0]}], "no rows"),
         ([{"z": X}], "lack the input 'x'"),
         ([{"x": X[:, :2]}], "do not fit the input 'x'"),
     ],
