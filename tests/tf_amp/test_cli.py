@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,18 +54,20 @@ def test_a_wrong_call_says_how_to_call_it(
         assert "is no number, 0 or more" in done.stderr
 
 
-def test_a_reader_that_has_enough_is_no_error(run_forked: RunPython) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_output_that_nobody_takes_makes_no_traceback(run_forked: RunPython, full: bool) -> None:
     code = f"""
     import os, sys
     end, begin = os.pipe()
     os.close(end)
-    os.dup2(begin, 1)
+    os.dup2(os.open("/dev/full", os.O_WRONLY) if {full} else begin, 1)
     sys.argv = ["tf-amp", "lists"]
     {MAIN}
     """
     done = run_forked(code, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+    assert ("tf-amp lists: error: [Errno 28] No space left" in done.stderr) == full
 
 
 def test_who_interrupts_a_command_sees_no_traceback(run_python: RunPython) -> None:
@@ -132,6 +135,27 @@ def test_run_starts_a_module(run_python: RunPython, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert told["name"] == "__main__"
     assert told["argv"] == [str(tmp_path / "package" / "train.py"), "7"]
+
+
+@pytest.mark.parametrize("name", ["nosuch", "nosuch.train", "package", "package.broken"])
+def test_a_module_that_is_not_there_is_told_as_python_tells_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "broken.py").write_text("import nosuch")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    ours, pythons = (
+        subprocess.run(
+            [sys.executable, *words, "-m", name],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=env,
+        )
+        for words in (["-m", "tf_amp", "run"], [])
+    )
+    assert ours.returncode == pythons.returncode == 1
+    assert ours.stderr.splitlines()[-1] == pythons.stderr.splitlines()[-1]
+    assert ("Traceback" in ours.stderr) == ("Traceback" in pythons.stderr)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 knows no PYTHONSAFEPATH")

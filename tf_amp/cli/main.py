@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import logging
 import os
@@ -148,10 +149,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == " run":
             raise
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        if command == " run":
+    except OSError as error:
+        if command == " run" or error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        # Who read the output, as `head` does, has enough; Python would try again at its end.
+        # Who read the output, as `head` does, has enough; that a disk is full is told.
+        if error.errno == errno.ENOSPC:
+            print(f"tf-amp{command}: error: {error}", file=sys.stderr)
+        # Python would try again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import runpy
 import sys
+import traceback
 from typing import Any
 
 from tf_amp import autoload
@@ -62,7 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
             os.getcwd() if arguments.is_module else os.path.dirname(os.path.abspath(script))
         )
     if arguments.is_module:
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        except ImportError as error:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if frame.f_globals is not vars(runpy):
+                raise
+            sys.exit(f"{sys.executable}: {error}")  # as `python -m` says that there is none
     else:
         runpy.run_path(script, run_name="__main__")
     return 0
