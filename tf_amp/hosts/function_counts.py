@@ -242,11 +242,12 @@ class CountedFunction:
     def trace(self, callees: Iterable[RewriteResult], suffix: str) -> None:
         """Traces functions that were rewritten once more for this one."""
         traced = self._traced
+        _, within, step = traced.title.partition(" (")  # as of "(fit)", which they run in too
         for callee in callees:
             name: str = callee.proto.signature.name  # type: ignore[union-attr]
             shapes = traced.function_shapes
             self._of.installation.trace(
-                readable_name(name) + suffix,
+                readable_name(name) + within + step + suffix,
                 callee,
                 traced.find(name),
                 Origin(traced.find, shapes(name), shapes, lines_within(traced.lines, name)),

@@ -382,6 +382,8 @@ def called_later() -> None:
 
 def traced() -> None:
     """A function that calls another one by its name, which has a plan of its own for each size."""
+    import keras
+
     switch_on(cost_table=sys.argv[1], log_path=sys.argv[2])
     weight = tf.Variable(weights(shape=(WIDTH, WIDTH)))
 
@@ -395,7 +397,11 @@ def traced() -> None:
             x = inner(x)
         return x
 
-    outer(tf.constant(weights(1, (2048, WIDTH))))
+    many = weights(1, (2048, WIDTH))
+    outer(tf.constant(many))
+    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(tf.data.Dataset.from_tensor_slices((many, many)).batch(2048), verbose=0)
     found = {}
     for path in sorted(pathlib.Path(sys.argv[2]).glob("*/remarks_*")):
         remarks = FunctionRemarks.from_lines(path.read_text().splitlines())
