@@ -184,9 +184,17 @@ def _first_lost(
     low: Low, records: Iterable[Record], right: Mapping[tuple[Key, Turn], Record]
 ) -> Finding | None:
     """The first tensor that is not finite, and is so in float32."""
+    lost: set[tuple[str, str, str]] = set()
     for record in records:
         reference = right.get((low.origin(record.key), record.turn))
-        if not record.non_finite or (reference is not None and reference.non_finite):
+        if not record.non_finite:
+            continue
+        (function, node, _), (calls, _) = record.key, record.turn
+        sources = {(calls, function, source) for source in low.sources.get((function, node), ())}
+        # What a unit makes has no tensor like it: it is as its inputs are in float32 too.
+        is_lost = bool(sources & lost) if reference is None else reference.non_finite > 0
+        if is_lost:
+            lost.add((calls, function, node))
             continue
         remark = low.remark(record.key)
         if remark is None:

@@ -67,8 +67,7 @@ class Record:
         if a.shape != b.shape:
             return None
         both = np.isfinite(a) & np.isfinite(b)
-        length = float(np.linalg.norm(a[both]))
-        distance = float(np.linalg.norm(a[both] - b[both]))
+        length, distance = _length(a[both]), _length(a[both] - b[both])
         return distance / length if length else float(distance > 0)
 
 
@@ -130,11 +129,15 @@ class Recorder:
                 turn,
                 non_finite=int(flat.size - np.count_nonzero(finite)),
                 largest=float(np.max(sizes, initial=0, where=finite)),
-                length=float(np.linalg.norm(known) * math.sqrt(flat.size / max(1, known.size))),
+                length=_length(known) * math.sqrt(flat.size / max(1, known.size)),
                 sample=sample,
             )
         )
         return value
+
+
+def _length(values: np.ndarray) -> float:
+    return float(np.linalg.norm(values.astype(np.float64)))  # squares of masks overflow float32
 
 
 def traced_name(function: str) -> str:

@@ -202,6 +202,21 @@ def not_ours() -> dict:
     return {"found": len(found.findings), "text": str(found)}
 
 
+def not_of_a_unit() -> dict:
+    """The same of a gradient that a unit sums in bfloat16 by a product of its own."""
+    w, b = tf.Variable(tf.eye(16)), tf.Variable(tf.zeros(16))
+
+    @tf.function
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = float("inf") * tf.reduce_sum(tf.matmul(tf.nn.bias_add(tf.matmul(x, w), b), w))
+        return tape.gradient(loss, [w, b])
+
+    config = tf_amp.PrecisionConfig(target_dtype="bfloat16", device="CPU")
+    found = tf_amp.diagnose(step, [tf.ones([2048, 16])], config=config)
+    return {"found": len(found.findings), "text": str(found)}
+
+
 def iterator() -> dict:
     """A function that takes its batch itself."""
     data = iter(tf.data.Dataset.from_tensors(tf.ones([4, 16])).repeat())

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from environments import BFLOAT16, FLOAT16, RunPython
+
+from tf_amp.diagnosis.recording import Record
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -89,12 +92,21 @@ def test_function_without_a_product(case: Callable[..., dict[str, Any]]) -> None
     assert "Nothing is converted in it." in case("nothing")["text"]
 
 
+def test_error_of_values_whose_squares_float32_does_not_hold() -> None:
+    mask, right = (
+        Record(("f", "node", 0), ("", 0), 0, size, size, np.full(4, size, np.float32))
+        for size in (1.5e38, 3e38)
+    )
+    assert mask.error(right) == pytest.approx(0.5)
+
+
 def test_error_that_jumps(case: Callable[..., dict[str, Any]]) -> None:
     assert case("jump")["error"] > 0.05
 
 
-def test_what_no_conversion_made(case: Callable[..., dict[str, Any]]) -> None:
-    found = case("not_ours")
+@pytest.mark.parametrize("name", ["not_ours", "not_of_a_unit"])
+def test_what_no_conversion_made(case: Callable[..., dict[str, Any]], name: str) -> None:
+    found = case(name)
     assert found["found"] == 0
     assert "in float32 too" in found["text"]
 
