@@ -7,8 +7,9 @@ probability, a covariance was not positive definite any more. What leads on in t
 float32, be it round a loop, from what a variable holds to what it is given, or unrolled, where a
 product has one tensor as a factor more than eight times.
 
-Where the last value itself is one of the terms, `x + h * (x @ a)`, one product stays. Several are
-what a network makes of it: a gradient, by which weights take a step.
+Where the last value itself is one of the terms, `x + h * (x @ a)`, one product stays round a loop.
+Several are what a network makes of it, a gradient by which weights take a step, or what an
+optimizer does in low precision by design, as Muon its iterations.
 """
 
 from __future__ import annotations
@@ -102,10 +103,11 @@ def _powers(coloring: Coloring, inside: np.ndarray, multiplies: np.ndarray) -> I
     ).static_order():
         powers[product] = Counter()
         for ends in factors(product):
-            most = Counter[int]()
+            least: dict[int, int] = {}
             for v in ends:
-                most |= powers[v] if v in powers else Counter((ways.one_read(v),))
-            powers[product] += most
+                for factor, power in powers.get(v, {ways.one_read(v): 1}).items():
+                    least[factor] = min(power, least.get(factor, power))
+            powers[product].update(least)
     often = {v for found in powers.values() for v, power in found.items() if power > _MOST_FACTORS}
     products = [v for v, found in powers.items() if not often.isdisjoint(found)]
     ahead, behind = (
