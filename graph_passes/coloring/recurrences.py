@@ -14,7 +14,6 @@ optimizer does in low precision by design, as Muon its iterations.
 
 from __future__ import annotations
 
-import graphlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -22,7 +21,7 @@ import numpy as np
 
 from graph_passes.coloring.state import Coloring
 from graph_passes.coloring.ways import MATRIX_PRODUCTS, Ways, linear, moves, near
-from graph_passes.ir.adjacency import walk
+from graph_passes.ir.adjacency import in_order, walk
 from graph_passes.ops.reasons import Reason
 
 _MOST_FACTORS = 8
@@ -97,10 +96,13 @@ def _powers(coloring: Coloring, inside: np.ndarray, multiplies: np.ndarray) -> I
     def made_of(product: int) -> list[int]:
         return [v for ends in factors(product) for v in ends if multiplies[v]]
 
+    chained = [*walk(last, made_of)]
+    place = {product: number for number, product in enumerate(chained)}
+    pairs = [(place[maker], place[v]) for v in chained for maker in made_of(v)]
+    steps = np.array(pairs, np.int64).reshape(-1, 2)
     powers: dict[int, Counter[int]] = {}
-    for product in graphlib.TopologicalSorter(
-        {v: made_of(v) for v in walk(last, made_of)}
-    ).static_order():
+    for number in in_order(len(chained), steps[:, 0], steps[:, 1]):  # a list may close a circle
+        product = chained[number]
         powers[product] = Counter()
         for ends in factors(product):
             least: dict[int, int] = {}
@@ -110,8 +112,6 @@ def _powers(coloring: Coloring, inside: np.ndarray, multiplies: np.ndarray) -> I
             powers[product].update(least)
     often = {v for found in powers.values() for v, power in found.items() if power > _MOST_FACTORS}
     products = [v for v, found in powers.items() if not often.isdisjoint(found)]
-    ahead, behind = (
-        walk(products, steps, (terms | multiplies).__getitem__)
-        for steps in (edges.readers, edges.producers)
-    )
-    yield from {*ahead}.intersection(behind)
+    enter = (terms | multiplies).__getitem__
+    ahead, before = (walk(products, way, enter) for way in (edges.readers, edges.producers))
+    yield from {*ahead}.intersection(before)

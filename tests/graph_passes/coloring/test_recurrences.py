@@ -158,6 +158,23 @@ def test_in_a_loop_two_variables_are_two() -> None:
     assert captured(program)[1] == [True]
 
 
+def test_an_array_may_close_a_circle() -> None:
+    """What a round reads another has written: the array itself is no loop variable."""
+
+    def written(p: Any, m: Any) -> Any:
+        array = tf.TensorArray(tf.float32, 8, clear_after_read=False, element_shape=(SIZE, SIZE))
+
+        def body(i: Any, array: Any) -> Any:
+            last = array.read(i - 1)
+            for _ in range(4):
+                last = last @ m
+            return i + 1, array.write(i, last)
+
+        return tf.while_loop(lambda i, _: i < 8, body, (1, array.write(0, p)))[1].read(7)
+
+    assert results(written, CPU)[1]
+
+
 def propagated(p: Any, m: Any) -> Any:
     """A graph network of eight linear layers."""
     for _ in range(8):
