@@ -84,10 +84,13 @@ def fuse_batch_norms(search: UnitSearch) -> None:
 
 def _made_of(edits: GraphEdits, x: str, products: frozenset[str]) -> tuple[bool, bool]:
     """Whether x holds data that went through no product, and whether it holds products."""
-    m = edits.matcher
+    m, view = edits.matcher, edits.view
 
     def before(tensor: str) -> Sequence[str]:
-        return () if m.op(m.maker(tensor)) in products else m.inputs(m.maker(tensor))
+        maker = m.maker(tensor)
+        # A function makes something else of data: a layer, a loop over its rows.
+        is_made = m.op(maker) in products or view.node_type(maker).runs_functions
+        return () if is_made else m.inputs(maker)
 
     made_of = {tensor: m.op(m.maker(tensor)) for tensor in walk([x], before)}
     given = [edits.fact(tensor) for tensor, op in made_of.items() if op in _DATA]

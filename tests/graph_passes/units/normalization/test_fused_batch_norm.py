@@ -219,6 +219,30 @@ def test_nor_is_data_beside_what_is_learned(
     assert_near([found], [wanted], ROUNDING[config.device])
 
 
+class Behind(keras.layers.Layer):
+    """A batch normalization of what another function makes of data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = keras.layers.BatchNormalization()
+        self.made = tf.function(tf.nn.relu, autograph=False)
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.norm.build(shape)
+
+    def call(self, x: tf.Tensor, training: bool) -> tf.Tensor:
+        return self.norm(self.made(x), training=training)
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+def test_what_a_function_makes_of_data_is_a_layers(config: PrecisionConfig) -> None:
+    """As Keras' convolutions of groups and recurrent layers are functions."""
+    layer = trace_layer(Behind(), (None, 16), is_data=True, flows_back=False)
+    assert any("Call" in node.op for node in layer.graph_def.node)
+    found = layer.find(config)
+    assert found.units and not found.misses
+
+
 @pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
 def test_nor_is_one_column_of_data(config: PrecisionConfig) -> None:
     eye = np.eye(9, dtype=np.float32)
