@@ -15,7 +15,8 @@ optimizer does in low precision by design, as Muon its iterations.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -43,29 +44,28 @@ def keep_recurrences(coloring: Coloring) -> None:
 def _circles(coloring: Coloring, inside: np.ndarray, multiplies: np.ndarray) -> Iterator[int]:
     """What leads round loops, and from variables to their next values."""
     edges = coloring.edges
-    circles = [(edges.readers(v), v) for v in coloring.carriers()]
-    circles = [(starts, end) for starts, end in (*circles, *_assigned(coloring)) if inside[end]]
+    loops = ((edges.readers(v), v) for v in coloring.carriers())
+    circles = [circle for circle in chain(loops, _assigned(coloring)) if inside[circle[1]]]
     firsts = [v for starts, _ in circles for v in starts if inside[v]]
     left = inside & edges.reach(firsts, inside, forward=True)
     left &= edges.reach([end for _, end in circles], inside, backward=True)
     alone = left & ~multiplies
 
-    def way(
-        starts: Iterable[int], steps: Callable[[int], Sequence[int]], enter: np.ndarray
-    ) -> set[int]:
-        first = (v for v in starts if left[v])
-        return set(
-            walk(first, lambda v: [step for step in steps(v) if left[step]], enter.__getitem__)
-        )
+    def ahead(starts: Sequence[int], through: np.ndarray) -> set[int]:
+        return set(walk(starts, edges.readers, through.__getitem__))
+
+    def before(end: int, through: np.ndarray) -> set[int]:
+        return set(walk([end], edges.producers, through.__getitem__))
 
     for starts, end in circles:
-        later, earlier = way(starts, edges.readers, alone), way([end], edges.producers, alone)
+        later, earlier = ahead(starts, alone), before(end, alone)
         if end in later and alone[end]:
-            products = {v for v in later & earlier if multiplies[v]}
-            behind = way((r for v in products for r in edges.readers(v)), edges.readers, alone)
-            yield from products | earlier & behind
+            found = {v for v in later & earlier if multiplies[v] and left[v]}
+            behind = [reader for product in found for reader in edges.readers(product)]
+            found |= earlier & ahead(behind, alone)
         else:
-            yield from way(starts, edges.readers, left) & way([end], edges.producers, left)
+            found = ahead(starts, left) & before(end, left)
+        yield from filter(left.item, found)
 
 
 def _assigned(coloring: Coloring) -> Iterator[tuple[Sequence[int], int]]:
