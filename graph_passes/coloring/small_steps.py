@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
@@ -61,17 +61,14 @@ def _sums_of_loops(coloring: Coloring, carriers: frozenset[int]) -> Iterator[int
     edges, adds = coloring.edges, coloring.has_op(ADDITIONS)
     enter = linear(coloring, coloring.list_codes == CLEAR)
     reach = functools.partial(edges.reach, sorted(carriers), enter)
-    left = {*coloring.where(enter & reach(forward=True) & reach(backward=True))}
-
-    def within(steps: Callable[[int], Sequence[int]], vertex: int) -> list[int]:
-        return [v for v in steps(vertex) if v in left]
-
-    onward, back = (functools.partial(within, steps) for steps in (edges.readers, edges.producers))
+    left = enter & reach(forward=True) & reach(backward=True)
     for carrier in carriers:
-        if carrier in left:
-            circle = {*walk([carrier], onward)}.intersection(walk([carrier], back))
-            left -= circle
-            if any(adds[vertex] for vertex in circle):
+        if left[carrier]:
+            ahead = set(walk([carrier], edges.readers, left.__getitem__))
+            before = set(walk([carrier], edges.producers, left.__getitem__))
+            circle = [vertex for vertex in ahead & before if left[vertex]]
+            left[circle] = False
+            if adds[circle].any():
                 yield from circle
 
 

@@ -72,7 +72,6 @@ class Reason(enum.IntEnum):
     def keeps_values(self) -> bool:
         """Whether a vertex with this reason is float32 for what rounding would make of values."""
         return self in (
-            *(Reason.DECOMPOSITION, Reason.SMALL_STEP, Reason.DISTANCE),
+            *(Reason.DECOMPOSITION, Reason.SMALL_STEP, Reason.DISTANCE, Reason.RECURRENCE),
             *(Reason.CONSTANT_OPERAND, Reason.POSITION, Reason.SATURATION, Reason.PERIOD),
-            Reason.RECURRENCE,
         )
