@@ -57,6 +57,7 @@ FOR_VALUES = {
     "cross-entropy": "is about time: its parts cost half of TensorFlow's op",
     "grouped-convolution": "is about time: kernels of oneDNN in place of what XLA makes",
     "max-pool": "is about time: poolings of volumes and their gradients are one kernel each",
+    "filter-gradient": "is about time: the gradient of a bias is part of the filter's kernel",
     "product-tail": "is about time: biases and activations are part of a product's kernel",
     "fused-update": "is about time: it makes one op of an optimizer's dozen",
     "cost": "is about time: it keeps what is slower float32, with a cost table",

@@ -9,6 +9,8 @@ from tensorflow.core.framework import function_pb2, node_def_pb2, types_pb2
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.framework import op_def_registry
 
+from graph_passes.ops.op_types import stands_for
+
 MATH_OPS = frozenset(
     (
         "MatMul",
@@ -79,8 +81,8 @@ def _count(root: str, functions: dict[str, function_pb2.FunctionDef]) -> Counter
         body = functions[todo.pop()]
         read = _read_nodes(body)
         for node in body.node_def:
-            if node.op in MATH_OPS and node.name in read:
-                counts[_DTYPES.get(node.attr["T"].type, "other"), node.op] += 1
+            if stands_for(node.op) in MATH_OPS and node.name in read:
+                counts[_DTYPES.get(node.attr["T"].type, "other"), stands_for(node.op)] += 1
         new = set(_callees(body, functions)) - seen
         seen |= new
         todo.extend(new)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from graph_passes.coloring.plan import Plan
 from graph_passes.functions.inlining import split_prefix
 from graph_passes.ir.graph_view import ARGUMENT, FLOAT, INLINED_ARGUMENT, RESULT
+from graph_passes.ops.op_types import stands_for
 from graph_passes.ops.reasons import Reason
 from graph_passes.placement.byte_cost import CAST_BYTES
 from graph_passes.placement.op_variants import OpVariants
@@ -37,7 +38,7 @@ def remarks_of_plan(plan: Plan, lines: Lines, *, products_only: bool) -> Iterato
     view, costs = plan.coloring.view, _Estimates(plan)
     for vertex, dtype in enumerate(view.dtypes):
         number = view.vertex_nodes[vertex]
-        if dtype != FLOAT or number < 0 or (op := view.op_of(vertex)) in _ENDS:
+        if dtype != FLOAT or number < 0 or (op := stands_for(view.op_of(vertex))) in _ENDS:
             continue
         code = plan.coloring.list_codes[vertex]
         op_list = LIST_NAMES[code - 1] if code else ""

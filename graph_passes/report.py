@@ -14,6 +14,7 @@ from graph_passes.coloring.plan import Plan
 from graph_passes.coloring.state import ALLOW
 from graph_passes.emit.apply import Applied
 from graph_passes.functions.inlining import MARK
+from graph_passes.ops.op_types import stands_for
 from graph_passes.ops.reasons import Reason
 from graph_passes.plan_remarks import Lines, no_lines, remarks_of_casts, remarks_of_plan
 from graph_passes.policy.op_lists import product_ops
@@ -140,7 +141,7 @@ class Report:
             first_of_node = {view.vertex_nodes[v]: v for v in reversed(found_at.tolist())}
             for number, vertex in first_of_node.items():
                 if not is_ones_product(view.names[number]):
-                    found[view.op_of(vertex), plan.reason(vertex)] += 1
+                    found[stands_for(view.op_of(vertex)), plan.reason(vertex)] += 1
         return found
 
     def first_reason(self) -> str:

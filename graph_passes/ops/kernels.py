@@ -18,6 +18,9 @@ from graph_passes.ops.node_types import NodeType
 _DEFAULT = "DEFAULT"
 """The device type of kernels that serve every device without one of its own."""
 
+ONEDNN_LABEL = b"MklNameChangeOp"
+"""The attr `_kernel` of ops that oneDNN's kernels alone run; those of no other op have it."""
+
 _NOTHING = frozenset((types_pb2.DT_INVALID,))
 
 
@@ -50,7 +53,7 @@ def _devices_of(op: str) -> dict[str, list[_Constraints]]:
     # A library may have been loaded since.
     registered = _read(known) if known else kernels.get_registered_kernels_for_op(op).kernel
     for kernel in registered:
-        if kernel.label:
+        if kernel.label not in ("", ONEDNN_LABEL.decode()):
             continue  # chosen by a `_kernel` attr only
         constraints = tuple(
             (constraint.name, frozenset(constraint.allowed_values.list.type))
@@ -64,6 +67,11 @@ def _devices_of(op: str) -> dict[str, list[_Constraints]]:
 def _kernels_of(op: str, device: str) -> Sequence[_Constraints]:
     devices = _devices_of(op)
     return devices.get(device) or devices.get(_DEFAULT) or ()
+
+
+def has_kernel(op: str, device: str) -> bool:
+    """Whether an op has a kernel of any dtype for a device type."""
+    return bool(_kernels_of(op, device))
 
 
 def registered_gpu_kernels() -> int:

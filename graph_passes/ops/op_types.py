@@ -20,6 +20,14 @@ Attrs: TypeAlias = Mapping[str, attr_value_pb2.AttrValue]
 SINGLE = -1
 """`Slot.index` of a slot that is not an entry of a list."""
 
+FILTER_AND_BIAS = "_MklNativeConv2DBackpropFilterWithBias"
+"""oneDNN's op for the gradients of a convolution's filter and bias."""
+
+
+def stands_for(op: str) -> str:
+    """The op of a program in whose place an op is, itself for all but oneDNN's."""
+    return "Conv2DBackpropFilter" if op == FILTER_AND_BIAS else op
+
 
 class Slot(NamedTuple):
     """One type attribute of a node.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graph_passes.ir.graph_view import Shape
+from graph_passes.ops.op_types import stands_for
 from graph_passes.placement.work_sizes import CONVOLUTIONS, TO_INPUT, WorkSizes
 from graph_passes.policy.cost_table import (
     BROADCAST,
@@ -42,7 +43,7 @@ class OpVariants:
     def cost_of(self, number: int) -> tuple[OpCost | None, str]:
         """What a node costs by the table, None where that does not tell, and its variant."""
         variant = self.of(number)
-        return self._table.cost_of(self._view.node_type(number).op, variant), variant
+        return self._table.cost_of(stands_for(self._view.node_type(number).op), variant), variant
 
     def of(self, number: int) -> str:
         """The variant of its op that a node is, "" for the plain one."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from graph_passes.ir.graph_view import FLOAT, GraphView, Shape, elements
 from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.op_types import FILTER_AND_BIAS
 from graph_passes.policy.config import UNKNOWN_DIMENSION
 from graph_passes.policy.cost_table import OpCost
 from graph_passes.policy.op_classes import ops_of
@@ -25,12 +26,14 @@ CONVOLUTIONS = {
         for op in ("Conv2D", "DepthwiseConv2dNative")
         for part in ("", "BackpropInput", "BackpropFilter")
     },
+    FILTER_AND_BIAS: 4,
     **dict.fromkeys(("Conv3D", "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"), 5),
 }
 PRODUCTS = ops_of("matrix_products").union(CONVOLUTIONS)
 """The ops whose work is more than a pass over what they read and write."""
 _ROWS = frozenset(("TensorListConcat", "TensorListConcatV2"))
-TO_INPUT, TO_FILTER = ("BackpropInput", "BackpropInputV2"), ("BackpropFilter", "BackpropFilterV2")
+TO_INPUT = ("BackpropInput", "BackpropInputV2")
+TO_FILTER = ("BackpropFilter", "BackpropFilterV2", FILTER_AND_BIAS)
 
 
 class WorkSizes:

@@ -125,10 +125,15 @@ class Emitter:
         return self._add(prototype, inputs, facts, op if name is None else name, shape, attrs)
 
     def copy(
-        self, node: node_def_pb2.NodeDef, *inputs: str, name: str, shape: Shape | None = None
+        self,
+        node: node_def_pb2.NodeDef,
+        *inputs: str,
+        name: str,
+        op: str | None = None,
+        shape: Shape | None = None,
     ) -> Any:
-        """Adds a node with the op and the attributes of another."""
-        prototype = _finished(node.op, dict(node.attr))
+        """Adds a node with the op, if no other is given, and the attributes of another."""
+        prototype = _finished(op or node.op, dict(node.attr))
         return self._add(prototype, inputs, [self.fact(t) for t in inputs], name, shape, {})
 
     def _add(

@@ -154,7 +154,7 @@ class Gate:
                 raise NoMatchError(f"{tensor!r} waits for {min(waits)!r}")
             if heir is not None:
                 later = [t for t, made in ends.items() if made in behind[heir.name]]
-                self._require_no_cycle(waits, [t for t in later if t != tensor])
+                self.require_no_cycle(waits, [t for t in later if t != tensor])
                 known = set(heir.input)
                 heir.input.extend(c for w in sorted(waits) if (c := f"^{w}") not in known)
         for name, dropped in interior.dropped.items():
@@ -162,7 +162,7 @@ class Gate:
             if waits:
                 new.controls[name] = tuple(f"^{w}" for w in sorted(waits))
 
-    def _require_no_cycle(self, waits: Collection[str], later: Sequence[str]) -> None:
+    def require_no_cycle(self, waits: Collection[str], later: Sequence[str]) -> None:
         """Asks that nothing waited for comes of tensors that a replacement will make.
 
         A node never comes of one that is as far from the sources of the graph as itself.

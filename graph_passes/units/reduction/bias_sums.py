@@ -60,6 +60,8 @@ def multiply_by_ones(search: UnitSearch) -> None:
         is_last = m.attr(number, "data_format").s == b"NHWC"
         if not is_last or not view.is_float[view.base[number]]:
             continue
+        if m.output(number) in edits.redirect:
+            continue
         if _is_added_to_argument(m, number):
             continue  # behind a loop one product may take the place of this sum in all rounds
         tensor = m.tensor(number, 0)
