@@ -34,7 +34,7 @@ def merge_bias_gradients(search: UnitSearch) -> None:
         and search.has_cpu_kernels
         and config.cost_table is not None
         and lists.list_of("BiasAddGrad") is None
-        and all(lists.list_of(op) == "allow" for op in OPS)
+        and lists.list_of(*OPS) == "allow"
         and has_kernel(FILTER_AND_BIAS, config.device)
     )
     if not may_merge:
@@ -46,18 +46,19 @@ def merge_bias_gradients(search: UnitSearch) -> None:
         is_last = m.attr(number, "data_format").s == b"NHWC"
         return is_last and number not in ineligible and bool(view.is_float[view.base[number]])
 
-    merged = set[int]()
+    def is_beside(product: int, bias: int) -> bool:
+        return (
+            m.op(product) in OPS
+            and m.output(product) not in edits.redirect
+            and qualifies(product)
+            and m.tensor(product, 2) == m.tensor(bias, 0)
+            and m.attr(product, "padding").s in _PADDINGS
+            and m.node(product).device == m.node(bias).device
+        )
+
     for bias in filter(qualifies, view.of_op("BiasAddGrad")):
-        dy = m.tensor(bias, 0)
-        for product in m.readers(m.maker(dy)):
-            if m.op(product) not in OPS or product in merged or not qualifies(product):
-                continue
-            reads_it = m.tensor(product, 2) == dy
-            is_padded_so = m.attr(product, "padding").s in _PADDINGS
-            is_beside = m.node(product).device == m.node(bias).device
-            if reads_it and is_padded_so and is_beside:
-                if edits.propose(RULE, product, _write, product, bias):
-                    merged.add(product)
+        for product in m.readers(m.source(bias, 0)):
+            if is_beside(product, bias) and edits.propose(RULE, product, _write, product, bias):
                 break
 
 
