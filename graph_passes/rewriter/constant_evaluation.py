@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from tensorflow.python.framework import dtypes
 
 from graph_passes.rewriter.matcher import Matcher
 
@@ -22,6 +23,10 @@ _FUNCTIONS: dict[str, Callable[[Matcher, int, _Values], np.ndarray]] = {
     "ExpandDims": _of_values(lambda value, axis: np.expand_dims(value, int(axis.item()))),
     "Squeeze": lambda m, number, values: np.squeeze(
         values[0], tuple(m.attr(number, "squeeze_dims").list.i) or None
+    ),
+    "Pack": lambda m, number, values: np.stack(values, m.attr(number, "axis").i),
+    "Cast": lambda m, number, values: values[0].astype(
+        dtypes.as_dtype(m.attr(number, "DstT").type).as_numpy_dtype
     ),
     "AddV2": _of_values(np.add),
     "Add": _of_values(np.add),

@@ -23,7 +23,14 @@ from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYE
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
 from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
 from graph_passes.units.product import filter_gradient, product_tail
-from graph_passes.units.reduction import bias_sums, broadcast_sums, gradient_sums, max_pool, unread
+from graph_passes.units.reduction import (
+    bias_sums,
+    broadcast_sums,
+    gradient_sums,
+    max_pool,
+    tile_gradient,
+    unread,
+)
 from graph_passes.units.unit_pass import UnitPass, UnitSearch
 from graph_passes.units.update import fused_updates
 
@@ -164,6 +171,7 @@ UNIT_PASSES = (
         ops=("Sum",),
         requires=("exact sums", "fused norms", "idle sums"),
     ),
+    UnitPass(tile_gradient.RULE, tile_gradient.add_few_copies, ops=tile_gradient.OPS),
     UnitPass(filter_gradient.RULE, filter_gradient.merge_bias_gradients, ops=filter_gradient.OPS),
     UnitPass(
         bias_sums.ONES_PRODUCT,

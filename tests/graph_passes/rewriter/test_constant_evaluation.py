@@ -25,6 +25,7 @@ def value_of(graph_def: graph_pb2.GraphDef, tensor: str) -> np.ndarray:
         ("axis = Const(0)\ny = ExpandDims(x, axis)", (1, 1, 1, 3, 1)),
         ("sizes = Const([3, -1])\ny = Reshape(x, sizes)", (3, 1)),
         ("z = Identity(x)\ny = Mul(z, x)", (1, 1, 3, 1)),
+        ("y = Pack(x, x, axis=1)", (1, 2, 1, 3, 1)),
     ],
 )
 def test_shapes_are_those_that_the_attributes_say(line: str, shape: tuple[int, ...]) -> None:
@@ -35,6 +36,13 @@ def test_the_inverse_deviation_is_that_of_float32() -> None:
     found = value_of(graph("v = Const(3.0)\ne = Const(1.0)\ns = AddV2(v, e)\ny = Rsqrt(s)\n"), "y")
     assert found == 0.5
     assert found.dtype == np.float32
+
+
+def test_sizes_that_are_put_together() -> None:
+    line = "n = Const(2.5)\nm = Cast(n, SrcT=float32, DstT=int32)\none = Const(1)\n"
+    found = value_of(graph(f"{line}y = Pack(one, m, one)\n"), "y")
+    assert found.tolist() == [1, 2, 1]
+    assert found.dtype == np.int32
 
 
 def chain(length: int, second: str) -> graph_pb2.GraphDef:
