@@ -399,6 +399,38 @@ def test_what_tensorflow_does_not_fuse_has_its_own_price(text: str) -> None:
     assert "b" not in names
 
 
+@pytest.mark.parametrize(
+    ("pooling", "gradient", "low"),
+    [
+        ((10.0, 10.0), (10.0, 10.0), {"p", "g"}),
+        # More is lost by the gradient than by three Casts, but less than is gained ...
+        ((900.0, 10.0), (10.0, 500.0), {"p", "g"}),
+        # ... and the other way round.
+        ((10.0, 500.0), (10.0, 10.0), set()),
+    ],
+)
+def test_a_pooling_and_its_gradient_have_one_dtype(
+    pooling: tuple[float, float], gradient: tuple[float, float], low: set[str]
+) -> None:
+    """With a Cast between them TensorFlow's own kernel makes the gradient, not oneDNN's."""
+    graph_def = graph("""
+        x = Placeholder(dtype=float32, shape=[64, 64])
+        a = MatMul(x, x)
+        four = Reshape(a, [4, 8, 8, 16])
+        p = MaxPool(four, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME")
+        two = Reshape(p, [16, 64])
+        c = MatMul(two, x)
+        back = Reshape(c, [4, 4, 4, 16])
+        g = MaxPoolGrad(four, p, back, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME")
+        flat = Reshape(g, [64, 64])
+        d = MatMul(flat, flat)
+        out = Identity(d)
+    """)
+    costs = table(MaxPool=pooling, MaxPoolGrad=gradient)
+    names, _ = converted(graph_def, config(costs), preserve=("out",))
+    assert names & {"p", "g"} == low
+
+
 def test_an_op_that_stays_float32_does_not_follow_what_it_is_fused_into() -> None:
     graph_def = graph("""
         x = Placeholder(dtype=float32, shape=[64, 64])
