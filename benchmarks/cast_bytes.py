@@ -105,6 +105,8 @@ def cost_of(before: Any, after: Any, shapes: dict[str, Any], batch: int, dtype: 
     from function_evidence import MATH_OPS
     from tensor_shapes import TensorShapes, argument_shapes
 
+    from graph_passes.ops.op_types import stands_for
+
     target = tf.as_dtype(dtype).as_datatype_enum
     floats = {target, tf.float32.as_datatype_enum}
     original = {"": {node.name for node in before.node}}
@@ -116,7 +118,7 @@ def cost_of(before: Any, after: Any, shapes: dict[str, Any], batch: int, dtype: 
         known = TensorShapes(nodes, shapes.get(source, {}) | arguments.get(scope, {}), batch)
         names = original.get(source, frozenset())
         for node in nodes:
-            if node.op in MATH_OPS and node.attr["T"].type in floats:
+            if stands_for(node.op) in MATH_OPS and node.attr["T"].type in floats:
                 cost.math_total += 1
                 cost.math_low += node.attr["T"].type == target
             if node.op != "Cast" or node.name in names:

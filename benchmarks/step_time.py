@@ -28,7 +28,7 @@ from worker_channel import Worker, WorkerError
 WORKLOAD_NAMES = (
     *("resnet50", "mobilenetv2", "unet", "encoder", "lstm", "mlp"),
     *("bert_base", "gpt2_small", "vit_base", "ddim", "recommender"),
-    *("efficientnet", "mobilenetv3", "convnext"),
+    *("plain_unet", "efficientnet", "mobilenetv3", "convnext"),
 )
 WORKER = str(Path(__file__).with_name("step_worker.py"))
 _EVIDENCE_OPS = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul")

@@ -79,12 +79,20 @@ def _application(name: str, size: int) -> Callable[[], keras.Model]:
     return build
 
 
-def _unet(size: int = 128, width: int = 16, classes: int = 4, depth: int = 4) -> keras.Model:
+def _unet(
+    size: int = 128, width: int = 16, classes: int = 4, depth: int = 4, normalized: bool = True
+) -> keras.Model:
+    """Without normalizations convolutions have biases, and pixels are repeated on the way up."""
+
     def block(x: Any, filters: int) -> Any:
         for _ in range(2):
-            x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-            x = layers.ReLU()(layers.BatchNormalization()(x))
+            x = layers.Conv2D(filters, 3, padding="same", use_bias=not normalized)(x)
+            x = layers.ReLU()(layers.BatchNormalization()(x) if normalized else x)
         return x
+
+    def upsampled(x: Any, filters: int) -> Any:
+        layer = layers.Conv2DTranspose(filters, 2, strides=2)
+        return layer(x) if normalized else layers.UpSampling2D()(x)
 
     inputs = keras.Input((size, size, 3))
     x, skips = inputs, []
@@ -94,7 +102,7 @@ def _unet(size: int = 128, width: int = 16, classes: int = 4, depth: int = 4) ->
         x = layers.MaxPooling2D()(x)
     x = block(x, width << depth)
     for level in reversed(range(depth)):
-        x = layers.Conv2DTranspose(width << level, 2, strides=2)(x)
+        x = upsampled(x, width << level)
         x = block(layers.Concatenate()([skips[level], x]), width << level)
     return _float32_logits(inputs, layers.Conv2D(classes, 1)(x))
 
@@ -257,6 +265,11 @@ WORKLOADS = {
     "gpt2_small": Workload(_gpt2_small, _adam, _tokens(4, 128, 50257)),
     "vit_base": Workload(_vit_base, _adam, _images(4, 224, 1000)),
     "ddim": Workload(_ddim, _adamw, _pixel_labels(16, 64, 4)),
+    "plain_unet": Workload(
+        functools.partial(_unet, width=32, depth=3, normalized=False),
+        _adam,
+        _pixel_labels(8, 128, 4),
+    ),
     "efficientnet": Workload(_application("EfficientNetB0", 128), _adamw, _images(16, 128, 1000)),
     "mobilenetv3": Workload(_application("MobileNetV3Large", 128), _adamw, _images(16, 128, 1000)),
     "convnext": Workload(_application("ConvNeXtTiny", 96), _adamw, _images(8, 96, 1000)),
