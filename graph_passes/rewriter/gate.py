@@ -166,6 +166,13 @@ class Gate:
         """Asks that nothing waited for comes of tensors that a replacement will make.
 
         A node never comes of one that is as far from the sources of the graph as itself.
+
+        Args:
+            waits: names of nodes that a new node waits for, or reads.
+            later: tensors that it will make.
+
+        Raises:
+            NoMatchError: something may.
         """
         if not later or not waits:
             return
