@@ -157,6 +157,22 @@ def channels_first(x: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
     return last, bias_gradient(dy, data_format="NCHW") * 1.0
 
 
+@pytest.mark.parametrize("channels", [8, None])
+def test_other_numbers_of_channels_stay_two(channels):
+    """The op's own shape function would give the bias the channels of the images."""
+    image = tf.TensorSpec((None, *IMAGES[1:]))
+    dy = tf.TensorSpec((None, 64, 64, channels))
+
+    def step(x, dy):
+        sizes = [3, 3, IMAGES[-1], channels or CHANNELS]
+        of_filter = tf.raw_ops.Conv2DBackpropFilter(
+            input=x, filter_sizes=sizes, out_backprop=dy, strides=[1, 1, 1, 1], padding="SAME"
+        )
+        return of_filter * 1.0, bias_gradient(dy) * 1.0
+
+    assert not is_merged(trace(step, image, dy), LOW)
+
+
 def test_channels_first_stay_two():
     spec = tf.TensorSpec((8, 32, 32, 32))
     assert not is_merged(trace(channels_first, spec, spec), CPU)
