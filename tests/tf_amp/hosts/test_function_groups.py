@@ -80,7 +80,9 @@ def facts_of(done: subprocess.CompletedProcess[str]) -> dict[str, list[float]]:
 
 @needs_bfloat16
 def test_they_run_without_xla_and_are_exported_as_they_were(run_forked: RunPython) -> None:
-    true, done = facts_of(run_forked(PROGRAM, {})), run_forked(PROGRAM, ON)
+    # Convolutions so small are slower in bfloat16 on some CPUs.
+    done = run_forked(PROGRAM, {**ON, f"{REWRITE}_RULES_DISABLE": "cost"})
+    true = facts_of(run_forked(PROGRAM, {}))
     found = facts_of(done)
     assert (true["calls"], found["calls"]) == ([6, 6], [6, 0])
     assert true["exported"] == found["exported"] == [3, 3]
