@@ -8,8 +8,6 @@ Sum(Reshape(dy, sizes), axes), where the sizes alternate between copies and leng
 
 from __future__ import annotations
 
-import math
-
 from graph_passes.ir.graph_view import FLOAT
 from graph_passes.rewriter.constant_evaluation import evaluated
 from graph_passes.rewriter.matcher import Matcher
@@ -36,9 +34,11 @@ def add_few_copies(search: UnitSearch) -> None:
 
 def _copies(m: Matcher, total: int) -> int | None:
     """How many terms a Sum has if it is the gradient of a Tile with constant multiples."""
-    reshaped = m.source(total, 0)
-    if m.op(reshaped) != "Reshape" or m.op(m.source(total, 1)) not in ("Range", "Const"):
+    reshaped, axes = m.source(total, 0), m.source(total, 1)
+    if m.op(reshaped) != "Reshape" or m.op(axes) != "Range":
         return None
+    if [m.scalar(tensor) for tensor in m.inputs(axes)[::2]] != [0, 2]:
+        return None  # from the first on every other axis
     sizes = m.source(reshaped, 1)
     for op in _SIZES[:-1]:
         if m.op(sizes) != op:
@@ -46,4 +46,4 @@ def _copies(m: Matcher, total: int) -> int | None:
         sizes = m.source(sizes, 0)
     is_made_so = m.op(sizes) == _SIZES[-1] and len(m.inputs(sizes)) == 2
     multiples = evaluated(m, m.tensor(sizes, 0)) if is_made_so else None
-    return None if multiples is None else math.prod(multiples.tolist())
+    return None if multiples is None else int(multiples.prod())
