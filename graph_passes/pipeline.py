@@ -20,6 +20,7 @@ from graph_passes.coloring.distances import keep_distances
 from graph_passes.coloring.losses import keep_losses
 from graph_passes.coloring.periods import keep_periods
 from graph_passes.coloring.plan import Plan, make_plan
+from graph_passes.coloring.poolings import match_poolings
 from graph_passes.coloring.positions import keep_positions
 from graph_passes.coloring.recurrences import keep_recurrences
 from graph_passes.coloring.saturation import keep_saturated
@@ -119,6 +120,7 @@ STAGES = (
     Stage(
         "lists-after", tensor_lists.match_cluster_colours, ("clusters", "kernels"), ("lists agree",)
     ),
+    Stage("max-pool", match_poolings, ("kernels",), ("clusters",)),
     Stage("v1-loops", match_loop_edges, ("kernels",), ("loops agree",)),
     Stage("cast-cut", place_casts, _AGREED, when=lambda config: config.weighs_bytes),
     Stage("cost", keep_fast_ones, _AGREED, when=lambda config: not config.weighs_bytes),

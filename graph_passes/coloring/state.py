@@ -10,7 +10,7 @@ import numpy as np
 from graph_passes.ir.adjacency import Adjacency
 from graph_passes.ir.constants import NO_CONSTANTS, Constants
 from graph_passes.ir.graph_view import FLOAT, GraphView
-from graph_passes.ops.kernels import KernelSupport, kernel_support
+from graph_passes.ops.kernels import ONE_DTYPE_OPS, KernelSupport, kernel_support
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import PrecisionConfig
@@ -40,7 +40,8 @@ class Coloring:
         denied: for each vertex 1 where it has the colour DENY.
         why: for each vertex the code of the reason recorded so far, 0 for none.
         parents: for a vertex behind a denied one, the vertex it was reached from.
-        clusters: groups of vertices that share a tensor list and must have one colour.
+        clusters: groups of vertices that must have one colour: those that share a tensor list,
+            a pooling and its gradients.
         out_of_range: vertices that were denied for a constant's sake.
         followers: vertices that were painted for the Casts that it may save.
         rules: number of a node -> the rule of the user that decides it.
@@ -189,7 +190,8 @@ class Coloring:
     @functools.cached_property
     def has_kernel(self) -> np.ndarray:
         """The float32 vertices whose node has a kernel with the slot in the target dtype; bool."""
-        return self.view.per_slot(functools.partial(_float_kernels, self.support), bool)
+        one_dtype = ONE_DTYPE_OPS if self.config.has_rule("max-pool") else frozenset[str]()
+        return self.view.per_slot(functools.partial(_float_kernels, self.support, one_dtype), bool)
 
     @functools.cached_property
     def permitted(self) -> np.ndarray:
@@ -232,9 +234,11 @@ def _permits(target: int, node_type: NodeType) -> tuple[bool, ...]:
 
 
 @_OF_NODE_TYPE
-def _float_kernels(support: KernelSupport, node_type: NodeType) -> tuple[bool, ...]:
+def _float_kernels(
+    support: KernelSupport, one_dtype: Set[str], node_type: NodeType
+) -> tuple[bool, ...]:
     """For each slot of a node type whether it is float32 and has a kernel in the target dtype."""
     return tuple(
-        dtype == FLOAT and support.supports(node_type, position)
+        dtype == FLOAT and support.supports(node_type, position, one_dtype)
         for position, dtype in enumerate(node_type.dtypes)
     )

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from tensorflow.core.framework import kernel_def_pb2, types_pb2
 from tensorflow.python.framework import kernels
 
 from graph_passes.ops.node_types import NodeType
+
+ONE_DTYPE_OPS = frozenset(("MaxPool3DGrad",))
+"""Ops of several type attributes that have no kernel in which one alone is lower."""
 
 _DEFAULT = "DEFAULT"
 """The device type of kernels that serve every device without one of its own."""
@@ -104,20 +107,32 @@ class KernelSupport:
     device: str
     dtype: int
 
-    def supports(self, node_type: NodeType, position: int) -> bool:
-        """Whether nodes of a type could run with the slot at a position in the target dtype."""
-        return _supports(self, node_type, position)
+    def supports(
+        self, node_type: NodeType, position: int, one_dtype: Set[str] = frozenset()
+    ) -> bool:
+        """Whether nodes of a type could run with the slot at a position in the target dtype.
+
+        Args:
+            node_type: their type.
+            position: that of the slot.
+            one_dtype: ops of which all float32 slots go low together.
+        """
+        return _supports(self, node_type, position, node_type.op in one_dtype)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _supports(support: KernelSupport, node_type: NodeType, position: int) -> bool:
+def _supports(
+    support: KernelSupport, node_type: NodeType, position: int, is_one_dtype: bool
+) -> bool:
     op_type, slots = node_type.op_type, node_type.layout.slots
     retyped = slots[position]
     if op_type is None or not retyped.attr or not op_type.allows(retyped, support.dtype):
         return False
     held: dict[str, set[int]] = {}
     for slot, dtype in zip(slots, node_type.dtypes, strict=True):
-        held.setdefault(slot.attr, set()).add(support.dtype if slot == retyped else dtype)
+        goes_along = is_one_dtype and dtype == types_pb2.DT_FLOAT
+        is_retyped = slot == retyped or goes_along
+        held.setdefault(slot.attr, set()).add(support.dtype if is_retyped else dtype)
     return any(
         all(held.get(attr, _NOTHING) <= legal for attr, legal in constraints)
         for constraints in _kernels_of(op_type.name, support.device)

@@ -62,6 +62,7 @@ class Reason(enum.IntEnum):
     SATURATION = 46, "leads from a saturating op to what has a pole at its bound, as a logarithm"
     PERIOD = 47, "part of a product of which the rest by a period is taken"
     RECURRENCE = 48, "leads on from step to step by products alone, as the powers of a matrix"
+    POOLING = 49, "a pooling of which the gradient stays float32, or the gradient of such a one"
 
     @property
     def converts(self) -> bool:

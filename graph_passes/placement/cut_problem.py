@@ -9,7 +9,7 @@ about accuracy is touched.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -30,12 +30,14 @@ _LOGGER = logging.getLogger(__name__)
 # Folded into the constant by TensorFlow, or made once for all rounds of a loop, but one step dearer
 # than no Cast at all.
 _CONSTANT_CAST = 1
-_FUSED_WITH_PRODUCER = {
-    "BiasAdd": frozenset(("Conv2D", "DepthwiseConv2dNative", "MatMul")),
-    "Relu": frozenset(("BiasAdd",)),
-    "Relu6": frozenset(("BiasAdd",)),
-    "Elu": frozenset(("BiasAdd",)),
+_PRODUCTS = frozenset(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"))
+_FUSED_INTO = {
+    **dict.fromkeys(("BiasAdd", "Relu", "Relu6", "Elu"), _PRODUCTS),
+    "LeakyRelu": _PRODUCTS - {"DepthwiseConv2dNative"},
+    **dict.fromkeys(("Tanh", "Sigmoid"), frozenset(("MatMul",))),
 }
+"""BiasAdd and the activations behind it -> the products that TensorFlow computes them with, as
+partition graphs of TensorFlow 2.17 and 2.21 have it."""
 
 
 class Prices(Protocol):
@@ -65,7 +67,7 @@ class Prices(Protocol):
 
 def keep_cheap_ones(coloring: Coloring, prices: Prices, reason: Reason) -> None:
     """Takes the colour from the vertices that are cheaper in float32, Casts included."""
-    bound = (*coloring.clusters, *back_edges(coloring.view), *_poolings(coloring))
+    bound = (*coloring.clusters, *back_edges(coloring.view))
     problem = _Problem(coloring, prices, bound)
     colours, skipped = cheapest_colours(problem.gains, problem.links)
     if skipped:
@@ -80,19 +82,6 @@ def keep_cheap_ones(coloring: Coloring, prices: Prices, reason: Reason) -> None:
     if not coloring.lists.force_all and not (low & (coloring.list_codes == ALLOW)).any():
         # Everything else went low for the sake of a product, and none is left.
         coloring.erase(np.flatnonzero(low).tolist(), reason)
-
-
-def _poolings(coloring: Coloring) -> Iterator[tuple[int, int]]:
-    """Each MaxPool with its gradient: on a CPU only in one dtype are both kernels of oneDNN.
-
-    With a Cast between, the gradient of 32 x 64 x 64 x 32 takes 20 ms, else 2.5.
-    """
-    view, config = coloring.view, coloring.config
-    if config.device == "CPU" and not config.fused:
-        for number in view.of_op("MaxPoolGrad"):
-            pooled = view.producers(number)[1]
-            if view.op_of(pooled) == "MaxPool":
-                yield pooled, view.base[number]
 
 
 class _Problem:
@@ -125,13 +114,15 @@ class _Problem:
         """Vertex -> the vertex of the op that TensorFlow computes this one together with."""
         view, low, found = self._view, self._coloring.low, {}
         readers = np.bincount(view.sources, minlength=len(low))
-        for number in view.of_op(*_FUSED_WITH_PRODUCER):
-            vertex = view.base[number]
-            if not low[vertex]:
+        for number in view.of_op(*_FUSED_INTO):
+            vertex, op = view.base[number], view.op_names[number]
+            source = product = view.producers(number)[0]
+            if op != "BiasAdd" and view.op_of(source) == "BiasAdd":
+                product = view.producers(view.vertex_nodes[source])[0]
+            elif op != "BiasAdd":
                 continue
-            source = view.producers(number)[0]
-            fused = view.op_of(source) in _FUSED_WITH_PRODUCER[view.node_type(number).op]
-            if low[source] and fused and readers[source] == 1:
+            fused = view.op_of(product) in _FUSED_INTO[op]
+            if low[vertex] and low[source] and fused and readers[source] == 1:
                 found[vertex] = source
         return found
 

@@ -27,7 +27,6 @@ from graph_passes.units.reduction import (
     bias_sums,
     broadcast_sums,
     gradient_sums,
-    max_pool,
     tile_gradient,
     unread,
 )
@@ -179,7 +178,6 @@ UNIT_PASSES = (
         ops=("Sum", "BiasAddGrad"),
         requires=("exact sums", "fused norms", "idle sums"),
     ),
-    UnitPass(max_pool.RULE, max_pool.keep_with_gradients, ops=max_pool.OPS),
     UnitPass(product_tail.RULE, product_tail.move_tails_to_products, ops=product_tail.OPS),
     UnitPass(cross_entropy.RULE, cross_entropy.split_cross_entropies, ops=cross_entropy.OPS),
     UnitPass(bounded_constants.RULE, bounded_constants.bound_constants, ops=bounded_constants.OPS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import call_graphs
@@ -375,6 +375,56 @@ def test_what_tensorflow_fuses_into_its_producer_follows_it() -> None:
     names, _ = converted(seen_twice, config(costs), preserve=("out", "again"))
     assert "b" in names
     assert "r" not in names
+
+
+_Multiply = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+PRODUCTS: dict[str, tuple[list[int], list[int], _Multiply]] = {
+    "MatMul": ([64, 64], [64, 64], tf.matmul),
+    "Conv2D": ([2, 8, 8, 64], [1, 1, 64, 64], lambda x, w: tf.nn.conv2d(x, w, 1, "SAME")),
+    "Conv3D": (
+        [2, 4, 4, 4, 64],
+        [1, 1, 1, 64, 64],
+        lambda x, w: tf.nn.conv3d(x, w, [1] * 5, "SAME"),
+    ),
+    "DepthwiseConv2dNative": (
+        [2, 8, 8, 64],
+        [3, 3, 64, 1],
+        lambda x, w: tf.nn.depthwise_conv2d(x, w, [1] * 4, "SAME"),
+    ),
+}
+ACTIVATIONS = ("Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid", "Selu")
+
+
+def layer(product: str, activation: str, dtype: tf.DType) -> tf.Graph:
+    """An activation of a product with a bias, read by another product."""
+    *shapes, multiply = PRODUCTS[product]
+    with tf.Graph().as_default() as made:
+        x, w, b = (tf.compat.v1.placeholder(dtype, each) for each in (*shapes, [64]))
+        bias = tf.nn.bias_add(multiply(x, w), b)
+        act = getattr(tf.raw_ops, activation)
+        value = act(**{"x" if activation in ("Tanh", "Sigmoid") else "features": bias}, name="act")
+        tf.identity(multiply(value, w), name="out")
+    return made
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_an_activation_follows_the_product_that_tensorflow_fuses_it_into(
+    product: str, activation: str
+) -> None:
+    run = tf.compat.v1.RunMetadata()
+    made = layer(product, activation, tf.bfloat16)
+    with tf.compat.v1.Session(graph=made) as session:
+        traced = tf.compat.v1.RunOptions(output_partition_graphs=True)
+        inputs = [op.outputs[0] for op in made.get_operations() if op.type == "Placeholder"]
+        session.run("out:0", {x: np.ones(x.shape) for x in inputs}, traced, run)
+    ops = {node.op for part in run.partition_graphs for node in part.node}
+    is_fused = not any(op.endswith(activation) for op in ops)
+
+    graph_def = layer(product, activation, tf.float32).as_graph_def()
+    costs = table(**{product: (200.0, 100.0), activation: (10.0, 900.0)})
+    names, _ = converted(graph_def, config(costs), preserve=("out",))
+    assert ("act" in names) is is_fused
 
 
 @pytest.mark.parametrize(

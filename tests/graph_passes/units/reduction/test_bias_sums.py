@@ -46,6 +46,7 @@ def spec(*shape: int | None) -> tf.TensorSpec:
 SHAPES = {
     "rank 4": (spec(16, 16, 32, 8), (16, 16, 32, 8)),
     "rank 4, unknown batch": (spec(None, 16, 16, 8), (9, 16, 16, 8)),
+    "rank 4, many channels": (spec(None, 16, 16, 64), (9, 16, 16, 64)),
     "rank 2": (spec(4096, 8), (4096, 8)),
     "rank 2, unknown batch": (spec(None, 512), (48, 512)),
     "rank 3, unknown batch and length": (spec(None, None, 8), (40, 100, 8)),
@@ -67,7 +68,7 @@ def test_a_product_with_ones_adds_up_in_float32(name):
     assert all(product.attr["T"].type == BFLOAT16 for product in products)
     argument = traced.arguments[0].partition(":")[0]
     casts = [(cast.input[0], cast.attr["DstT"].type) for cast in of_op(after, "Cast")]
-    sums = {"MatMul", "bias/ones_product/MatMul", "bias/ones_product/channels"}
+    sums = {"MatMul", *(f"bias/ones_product/{each}" for each in ("MatMul", "parts", "channels"))}
     assert {maker for maker, dtype in casts if dtype == FLOAT} <= sums
     assert casts.count((argument, BFLOAT16)) == 1
 
@@ -78,6 +79,38 @@ def test_a_product_with_ones_adds_up_in_float32(name):
     allowed = bfloat16_product_error() * 2**-8 * np.abs(exact.sum(0)) + 1e-3 * np.abs(exact).sum(0)
     assert found.shape == (size[-1],)
     assert (np.abs(found - exact.sum(0)) <= allowed).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows_in_one"),
+    [
+        ((None, 64, 32, 32), 32),
+        ((16, 64, 26, 16), 26),
+        ((16, 400, 8), 100),
+        ((64, 127, 16), 127),
+        ((64, 131, 16), 1),
+        ((None, 64, 32, 33), 1),
+        ((None, 64, None, 8), 1),
+        ((1 << 14, 8), 1),
+    ],
+)
+def test_several_rows_of_few_channels_are_one(
+    shape: tuple[int | None, ...], rows_in_one: int
+) -> None:
+    traced = trace(gradients, spec(*shape))
+    found = traced.find(CPU)
+    assert node_types(found) == ["ones-product"]
+    sizes = [16 if size is None else size for size in shape]
+    dy = np.random.default_rng(1).normal(0.2, 1.0, sizes).astype(np.float32)
+    np.testing.assert_allclose(
+        traced.run(found.proto, dy)[1], traced.run(traced.graph_def, dy)[1], rtol=1e-3
+    )
+    nodes = {node.name: node for node in found.proto.node}
+    (product,) = [node for node in of_op(found.proto, "MatMul") if "ones_product" in node.name]
+    if len(shape) > 2:
+        length = tf.make_ndarray(nodes[nodes[product.input[1]].input[1]].attr["value"].tensor)
+        assert length.tolist() == [-1, rows_in_one * shape[-1]]
+    assert ("bias/ones_product/parts" in nodes) is (rows_in_one > 1)
 
 
 def test_the_replacement_computes_the_same_in_float32():
