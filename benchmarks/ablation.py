@@ -56,7 +56,7 @@ FOR_VALUES = {
     "local-derivative": "is about memory: one tensor is kept for a gradient, not two to four",
     "cross-entropy": "is about time: its parts cost half of TensorFlow's op",
     "grouped-convolution": "is about time: kernels of oneDNN in place of what XLA makes",
-    "max-pool": "is about time: poolings of volumes and their gradients are one kernel each",
+    "max-pool": "is about time: poolings and their gradients are kernels of oneDNN together",
     "filter-gradient": "is about time: the gradient of a bias is part of the filter's kernel",
     "product-tail": "is about time: biases and activations are part of a product's kernel",
     "fused-update": "is about time: it makes one op of an optimizer's dozen",
