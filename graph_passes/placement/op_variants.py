@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graph_passes.ir.graph_view import Shape
 from graph_passes.ops.op_types import stands_for
-from graph_passes.placement.work_sizes import CONVOLUTIONS, TO_INPUT, WorkSizes
+from graph_passes.placement.work_sizes import CONVOLUTIONS, LANES, TO_INPUT, WorkSizes
 from graph_passes.policy.cost_table import (
     BROADCAST,
     CHANNELS_FIRST,
@@ -25,9 +25,6 @@ from graph_passes.policy.cost_table import (
 _WIDEST = 3
 """Pixels a side of the filter of one channel for which oneDNN has a fast gradient."""
 _NORMS = frozenset(("FusedBatchNormV3", "FusedBatchNormGradV3"))
-_LANES = 16
-"""oneDNN's kernels for bfloat16 take so many channels at once; with others it has none that is
-fast: 1.2 million elements take 2.4 ms, 0.5 in float32, with 72 channels, 0.26 with 64."""
 _MANY_CHANNELS, _SMALL_SIDE = 128, 7
 """Channels first, oneDNN's kernels for bfloat16 gain where they make so many channels, of images
 larger than that: 64 to 128 channels take 0.8 times as long as in float32, 128 to 64 1.2 times."""
@@ -57,7 +54,8 @@ class OpVariants:
             return ""
         if op in _NORMS:
             channels = self._channels(number, made)
-            return RAGGED if channels is not None and channels % _LANES else ""
+            # 1.2 million elements take 2.4 ms, 0.5 in float32, with 72 channels, 0.26 with 64.
+            return RAGGED if channels is not None and channels % LANES else ""
         read = map(self._sizes.shape, self._sizes.read_by(number))
         return BROADCAST if any(shape not in (None, made) for shape in read) else ""
 
@@ -75,7 +73,7 @@ class OpVariants:
         is_wide = max(weights[:2]) > _WIDEST
         if is_depthwise and is_wide:
             return WIDE_STRIDED if is_strided else WIDE
-        few_channels = not is_depthwise and weights[-2] < _LANES
+        few_channels = not is_depthwise and weights[-2] < LANES
         if few_channels and (self._channels(number, image) or 0) > weights[-2]:
             return GROUPED_WIDE if is_wide else GROUPED
         if is_strided:

@@ -31,6 +31,9 @@ CONVOLUTIONS = {
 }
 PRODUCTS = ops_of("matrix_products").union(CONVOLUTIONS)
 """The ops whose work is more than a pass over what they read and write."""
+LANES = 16
+"""oneDNN's kernels work on so many channels at once, in either dtype: a convolution of 32 to 3
+channels (32 x 64 x 64 pixels) takes 10 ms in float32, 3 in bfloat16, one of 3 to 32 2.9 and 2.2."""
 _ROWS = frozenset(("TensorListConcat", "TensorListConcatV2"))
 TO_INPUT = ("BackpropInput", "BackpropInputV2")
 TO_FILTER = ("BackpropFilter", "BackpropFilterV2", FILTER_AND_BIAS)
@@ -181,11 +184,19 @@ class WorkSizes:
     def size(self, number: int, cost: OpCost) -> int | None:
         """The size of a node's work as its costs count it, None where it is not known."""
         if cost.measure == "flops":
-            return self.flops(number)
+            return self._kernel_flops(number)
         known = [self.elements(tensor) for tensor in (*self.read_by(number), number)]
         if known[0] is not None and known[0] == known[-1] and self._summed_like(number) is not None:
             return 0
         return max((size for size in known if size is not None), default=None)
+
+    def _kernel_flops(self, number: int) -> int | None:
+        """The arithmetic of a node as its kernel does it: channels that are made fill all lanes."""
+        op, flops = self.view.node_type(number).op, self.flops(number)
+        if flops is None or op not in CONVOLUTIONS or op.startswith("Depthwise"):
+            return flops
+        made = (self.filter(number) or (1, 1))[-2 if op.endswith(TO_INPUT) else -1]
+        return flops // made * math.ceil(made / LANES) * LANES if made else flops
 
     def flops(self, number: int) -> int | None:
         """The arithmetic of a product or convolution; None of others, or of unknown shapes."""

@@ -82,6 +82,7 @@ def parse_table(text: str, name: str) -> CostTable:
             rows=tuple((key, _op_cost(data["ops"], key)) for key in sorted(_section(data, "ops"))),
             compiled=_value(data, "compiled", "true or false", _is_flag, False),
             doubt=float(_value(data, "doubt", "a number of at least 1", _is_factor, DOUBT)),
+            fused_tails=_value(data, "fused_tails", "true or false", _is_flag, True),
         )
     except ValueError as error:
         raise CostTableError(f"The cost table {name!r} cannot be used: {error}. {_REMEDY}") from (
@@ -98,6 +99,7 @@ def format_table(table: CostTable) -> str:
         f'measured_on = "{table.measured_on}"',
         *(["compiled = true"] if table.compiled else []),
         *([f"doubt = {table.doubt}"] if table.doubt != DOUBT else []),
+        *([] if table.fused_tails else ["fused_tails = false"]),
         "",
         "[casts]",
         f"sizes = {list(table.to_low.sizes)}",

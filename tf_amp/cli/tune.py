@@ -89,8 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
             path = arguments.output or cached_table_path(name, target.target_dtype)
             table = _measure(name, target.device, target.target_dtype, arguments.only, compiled)
             shipped = shipped_table(name, target.target_dtype)
-            if shipped is not None:  # networks tell the doubt, which takes longer than a minute
-                table = dataclasses.replace(table, doubt=shipped.doubt)
+            if shipped is not None:  # networks tell these, which takes longer than a minute
+                table = dataclasses.replace(
+                    table, doubt=shipped.doubt, fused_tails=shipped.fused_tails
+                )
             text = format_table(table)
             try:
                 _write(path, text)

@@ -11,7 +11,7 @@ from sized_graphs import sizes_of
 from graph_passes.functions.call_tree import CallTrees, node_types_with
 from graph_passes.functions.inlining import Inlined
 from graph_passes.ir.view import view_body
-from graph_passes.placement.work_sizes import UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
+from graph_passes.placement.work_sizes import LANES, UNKNOWN_DIMENSION, UNKNOWN_ELEMENTS, WorkSizes
 from graph_passes.policy.cost_table import (
     Curve,
     OpCost,
@@ -181,8 +181,10 @@ def test_a_convolution_of_volumes_and_its_gradients_have_equal_work():
         )
 
     sizes, index = sizes_of(function, (2, 4, 4, 4, 3), (3, 3, 3, 3, 5), (2, 2, 2, 2, 5))
-    for name in ("forward", "to_input", "to_filter"):
-        assert sizes.size(index[name], FLOPS) == 2 * (2 * 2 * 2 * 2 * 5) * 3 * 3 * 3 * 3
+    work = 2 * (2 * 2 * 2 * 2) * 5 * 3 * 3 * 3 * 3
+    for name, channels in (("forward", 5), ("to_input", 3), ("to_filter", 5)):
+        assert sizes.flops(index[name]) == work
+        assert sizes.size(index[name], FLOPS) == work // channels * LANES
 
 
 @pytest.mark.parametrize(
@@ -233,9 +235,22 @@ def test_a_convolution_sums_over_a_window(weights, counted):
         return tf.raw_ops.Conv2D(input=x, filter=w, strides=strides, padding="SAME", name="y")
 
     sizes, index = sizes_of(function, (2, 8, 8, 5), weights)
-    made = 2 * 8 * 8 * 7
-    assert sizes.size(index["y"], FLOPS) == (None if counted is None else 2 * made * counted)
+    for channels, measured in (
+        (7, sizes.flops(index["y"])),
+        (LANES, sizes.size(index["y"], FLOPS)),
+    ):
+        made = 2 * 8 * 8 * channels
+        assert measured == (None if counted is None else 2 * made * counted)
     assert sizes.sides(index["y"]) == (() if counted is None else (5, 7))
+
+
+@pytest.mark.parametrize(("channels", "lanes"), [(1, 16), (16, 16), (17, 32), (64, 64), (0, 0)])
+def test_the_channels_that_a_convolution_makes_fill_all_lanes(channels: int, lanes: int) -> None:
+    def function(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.Conv2D(input=x, filter=w, strides=[1] * 4, padding="SAME", name="y")
+
+    sizes, index = sizes_of(function, (2, 8, 8, 5), (1, 1, 5, channels))
+    assert sizes.size(index["y"], FLOPS) == 2 * (2 * 8 * 8 * lanes) * 5
 
 
 def test_a_depthwise_convolution_sums_over_one_channel():

@@ -39,6 +39,9 @@ def test_a_table_says_how_much_slower_counts() -> None:
     assert "doubt = 1.25" in format_table(strict)
     assert parse_table(format_table(strict), "again").doubt == 1.25
     assert parse_table(format_table(SMALL), "again").doubt == DOUBT
+    for fused in (True, False):
+        text = format_table(dataclasses.replace(SMALL, fused_tails=fused))
+        assert parse_table(text, "again").fused_tails is fused
 
 
 def test_a_table_says_whether_xla_compiled_what_was_measured() -> None:
@@ -103,6 +106,11 @@ def test_a_table_survives_being_written_and_read() -> None:
         ("to_low_us = [1.0,", 'to_low_us = ["1",', "received [1000, 100000] and ['1'"),
         (
             "\n\n[casts]",
+            "\nfused_tails = 0\n[casts]",
+            "'fused_tails' must be true or false; received 0",
+        ),
+        (
+            "\n[casts]",
             "\ndoubt = 0.5\n[casts]",
             "'doubt' must be a number of at least 1; received 0.5",
         ),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow as tf
+from free_casts import FREE_CASTS
 from traced_graphs import Traced, node_types, of_op, trace
 
 from graph_passes import PrecisionConfig
@@ -120,6 +121,41 @@ def test_the_bias_moves_in_training_and_the_gelu_stays() -> None:
     before, after = (traced.run(g, *inputs) for g in (traced.graph_def, fusion.proto))
     for old, new in zip(before, after, strict=True):
         np.testing.assert_allclose(new, old, atol=1e-5 * np.abs(old).max())
+
+
+AMX = dataclasses.replace(CPU, cost_table=dataclasses.replace(FREE_CASTS, fused_tails=False))
+
+
+@pytest.mark.parametrize("activation", [*OTHERS, "tf.nn.gelu"])
+def test_where_the_kernel_is_slow_only_what_is_dear_goes_into_it(activation: str) -> None:
+    found = traced_layer(dense((OTHERS | GELUS)[activation])).find(AMX)
+    is_dear = activation in ("Elu", "Sigmoid", "tf.nn.gelu")
+    assert (RULE in node_types(found)) is is_dear
+
+
+@pytest.mark.parametrize("batch", [64, None])
+def test_where_the_kernel_is_slow_a_large_tail_is_kept_out_of_it(batch: int | None) -> None:
+    def layer(x: tf.Tensor, w: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu(tf.nn.bias_add(tf.matmul(x, w), b))
+
+    specs = (batch, WIDTH), (WIDTH, 1 << 13), (1 << 13,)
+    traced = trace(layer, *map(tf.TensorSpec, specs))
+    config = dataclasses.replace(AMX, unknown_dimension=64)
+    inputs = [random.normal(size=(64, *shape[1:])).astype(np.float32) for shape in specs[:1]]
+    inputs += [random.normal(size=shape).astype(np.float32) for shape in specs[1:]]
+    assert "BiasAdd" not in ran(traced, traced.graph_def, inputs)
+    assert RULE in node_types(traced.find(config))
+    after = traced.rewrite(config).graph_def
+    left = ran(traced, after, inputs)
+    assert "BiasAdd" in left
+    assert not any("Fused" in op for op in left)
+    (old,), (new,) = (traced.run(g, *inputs) for g in (traced.graph_def, after))
+    np.testing.assert_allclose(new, old, atol=0.03 * np.abs(old).max())
+
+    in_kernel = dataclasses.replace(config, cost_table=FREE_CASTS)
+    assert RULE not in node_types(traced.find(in_kernel))
+    few = dataclasses.replace(config, unknown_dimension=16)
+    assert (RULE in node_types(traced.find(few))) is (batch is not None)
 
 
 NO_GELUS: dict[str, Activation] = {
