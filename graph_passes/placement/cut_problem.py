@@ -117,12 +117,13 @@ class _Problem:
         for number in view.of_op(*_FUSED_INTO):
             vertex, op = view.base[number], view.op_names[number]
             source = product = view.producers(number)[0]
-            if op != "BiasAdd" and view.op_of(source) == "BiasAdd":
-                product = view.producers(view.vertex_nodes[source])[0]
-            elif op != "BiasAdd":
+            if not (low[vertex] and low[source] and readers[source] == 1):
                 continue
-            fused = view.op_of(product) in _FUSED_INTO[op]
-            if low[vertex] and low[source] and fused and readers[source] == 1:
+            if op != "BiasAdd":
+                if view.op_of(source) != "BiasAdd":
+                    continue
+                product = view.producers(view.vertex_nodes[source])[0]
+            if view.op_of(product) in _FUSED_INTO[op]:
                 found[vertex] = source
         return found
 

@@ -41,10 +41,10 @@ def move_tails_to_products(search: UnitSearch) -> None:
         is_last = m.attr(number, "data_format").s == b"NHWC"
         if not is_last or view.dtypes[view.base[number]] != FLOAT:
             continue
-        gelu = gelus.get(m.output(number))
+        gelu, before = gelus.get(m.output(number)), m.source(number, 0)
         if simple_pay or gelu or any(m.op(r) in _SLOW_ACTIVATIONS for r in m.readers(number)):
             edits.propose(RULE, number, _move, number, gelu)
-        elif m.op(m.source(number, 0)) == "MatMul":
+        elif m.op(before) == "MatMul" and len(m.readers(before)) == 1:
             size = elements(m.shape(number) or (), search.config.unknown_dimension) or 0
             if size >= FEW_ELEMENTS:
                 edits.propose(RULE, number, _keep_out, number)
