@@ -178,7 +178,7 @@ UNIT_PASSES = (
         ops=("Sum", "BiasAddGrad"),
         requires=("exact sums", "fused norms", "idle sums"),
     ),
-    UnitPass(product_tail.RULE, product_tail.move_tails_to_products, ops=product_tail.OPS),
+    UnitPass(product_tail.RULE, product_tail.place_tails, ops=product_tail.OPS),
     UnitPass(cross_entropy.RULE, cross_entropy.split_cross_entropies, ops=cross_entropy.OPS),
     UnitPass(bounded_constants.RULE, bounded_constants.bound_constants, ops=bounded_constants.OPS),
     UnitPass(mask.RULE, mask.bound_masks, ops=("Softmax",)),

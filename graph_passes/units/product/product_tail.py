@@ -1,4 +1,4 @@
-"""Biases and activations where TensorFlow makes one op of them and the product before them.
+"""Biases and activations in the kernel of the product before them, or kept out of it.
 
 On a CPU, TensorFlow's remapper has the kernel of a product add the bias and apply the activation
 while the result is at hand, if each reads the one before and nothing else does. A layer on tensors
@@ -28,7 +28,7 @@ FEW_ELEMENTS = 1 << 18
 """Of fewer, a tail in the kernel costs no more than one behind it."""
 
 
-def move_tails_to_products(search: UnitSearch) -> None:
+def place_tails(search: UnitSearch) -> None:
     """Puts biases and activations where they cost least: next to their products, or away."""
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
     if not search.has_cpu_kernels:
@@ -41,8 +41,9 @@ def move_tails_to_products(search: UnitSearch) -> None:
         is_last = m.attr(number, "data_format").s == b"NHWC"
         if not is_last or view.dtypes[view.base[number]] != FLOAT:
             continue
-        gelu, before = gelus.get(m.output(number)), m.source(number, 0)
-        if simple_pay or gelu or any(m.op(r) in _SLOW_ACTIVATIONS for r in m.readers(number)):
+        gelu, before, readers = gelus.get(m.output(number)), m.source(number, 0), m.readers(number)
+        is_slow = len(readers) == 1 and m.op(readers[0]) in _SLOW_ACTIVATIONS
+        if simple_pay or gelu or is_slow:
             edits.propose(RULE, number, _move, number, gelu)
         elif m.op(before) == "MatMul" and len(m.readers(before)) == 1:
             size = elements(m.shape(number) or (), search.config.unknown_dimension) or 0

@@ -126,9 +126,13 @@ def test_the_bias_moves_in_training_and_the_gelu_stays() -> None:
 AMX = dataclasses.replace(CPU, cost_table=dataclasses.replace(FREE_CASTS, fused_tails=False))
 
 
-@pytest.mark.parametrize("activation", [*OTHERS, "tf.nn.gelu"])
+# A Sigmoid beside another reader of the bias is not computed in the kernel.
+SWISH: dict[str, Activation] = {"swish": lambda x: x * tf.sigmoid(x)}
+
+
+@pytest.mark.parametrize("activation", [*OTHERS, *SWISH, "tf.nn.gelu"])
 def test_where_the_kernel_is_slow_only_what_is_dear_goes_into_it(activation: str) -> None:
-    found = traced_layer(dense((OTHERS | GELUS)[activation])).find(AMX)
+    found = traced_layer(dense((OTHERS | GELUS | SWISH)[activation])).find(AMX)
     is_dear = activation in ("Elu", "Sigmoid", "tf.nn.gelu")
     assert (RULE in node_types(found)) is is_dear
 
