@@ -1,1 +1,1 @@
-"""Sums of gradients: of weights, biases and broadcast axes, sums that nothing reads; poolings."""
+"""Sums of gradients: of weights, biases and broadcast axes, and sums that nothing reads."""
