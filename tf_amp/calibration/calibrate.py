@@ -118,11 +118,9 @@ def calibrate(
         if tolerance is not None:
             warn_of_random_numbers(signatures)
         of_key = {
-            key: list(itertools.islice(samples_for(given, signature.inputs), batches))
+            key: list(samples_for(given, signature.inputs, batches))
             for key, signature in signatures.items()
         }
-        if not all(of_key.values()):
-            raise ModelError("There are no samples.")
         job = _Job(source, signatures, of_key, config, tolerance, Path(folder), progress)
         try:
             return job.calibrate(underflow)

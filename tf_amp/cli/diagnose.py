@@ -162,8 +162,7 @@ def _of_model(
                 )
                 if last.findings:
                     break
-            if last is None:
-                raise ModelError("There are no samples.")
+            assert last is not None  # without samples that was said
             yield key, last
 
 

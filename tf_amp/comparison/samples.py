@@ -206,14 +206,29 @@ def call_named(source: str, otherwise: str) -> Any:
         sys.argv = command_line
 
 
-def samples_for(samples: Samples, inputs: Mapping[str, tf.TensorSpec]) -> Iterable[Arrays]:
-    """The samples for a signature.
+def samples_for(
+    samples: Samples, inputs: Mapping[str, tf.TensorSpec], count: int | None = None
+) -> Iterator[Arrays]:
+    """Yields the samples for a signature.
 
     Args:
         samples: as `read_samples` gives them.
         inputs: what the signature takes: name -> shape and dtype.
+        count: how many are taken; None for all.
+
+    Raises:
+        ModelError: there are none, or none of them has a row.
     """
-    return samples.batches(inputs) if isinstance(samples, Examples) else samples
+    told = with_rows = False
+    given = samples.batches(inputs) if isinstance(samples, Examples) else samples
+    for sample in itertools.islice(given, count):
+        arrays = [value for value in sample.values() if np.ndim(value)]
+        told, with_rows = True, with_rows or not arrays or any(map(np.size, arrays))
+        yield sample
+    if not told:
+        raise ModelError("There are no samples.")
+    if not with_rows:
+        raise ModelError("The samples have no rows.")
 
 
 def _checked(source: str, made: Any) -> Iterator[Arrays]:

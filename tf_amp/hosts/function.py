@@ -36,7 +36,7 @@ from tf_amp.hosts import function_originals, remapper
 from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
 from tf_amp.hosts.function_counts import FunctionCounts
 from tf_amp.hosts.function_deferred import DeferredFunctions, is_traced_once_more
-from tf_amp.hosts.function_names import keras_step, readable_name
+from tf_amp.hosts.function_names import SIZES_NEAR, keras_step, readable_name
 from tf_amp.hosts.function_redirects import called_apart, definition_in
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_size_sources import find_source, size_of_calls
@@ -204,6 +204,7 @@ class FunctionHost:
             result,
             callees,
             covers,
+            of_callees=", compiled by XLA" if by_xla else f"{SIZES_NEAR}{config.unknown_dimension}",
             announce=top_level and (is_loaded or not _EXPORTED.search(name)),
         )
         # What is traced inside another function is looked at with that one.

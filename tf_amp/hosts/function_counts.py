@@ -58,6 +58,7 @@ class FunctionCounts:
         callees: Iterable[RewriteResult],
         waits: Callable[[str], bool],
         *,
+        of_callees: str,
         announce: bool,
     ) -> CountedFunction:
         """Counts a function that was rewritten.
@@ -68,6 +69,7 @@ class FunctionCounts:
             result: what became of it.
             callees: functions that were rewritten once more for it.
             waits: whether a function that it calls is yet to be rewritten.
+            of_callees: what is said behind the names of `callees`.
             announce: whether what is said of it is for INFO.
 
         Returns:
@@ -102,7 +104,7 @@ class FunctionCounts:
         counted = CountedFunction(
             self, traced, record, counts, result=result, replace=replace, announce=announce
         )
-        counted.trace(callees, ", compiled by XLA")
+        counted.trace(callees, of_callees)
         return counted
 
     def _replace(self, of: weakref.ref[Any], counts: NodeCounts) -> None:

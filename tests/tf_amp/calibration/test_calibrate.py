@@ -173,7 +173,14 @@ def test_keras_file(tmp_path: Path) -> None:
     assert not beyond(tmp_path / "model.keras", batches(), found.rules)
 
 
-@pytest.mark.parametrize(("samples", "said"), [([], "no samples"), ([{"z": 1}], "lack the input")])
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ([], "no samples"),
+        ([{"z": 1}], "lack the input"),
+        ([{"x": np.zeros((0, WIDTH))}], "no rows"),
+    ],
+)
 def test_samples_that_do_not_fit(tmp_path: Path, samples: list, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         tf_amp.calibrate(save(tmp_path / "model", cancelling), samples)

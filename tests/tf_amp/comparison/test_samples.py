@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_amp.comparison.callables import Arrays
 from tf_amp.comparison.samples import read_samples, samples_for
 from tf_amp.model_files import ModelError
 
@@ -105,15 +106,35 @@ def test_rows_of_several_lengths(tmp_path: Path) -> None:
     assert [one["tokens"].tolist() for one in found] == [[[1, 2]], [[1]]]
 
 
-@pytest.mark.parametrize("content", [b"no records at all", b""])
-def test_files_that_hold_no_records(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"no records at all", r"is no file of tf\.train\.Example records"),
+        (b"", "There are no samples"),
+    ],
+)
+def test_files_that_hold_no_records(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "x").write_bytes(content)
-    found = samples_for(read_samples(str(tmp_path / "x")), INPUTS)
-    if not content:
-        assert list(found) == []
+    with pytest.raises(ModelError, match=said):
+        list(samples_for(read_samples(str(tmp_path / "x")), INPUTS))
+
+
+@pytest.mark.parametrize(
+    ("samples", "passes"),
+    [
+        ([{"x": np.zeros((0, 3)), "training": np.array(False)}], False),
+        ([{"x": np.zeros((0, 3))}, {"x": np.zeros((1, 3))}], True),
+        ([{"x": np.zeros((2, 3)), "no boxes": np.zeros((0, 4))}], True),
+        ([{"count": np.array(3)}], True),
+        ([{}], True),
+    ],
+)
+def test_samples_without_rows_tell_nothing(samples: list[Arrays], passes: bool) -> None:
+    if passes:
+        assert list(samples_for(samples, {})) == samples
         return
-    with pytest.raises(ModelError, match=r"is no file of tf\.train\.Example records"):
-        list(found)
+    with pytest.raises(ModelError, match="have no rows"):
+        list(samples_for(samples, {}))
 
 
 def test_records_of_another_message(tmp_path: Path) -> None:

@@ -397,8 +397,19 @@ def traced() -> None:
             x = inner(x)
         return x
 
+    @tf.function(input_signature=[UNKNOWN])
+    def any_rows(x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu(tf.matmul(x, weight))
+
+    @tf.function
+    def known_rows(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(2):
+            x = tf.ensure_shape(any_rows(x), x.shape)
+        return x
+
     many = weights(1, (2048, WIDTH))
     outer(tf.constant(many))
+    known_rows(tf.constant(many))
     model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
     model.compile("sgd", "mse", jit_compile=False)
     model.fit(tf.data.Dataset.from_tensor_slices((many, many)).batch(2048), verbose=0)

@@ -238,6 +238,8 @@ def test_the_plan_that_runs_is_in_the_trace(
     assert found["inner, sizes near 2048"] == [2048, ["converted"]]
     assert "outer, sizes near 2048" in found
     assert "one_step_on_data (fit), sizes near 2048" in found
+    assert found["any_rows, sizes near 2048"] == [2048, ["converted"]]
+    assert not any("XLA" in name for name in found)
 
 
 def test_what_is_called_by_another_has_no_row_of_its_own(run_forked: RunPython, table: str) -> None:

@@ -129,7 +129,7 @@ def loop_of_a_compiled_model():
     model, _ = made()
     model.compile(optimizers.Adam())
     tf.function(lambda: own_step(model, x))()
-def scaled_by_hand(optimizer, by=1 / 128):
+def scaled_by_hand(optimizer, by=1 / 128, keyword=False):
     model, weights = made()
     if hasattr(optimizer, "build"):
         optimizer.build(weights)
@@ -137,7 +137,11 @@ def scaled_by_hand(optimizer, by=1 / 128):
     def step():
         _, scaled, tape = model.take(x, lambda loss: 128.0 * loss)
         gradients = [by * gradient for gradient in tape.gradient(scaled, weights)]
-        optimizer.apply_gradients(zip(gradients, weights))
+        pairs = zip(gradients, weights)
+        if keyword:
+            optimizer.apply_gradients(grads_and_vars=pairs)
+        else:
+            optimizer.apply_gradients(pairs)
     before = [weight.copy() for weight in model.get_weights()]
     step()
     assert all(abs(a - b).max() > 1e-5 for a, b in zip(model.get_weights(), before))
@@ -186,6 +190,7 @@ print({
     "own optimizers": heard(fit, own_optimizers),
     "loop": heard(loop_of_a_compiled_model),
     "by hand": heard(scaled_by_hand, optimizers.SGD()),
+    "by hand, by keyword": heard(scaled_by_hand, optimizers.SGD(), keyword=True),
     "by hand, v1": [] if library is keras else heard(
         scaled_by_hand, tf.compat.v1.train.GradientDescentOptimizer(0.01)
     ),
@@ -267,7 +272,7 @@ def test_a_loop_with_the_optimizer_of_compile(heard, library: str) -> None:
 
 def test_a_loop_that_scales_by_hand(heard) -> None:
     """It divides by what it multiplied the loss by, and its gradients, read once, all train."""
-    assert heard["by hand"] == heard["by hand, v1"] == []
+    assert heard["by hand"] == heard["by hand, by keyword"] == heard["by hand, v1"] == []
     (line,) = heard["by hand, not back"]
     assert line.startswith(NOT_WRAPPED)
 
