@@ -102,10 +102,8 @@ def cost_of(before: Any, after: Any, shapes: dict[str, Any], batch: int, dtype: 
         dtype: the target dtype.
     """
     import tensorflow as tf
-    from function_evidence import MATH_OPS
+    from function_evidence import is_product
     from tensor_shapes import TensorShapes, argument_shapes
-
-    from graph_passes.ops.op_types import stands_for
 
     target = tf.as_dtype(dtype).as_datatype_enum
     floats = {target, tf.float32.as_datatype_enum}
@@ -118,7 +116,7 @@ def cost_of(before: Any, after: Any, shapes: dict[str, Any], batch: int, dtype: 
         known = TensorShapes(nodes, shapes.get(source, {}) | arguments.get(scope, {}), batch)
         names = original.get(source, frozenset())
         for node in nodes:
-            if stands_for(node.op) in MATH_OPS and node.attr["T"].type in floats:
+            if is_product(node) and node.attr["T"].type in floats:
                 cost.math_total += 1
                 cost.math_low += node.attr["T"].type == target
             if node.op != "Cast" or node.name in names:

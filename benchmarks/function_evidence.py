@@ -10,6 +10,7 @@ from tensorflow.python.eager import context as context_lib
 from tensorflow.python.framework import op_def_registry
 
 from graph_passes.ops.op_types import stands_for
+from graph_passes.units.reduction.ones_product import is_ones_product
 
 MATH_OPS = frozenset(
     (
@@ -34,6 +35,11 @@ MATH_OPS = frozenset(
 
 _LOW = {types_pb2.DT_HALF: "float16", types_pb2.DT_BFLOAT16: "bfloat16"}
 _DTYPES = {**_LOW, types_pb2.DT_FLOAT: "float32"}
+
+
+def is_product(node: node_def_pb2.NodeDef) -> bool:
+    """Whether a node is a product or convolution of the program: no sum that became a product."""
+    return stands_for(node.op) in MATH_OPS and not is_ones_product(node.name)
 
 
 def low_precision_ops() -> dict[str, dict[str, int]]:
@@ -81,7 +87,7 @@ def _count(root: str, functions: dict[str, function_pb2.FunctionDef]) -> Counter
         body = functions[todo.pop()]
         read = _read_nodes(body)
         for node in body.node_def:
-            if stands_for(node.op) in MATH_OPS and node.name in read:
+            if is_product(node) and node.name in read:
                 counts[_DTYPES.get(node.attr["T"].type, "other"), stands_for(node.op)] += 1
         new = set(_callees(body, functions)) - seen
         seen |= new

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import function_evidence
+import pytest
 from environments import FLOAT16
+from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 SCRIPT = """
 import sys
@@ -32,3 +34,16 @@ def test_the_trace_that_runs_is_told_not_the_one_with_more_nodes(run_python: Any
     )
     found = "{'float16': {'Conv2D': 1, 'Conv2DBackpropFilter': 1, 'MatMul': 3}}"
     assert done.stdout.splitlines()[-1] == found
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "counts"),
+    [
+        ("dense/MatMul", "MatMul", True),
+        ("grad/filter", "_MklNativeConv2DBackpropFilterWithBias", True),
+        ("grad/BiasAddGrad/ones_product/MatMul", "MatMul", False),
+        ("relu", "Relu", False),
+    ],
+)
+def test_a_sum_that_became_a_product_is_none(name: str, op: str, counts: bool) -> None:
+    assert function_evidence.is_product(NodeDef(name=name, op=op)) is counts
