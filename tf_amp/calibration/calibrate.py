@@ -104,7 +104,7 @@ def calibrate(
         say: takes lines on the progress of what takes long.
 
     Raises:
-        ModelError: the model cannot be read, run or converted, or there are no samples.
+        ModelError: the model cannot be read, run or converted, or no sample has a row.
     """
     if batches is not None and batches < 1:
         raise ModelError(f"`batches` must be at least 1. Received: batches={batches}.")

@@ -189,7 +189,7 @@ def differences(
             added.add(_as_float64(value), _as_float64(judged[name]))
     found = [sums[name].figures(key, name) for name in sorted(sums)]
     if found and not any(output.values for output in found):
-        raise ModelError(f"The samples have no rows: {key!r} gives no value to compare.")
+        raise ModelError(f"The signature {key!r} gives no value to compare for these samples.")
     return found
 
 
