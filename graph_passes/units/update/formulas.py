@@ -42,6 +42,7 @@ _LOST = Fraction(1, 1 << 22)
 Arguments = Mapping[str, Polynomial | str | bool]
 """Arguments of an op: a scalar, the name of a tensor or variable in a formula, or an attribute."""
 
+ADAM = "ResourceApplyAdam"
 SQUARES, SHIFT = "squares", "shift"
 """Arguments that Adam's op lacks: what is averaged where that is not the gradient's square, and
 (1 - beta1) / beta1."""
@@ -128,13 +129,13 @@ def _rms(formula: Formula, ms: int, mom: int, mg: int | None = None) -> _Values:
     return *slots, rate, rho, kept, epsilon, gradient
 
 
-_ADAM = "var m v beta1_power beta2_power lr beta1 beta2 epsilon grad"
+_OF_ADAM = "var m v beta1_power beta2_power lr beta1 beta2 epsilon grad"
 _RMS = "ms mom lr rho momentum epsilon grad"
 _FORMULAS: Sequence[tuple[str, str, Callable[..., _Values], int]] = (
     ("ResourceApplyGradientDescent", "var alpha delta", _descent, 0),
     ("ResourceApplyKerasMomentum", "var accum lr grad momentum use_nesterov", _momentum, 1),
-    ("ResourceApplyAdam", _ADAM, _adam, 2),
-    ("ResourceApplyAdam", f"{_ADAM} {SQUARES} {SHIFT}", functools.partial(_adam, power=1), 2),
+    (ADAM, _OF_ADAM, _adam, 2),
+    (ADAM, f"{_OF_ADAM} {SQUARES} {SHIFT}", functools.partial(_adam, power=1), 2),
     ("ResourceApplyRMSProp", f"var {_RMS}", _rms, 2),
     ("ResourceApplyCenteredRMSProp", f"var mg {_RMS}", _rms, 3),
 )

@@ -7,9 +7,11 @@ memory; in a training step of a transformer on a CPU they take as long as a thir
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from graph_passes.ir.graph_view import Shape
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.effects import in_circles
@@ -18,12 +20,25 @@ from graph_passes.rewriter.matcher import NoMatchError
 from graph_passes.rewriter.replacement import Replacement
 from graph_passes.units.unit_pass import UnitSearch
 from graph_passes.units.update.expression import Update, UpdateSearch, Variables, is_float32_write
-from graph_passes.units.update.formulas import SHIFT, SQUARES, Arguments, op_of_update, write_scalar
+from graph_passes.units.update.formulas import (
+    ADAM,
+    SHIFT,
+    SQUARES,
+    Arguments,
+    op_of_update,
+    write_scalar,
+)
 from graph_passes.units.update.row_updates import ReadRows, find_read_rows, write_rows
 
 RULE = "fused-update"
 OPS = ("AssignAddVariableOp", "AssignSubVariableOp")
 """What every update ends with."""
+
+_PACKET, _ONE_THREAD, _WORTH_THREADS = 8, 56, 1 << 14
+"""Numbers that TensorFlow's Adam computes at once on a CPU; how many such steps it takes before it
+wakes other threads; from how many numbers on that is worth it. Its kernel
+(`ApplyAdamNonCuda` of training_ops.cc) gives the cost of all steps as that of each. A step of
+three tiny layers took 1.1 to 1.3 times float32's time, most of it for two such updates."""
 
 _Found = tuple[str, Arguments, Update, ReadRows | None]
 
@@ -89,7 +104,16 @@ def _find(
             raise NoMatchError("the rows of a table are updated by themselves on a CPU alone")
         gradient, squares = (update.tensors[str(arguments[name])] for name in ("grad", SQUARES))
         read = find_read_rows(edits.matcher, gradient, squares, config.unknown_dimension)
+    elif op == ADAM and device == "CPU" and _wakes_threads(update.shape):
+        raise NoMatchError("the op would wake threads for few numbers")
     return op, arguments, update, read
+
+
+def _wakes_threads(shape: Shape | None) -> bool:
+    """Whether Adam's op divides less work than is worth it."""
+    size = math.prod(shape or ())
+    steps = size if size % _PACKET else size // _PACKET
+    return steps > _ONE_THREAD and size < _WORTH_THREADS
 
 
 def _require_one_device(edits: GraphEdits, device: str, writes: Mapping[str, int]) -> None:

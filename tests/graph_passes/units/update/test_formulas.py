@@ -27,10 +27,10 @@ HALF_A_PLACE = 2.0**-25
 def test_slots_of_adam_are_off_by_the_rate(rates: tuple[float, float], seed: int) -> None:
     rng = np.random.default_rng(seed)
     g, m0, v0 = (
-        (10.0 ** rng.uniform(-3, 1, 500) * sign).astype(np.float32)
-        for sign in (rng.choice((-1, 1), 500), rng.choice((-1, 1), 500), 1)
+        (10.0 ** rng.uniform(-3, 1, 440) * sign).astype(np.float32)
+        for sign in (rng.choice((-1, 1), 440), rng.choice((-1, 1), 440), 1)
     )
-    w, m, v = tf.Variable(np.ones(500, np.float32)), tf.Variable(m0), tf.Variable(v0)
+    w, m, v = tf.Variable(np.ones(440, np.float32)), tf.Variable(m0), tf.Variable(v0)
 
     def step(gradient: tf.Tensor) -> tf.Tensor:
         m.assign_add((gradient - m) * rates[0])

@@ -64,9 +64,16 @@ def traced(step: Callable[..., Any], *arguments: Any) -> Program:
     return dataclasses.replace(trace(step, *arguments), targets=())
 
 
-def update(library: Any, name: str, seed: int = 0, scale: float = 1.0, **options: Any) -> Program:
-    """The update of two variables by an optimizer, with the gradients fed."""
-    held = variables(library, seed=seed)
+def update(
+    library: Any,
+    name: str,
+    seed: int = 0,
+    scale: float = 1.0,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    **options: Any,
+) -> Program:
+    """The update of some variables by an optimizer, with the gradients fed."""
+    held = variables(library, shapes, seed)
     optimizer = getattr(library.optimizers, name)(**options)
     optimizer.build(held)
     rng = np.random.default_rng(seed + 1)
@@ -75,7 +82,7 @@ def update(library: Any, name: str, seed: int = 0, scale: float = 1.0, **options
         optimizer.apply_gradients(zip(gradients, held, strict=True))
         return tf.constant(0.0)
 
-    return traced(step, *(scale * rng.standard_normal(shape, np.float32) for shape in SHAPES))
+    return traced(step, *(scale * rng.standard_normal(shape, np.float32) for shape in shapes))
 
 
 FUSED = [
@@ -140,6 +147,25 @@ def test_what_no_op_computes_is_left_and_said(library, name, options, why):
     result = rewritten(update(library, name, **options))
     assert set(updates(result)) <= {DESCENT}
     assert why in reasons(result)[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_one_op"),
+    [
+        ((7, 8), True),
+        ((57,), False),
+        ((56, 8), True),
+        ((57, 8), False),
+        ((127, 128), False),
+        ((128, 128), True),
+    ],
+)
+def test_adam_that_would_wake_threads_for_few_numbers_is_left(shape, is_one_op):
+    result = rewritten(update(keras, "Adam", shapes=(shape, (5,))))
+    assert updates(result)[ADAM] == 1 + is_one_op
+    assert [why for why in reasons(result) if "few numbers" in why] == [
+        "the op would wake threads for few numbers"
+    ] * (not is_one_op)
 
 
 def test_the_op_for_amsgrad_still_drops_a_nan():
