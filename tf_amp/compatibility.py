@@ -243,6 +243,13 @@ TF_KERAS = (
     ),
     Member("tf_keras", "optimizers.legacy.Optimizer.minimize"),
     Member("tf_keras.src.engine.training_v1", "Model.compile"),
+    Member("tf_keras.src.optimizers.optimizer_v1", "TFOptimizer.__init__"),
+    Member("tf_keras.src.optimizers.optimizer_v1", "TFOptimizer.get_updates"),
+    Member(
+        "tf_keras.src.optimizers.optimizer_v1",
+        "TFOptimizer.minimize",
+        ("self", "loss", "var_list", "grad_loss", "tape"),
+    ),
     Member(
         "tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizer.get_scaled_loss"
     ),

@@ -85,7 +85,10 @@ def hook_tf_keras(
     if tf_keras is None:
         return
     require(TF_KERAS)
+    from tf_amp.loss_scale import v1_in_tf_keras
+
     patches.replace(tf_keras.Model, "fit", _make_fit)
+    v1_in_tf_keras.hook(patches, wraps=notice is not None)
     if notice is None:
         return
     notice.begin(patches)
@@ -143,7 +146,7 @@ def _scale(
     scaling = scaling_of(optimizer)
     if not isinstance(scaling, Scaling):
         if is_wrapped(optimizer):
-            if scaling is None:
+            if scaling is None and manager_of(optimizer) is None:
                 say(f"The {name} of compile() scales the loss, and tf_amp leaves it alone.")
             return False
         window = getattr(optimizer, "gradient_accumulation_steps", None) or 1

@@ -219,7 +219,9 @@ def _make_compute_gradients(
     original: Callable[..., Any], patches: Patches, scales: OwnScales
 ) -> Callable[..., Any]:
     def compute_gradients(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapper = _wrapper_in_charge(self) or _wrap(self, patches, scales.scaler_of(loss))
+        wrapper = wrapper_in_charge(self) or wrap_automatically(
+            self, patches, scales.scaler_of(loss)
+        )
         if wrapper is None:
             return original(self, loss, *args, **kwargs)
         # By this one: a method of its class may be the caller, and clip what comes out.
@@ -248,7 +250,7 @@ def _make_apply_gradients(
     original: Callable[..., Any], notice: CustomLoopNotice
 ) -> Callable[..., Any]:
     def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapper = _wrapper_in_charge(self)
+        wrapper = wrapper_in_charge(self)
         if wrapper is not None:
             return wrapper.apply_gradients(*args, **kwargs)
         if not is_applying() and not is_wrapped(self) and wrapper_of(self) is None:
@@ -259,7 +261,7 @@ def _make_apply_gradients(
     return apply_gradients
 
 
-def _wrapper_in_charge(optimizer: Any) -> V1LossScaleOptimizer | None:
+def wrapper_in_charge(optimizer: Any) -> V1LossScaleOptimizer | None:
     """The wrapper that was made here for an optimizer, unless it is the one calling."""
     wrapper = wrapper_of(optimizer)
     if wrapper is None or is_applying() or not wrapper.__dict__.get(_AUTOMATIC):
@@ -268,7 +270,19 @@ def _wrapper_in_charge(optimizer: Any) -> V1LossScaleOptimizer | None:
     return found
 
 
-def _wrap(optimizer: Any, patches: Patches, scaler: Any) -> V1LossScaleOptimizer | None:
+def wrap_automatically(
+    optimizer: Any, patches: Patches, scaler: Any = None
+) -> V1LossScaleOptimizer | None:
+    """Wraps an optimizer that nobody has wrapped.
+
+    Args:
+        optimizer: One of `tf.compat.v1.train`.
+        patches: What is patched; with it the wrapper ends.
+        scaler: The optimizer that scales its loss by itself, None if none does.
+
+    Returns:
+        The wrapper; None for an optimizer that has one or a scale of its own.
+    """
     if is_applying() or is_wrapped(optimizer):
         return None
     if scaler is not None:

@@ -337,6 +337,53 @@ def test_fit_of_tf_keras_in_a_v1_graph(run_forked) -> None:
     assert "custom training loop" not in on.stderr
 
 
+V1_OPTIMIZER_IN_TF_KERAS = """
+import os
+import numpy as np
+import tensorflow as tf
+import tf_keras
+if MODE == "graph":
+    tf.compat.v1.disable_eager_execution()
+enable = lambda optimizer: optimizer
+if CALLS:
+    import tf_amp
+    enable = tf_amp.enable_mixed_precision_graph_rewrite
+x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+tf_keras.utils.set_random_seed(1)
+def train(optimizer):
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(4,))])
+    model.compile(optimizer, "mse", run_eagerly=MODE == "eager")
+    for factor in ROWS:
+        model.fit(factor * x, x[:, :1], epochs=2, batch_size=8, verbose=0, shuffle=False)
+    weights = [round(float(w), 4) for w in np.concatenate([v.ravel() for v in model.get_weights()])]
+    print("ROW", weights, int(tf_keras.backend.get_value(model.optimizer.iterations)))
+adam = enable(tf.compat.v1.train.AdamOptimizer(0.05))
+train(adam)
+train(adam)
+train(enable(tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)))
+"""
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["variable", "call"])
+@pytest.mark.parametrize("mode", ["function", "eager", "graph"])
+def test_v1_optimizers_in_compile_of_tf_keras_scale(run_forked, mode: str, calls: bool) -> None:
+    script = V1_OPTIMIZER_IN_TF_KERAS.replace("MODE", repr(mode))
+    to_scale = script.replace("CALLS", str(calls)).replace("ROWS", "[1, np.nan, 2]")
+    float16 = {**FLOAT16, "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DENYLIST_ADD": "MatMul"}
+    float16["TF_ENABLE_AUTO_MIXED_PRECISION"] = "0"
+    on = run(run_forked, to_scale, float16 if calls else LOSS_SCALING)
+    off = run(run_forked, script.replace("CALLS", "False").replace("ROWS", "[1, 2]"), {})
+    assert rows(on.stdout) == rows(off.stdout)
+    for name in ("AdamOptimizer", "MomentumOptimizer"):
+        line = f"Loss scaling: the optimizer {name} is wrapped"
+        assert on.stderr.count(line) == (not calls)
+    assert "could not be given" not in on.stderr
+    assert "leaves it alone" not in on.stderr
+    assert "WARNING: A custom training loop" not in on.stderr
+    assert "without loss scaling" not in on.stderr
+    assert "Skipped step" in on.stderr
+
+
 def test_v1_saver_restores_a_float32_checkpoint(run_forked, tmp_path) -> None:
     """One script, run in turn without and with loss scaling, each time going on from its file."""
     done = run_forked(
