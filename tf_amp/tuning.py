@@ -30,6 +30,7 @@ from tf_amp.tuning_probes import ELEMENTS, Case, Full, Low, Probe, compiled_prob
 ROUNDS = 7
 """How often each function is timed, at least."""
 _TURN_S = 0.006
+_TRIES = 3
 _MOST_COPIES = 32
 _MOST_COMPILED_COPIES = 8
 """Each copy is compiled."""
@@ -168,7 +169,8 @@ class _Timer:
         timed = []
         for call, tensors in calls:
             once = self._repeated(call, [tensors], 1)
-            runs = max(1, round(_TURN_S / _run(once)))
+            # The first functions of a process take far longer than they do from then on.
+            runs = max(1, round(_TURN_S / min(_run(once) for _ in range(_TRIES))))
             copies = min(runs, self._most_copies)
             # Few copies alone would make a turn that is too short for a fair comparison.
             repeats = -(-runs // copies) if self._compiled else 1
