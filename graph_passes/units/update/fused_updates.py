@@ -7,11 +7,10 @@ memory; in a training step of a transformer on a CPU they take as long as a thir
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from graph_passes.ir.graph_view import Shape
+from graph_passes.ir.graph_view import Shape, elements
 from graph_passes.policy.config import PrecisionConfig
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.rewriter.effects import in_circles
@@ -111,7 +110,7 @@ def _find(
 
 def _wakes_threads(shape: Shape | None) -> bool:
     """Whether Adam's op divides less work than is worth it."""
-    size = math.prod(shape or ())
+    size = elements(shape or ()) or 0
     steps = size if size % _PACKET else size // _PACKET
     return steps > _ONE_THREAD and size < _WORTH_THREADS
 
