@@ -59,9 +59,10 @@ def _make_minimize(original: _Method) -> _Method:
     def minimize(
         self: Any, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
     ) -> Any:
-        wrapper, variables = _wrapper_in(self), var_list
-        if wrapper is None or tape is None or callable(loss) or not variables:
+        wrapper = _wrapper_in(self)
+        if wrapper is None or tape is None or callable(loss) or not var_list:
             return original(self, loss, var_list, grad_loss, tape)
+        variables = tf.nest.flatten(var_list)
 
         def compute(seed: Any) -> list[tuple[Any, Any]]:
             return list(zip(tape.gradient(loss, variables, seed), variables, strict=True))

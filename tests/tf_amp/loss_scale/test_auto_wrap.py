@@ -338,7 +338,6 @@ def test_fit_of_tf_keras_in_a_v1_graph(run_forked) -> None:
 
 
 V1_OPTIMIZER_IN_TF_KERAS = """
-import os
 import numpy as np
 import tensorflow as tf
 import tf_keras
