@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from cpu_units import HAS_ONEDNN, NO_ONEDNN
 from environments import RunPython
@@ -69,6 +71,27 @@ def test_an_op_without_a_kernel_for_the_dtype_has_no_row(monkeypatch: pytest.Mon
     monkeypatch.setattr(tuning, "probes", lambda: (none, some))
     table = measure_table("cpu-here", "CPU", "bfloat16", rounds=1)
     assert [key for key, _ in table.rows] == ["Relu"]
+
+
+def test_one_slow_run_does_not_decide_how_often_an_op_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tf_amp import tuning
+
+    run = tuning._run
+    runs: Counter[object] = Counter()
+    copies: set[int] = set()
+
+    def slow_at_first(timed: tuning._Timed, repeats: int = 1) -> float:
+        function, _, times = timed
+        runs[function] += 1
+        copies.add(times)
+        # What is made is run before it is timed.
+        return 1.0 if runs[function] == 2 else run(timed, repeats)
+
+    monkeypatch.setattr(tuning, "_run", slow_at_first)
+    measure_table("cpu-here", "CPU", "bfloat16", only=["Neg"], rounds=1)
+    assert max(copies) > 1
 
 
 @pytest.mark.parametrize("compiled", [False, True])
