@@ -119,7 +119,12 @@ RUNS = repr(RandomProgram("rows", (Step("dense"),)))
 
 @pytest.mark.parametrize(
     ("programs", "ends"),
-    [([ENDS], True), ([ENDS, RUNS], True), ([DIFFERS], True), ([RUNS], False)],
+    [
+        ([ENDS], True),
+        pytest.param([ENDS, RUNS], True, marks=pytest.mark.slow),
+        ([DIFFERS], True),
+        pytest.param([RUNS], False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_process_that_ends_in_float32_too(
     programs: list[str], ends: bool, monkeypatch: pytest.MonkeyPatch

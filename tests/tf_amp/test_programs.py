@@ -47,6 +47,7 @@ def run(run_python: RunPython, program: str, *, check: bool = True) -> Completed
     return done
 
 
+@pytest.mark.slow
 def test_keras_ctc_trains_as_in_float32(run_forked: RunPython) -> None:
     """Its loss calls a function of TensorFlow 1 (a `Defun`)."""
     program = """

@@ -123,7 +123,7 @@ def values(*shapes: tuple[int | None, ...]) -> list[np.ndarray]:
         (convolution(), IMAGES, FILTERS),
         (convolution(strides=2), IMAGES, (3, 3, 16, 128)),
         (convolution(padding="VALID", dilations=2), IMAGES, (3, 3, 1, 64)),
-        (convolution(), IMAGES, (7, 7, 1, 128)),
+        pytest.param(convolution(), IMAGES, (7, 7, 1, 128), marks=pytest.mark.slow),
         (convolution(), (None, 100, 64), (5, 8, 64)),
     ],
     ids=["groups", "strided", "dilated", "wide", "one axis"],

@@ -93,6 +93,7 @@ def test_they_run_without_xla_and_are_exported_as_they_were(run_forked: RunPytho
     assert found["losses"] != true["losses"]
 
 
+@pytest.mark.slow
 @needs_bfloat16
 @pytest.mark.parametrize(
     "more", [{"TF_ENABLE_ONEDNN_OPTS": "0"}, {f"{REWRITE}_RULES_DISABLE": "grouped-convolution"}]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from environments import CONVERTS, RunPython
 
+pytestmark = pytest.mark.slow
 CODE = Path(__file__).with_name("function_loop_sums_cases.py").read_text()
 ENV = {
     **CONVERTS,

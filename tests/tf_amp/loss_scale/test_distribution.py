@@ -107,6 +107,7 @@ def check(result: tuple, replicas: int) -> None:
         assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_mirrored_strategy(run_forked) -> None:
     found = results(run_forked(SCRIPT, args=("mirrored", ",".join(FAMILIES))).stdout)
     assert sorted(found) == sorted(FAMILIES)
