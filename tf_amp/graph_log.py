@@ -42,7 +42,8 @@ class GraphLog:
             announce = False
         line = counts.line(name, self._target_dtype)
         with self._lock:
-            said = self._said.setdefault(name.partition(SIZES_NEAR)[0], [])
+            key = name.partition(SIZES_NEAR)[0]
+            said = self._said.get(key, [])
             announce = (
                 announce
                 and bool(counts.converted or counts.products or counts.updates)
@@ -50,8 +51,9 @@ class GraphLog:
                 and line not in said
             )
             if announce:
-                said.append(line)
-            last = announce and len(said) == _LINES_PER_NAME
+                # What is not said is not kept: a program may trace functions without end.
+                self._said[key] = [*said, line]
+            last = announce and len(said) + 1 == _LINES_PER_NAME
         _log.log(logging.INFO if announce else logging.DEBUG, "%s", line)
         if last:
             _log.info("More lines about functions named %r are logged at DEBUG.", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 
@@ -67,6 +68,18 @@ def test_a_function_traced_over_and_over_is_capped(caplog: pytest.LogCaptureFixt
     assert "DEBUG" in said[-1]
     log.say("other", COUNTS, announce=True)
     assert lines(caplog, logging.INFO)[-1].startswith("other: ")
+
+
+def test_what_is_not_said_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "tf_amp")  # what is logged is kept by the test
+    log = GraphLog("bfloat16")
+    log.say("step", COUNTS, announce=False)
+    gc.collect()
+    known = len(gc.get_objects())
+    for number in range(100):
+        log.say(f"part_{number}", COUNTS, announce=False)
+    gc.collect()
+    assert len(gc.get_objects()) < known + 50
 
 
 def test_a_group_shares_one_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,11 +21,17 @@ def readable_name(name: str) -> str:
         name: the runtime's name, like "__inference_train_step_118".
 
     Returns:
-        For example "train_step", or "backward of train_step" for its gradient.
+        For example "train_step", or "backward of train_step" for its gradient, and "backward of
+        backward of train_step" for the gradient of that.
     """
-    inner = re.sub(r"_\d+$", "", re.sub("^__(inference|forward)_", "", name))
-    backward = re.sub(r"^__backward_(.+?)(_\d+)?$", r"backward of \1", inner)
-    return backward or name
+    inner, times = name, 0
+    # TensorFlow puts a prefix and a number around the name of what it derives a function from.
+    while derived := re.fullmatch(r"__(inference|forward|backward)_(.+)_\d+", inner):
+        kind, inner = derived.groups()
+        times += kind == "backward"
+    if inner is name:
+        inner = re.sub(r"_\d+$", "", name)
+    return "backward of " * times + inner or name
 
 
 def traced_function_names() -> list[str]:

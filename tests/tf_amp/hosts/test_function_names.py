@@ -14,6 +14,8 @@ from tf_amp.hosts.function_names import readable_name
         ("__inference_step_2_118", "step_2"),
         ("__forward_f_9", "f"),
         ("__inference___backward_train_step_90_118", "backward of train_step"),
+        ("__inference___backward___backward_step_2_125_183_265", "backward of backward of step_2"),
+        ("__forward___forward_step_2_966_1311", "step_2"),
         ("while_body_12", "while_body"),
         ("unusual", "unusual"),
     ],
