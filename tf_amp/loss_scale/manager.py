@@ -99,7 +99,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         """The current loss scale, a scalar float32 tensor."""
         if not self._rule.scales_loss:
             return tf.constant(1.0)
-        return tf.convert_to_tensor(self._state.get()["scale"])
+        return self._state.read("scale")["scale"]
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
@@ -194,22 +194,25 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         Args:
             finite: Scalar bool tensor: whether all gradients of this call are finite.
         """
-        return plan_update(self._rule, self._window, self._state.get(), finite)
+        return plan_update(self._rule, self._window, self._state.read(), finite)
 
     def assign(self, plan: PlannedUpdate) -> list[Any]:
         """Writes what a call does to the state variables; returns the operations that do so."""
         variables = self._state.get()
         values = dict(plan.values)
-        updates = []
-        if not tf.compat.v1.executing_eagerly_outside_functions():
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            return [variables[field].assign(value) for field, value in values.items()]
+        with tf.control_dependencies([self._state.initialize_after(plan.before)]):
             # In a session two steps of one run, or of two workers, read and write in any order.
             # What one of them does not move it must not set back.
             scale, before = values.pop("scale"), plan.before.scale
             moves = tf.not_equal(scale, before)
-            updates.append(tf.cond(moves, lambda: variables["scale"].assign(scale), lambda: before))
             skipped = values.pop("skipped_steps") - plan.before.skipped_steps
-            updates.append(variables["skipped_steps"].assign_add(skipped))
-        return updates + [variables[field].assign(value) for field, value in values.items()]
+            return [
+                tf.cond(moves, lambda: variables["scale"].assign(scale), lambda: before),
+                variables["skipped_steps"].assign_add(skipped),
+                *(variables[field].assign(value) for field, value in values.items()),
+            ]
 
     def assign_culprit(self, code: tf.Tensor) -> None:
         """Keeps a `gradients.culprit_code` for the next `check`; not available in v1 graphs."""
@@ -265,7 +268,10 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
                 variables = self._state.created()
             if not variables:
                 return self._rule.initial_state()
-            values = session.run({field: variables[field] for field in FIELDS})
+            try:
+                values = session.run({field: variables[field] for field in FIELDS})
+            except tf.errors.FailedPreconditionError:  # nothing has initialized them yet
+                return self._rule.initial_state()
         elif not tf.executing_eagerly():
             raise ValueError(
                 "In a v1 graph the state of a loss scale is read through a session: call "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -23,8 +23,9 @@ FIELDS: Mapping[str, tf.DType] = {
 # Present only where one update of the scale takes several calls of the optimizer.
 WINDOW_FIELDS: Mapping[str, tf.DType] = {"window_position": tf.int64, "window_finite": tf.bool}
 
-# In v1 graphs, the collection that holds the state variables.
-STATE_COLLECTION = "tf_amp_loss_scale"
+# In v1 graphs, the collection of the names of the state variables: of a collection of variables a
+# MetaGraph keeps tensors.
+_STATE_COLLECTION = "tf_amp_loss_scale"
 # Which gradient was not finite in the last skipped step, for the message about it. It describes a
 # step and not the scale, so it is in no checkpoint; see `gradients.culprit_code`.
 CULPRIT = "culprit"
@@ -66,6 +67,52 @@ class StateVariables(tf.__internal__.tracking.Trackable):
                 variables.update(self._create())
         return variables
 
+    def read(self, *fields: str) -> dict[str, tf.Tensor]:
+        """The values of variables, as scalar tensors.
+
+        A script of TensorFlow 1 that knows nothing of these variables may have initialized its
+        own by name, or all of them before the optimizer made these. What is not initialized has
+        its initial value.
+
+        Args:
+            *fields: The names of the variables; default those of all.
+        """
+        variables = self.get()
+        fields = fields or tuple(field for field in variables if field != CULPRIT)
+
+        def values() -> dict[str, tf.Tensor]:
+            return {field: tf.convert_to_tensor(variables[field]) for field in fields}
+
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            return values()
+        known = tf.compat.v1.is_variable_initialized(variables["scale"])
+        return tf.cond(known, values, lambda: self._initial_tensors(fields))  # type: ignore[no-any-return]
+
+    def initialize_after(self, before: LossScaleState) -> Any:
+        """In a v1 graph, gives variables that are not initialized their initial values.
+
+        Args:
+            before: What was read of them, before they get a value.
+
+        Returns:
+            What is to be waited for.
+        """
+        variables = self.get()
+
+        def initialize() -> tf.Tensor:
+            initial = self._initial_tensors(variables)
+            scale = initial.pop("scale")
+            # The scale last: by it another worker knows that the others have values.
+            with (
+                tf.control_dependencies([variables[f].assign(v) for f, v in initial.items()]),
+                tf.control_dependencies([variables["scale"].assign(scale)]),
+            ):
+                return tf.constant(True)
+
+        with tf.control_dependencies([before.scale, before.skipped_steps]):
+            known = tf.compat.v1.is_variable_initialized(variables["scale"])
+        return tf.cond(known, lambda: tf.constant(True), initialize)
+
     def created(self) -> Mapping[str, tf.Variable]:
         """The variables of the current graph; empty where they do not exist yet."""
         with tf.init_scope():
@@ -82,13 +129,9 @@ class StateVariables(tf.__internal__.tracking.Trackable):
 
     def _create(self) -> dict[str, tf.Variable]:
         variables: dict[str, tf.Variable] = {}
-        initial: dict[str, Any] = {field: getattr(self._initial, field) for field in FIELDS}
-        fields = dict(FIELDS)
-        if self._windowed:
-            initial.update(window_position=0, window_finite=True)
-            fields.update(WINDOW_FIELDS)
+        initial = self._initial_values()
+        fields = {**FIELDS, **(WINDOW_FIELDS if self._windowed else {})}
         if tf.executing_eagerly():
-            initial[CULPRIT] = NO_CULPRIT
             fields[CULPRIT] = tf.int64
         # The root name scope, so that the names in a v1 checkpoint do not depend on the caller's.
         with tf.compat.v1.name_scope(None):
@@ -102,10 +145,18 @@ class StateVariables(tf.__internal__.tracking.Trackable):
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
                 if not tf.executing_eagerly():
-                    tf.compat.v1.add_to_collection(STATE_COLLECTION, variables[field])
+                    tf.compat.v1.add_to_collection(_STATE_COLLECTION, variables[field].op.name)
                 if field != CULPRIT:
                     self._handle_deferred_dependencies(name=field, trackable=variables[field])
         return variables
+
+    def _initial_values(self) -> dict[str, Any]:
+        state = {field: getattr(self._initial, field) for field in FIELDS}
+        return {**state, "window_position": 0, "window_finite": True, CULPRIT: NO_CULPRIT}
+
+    def _initial_tensors(self, fields: Iterable[str]) -> dict[str, tf.Tensor]:
+        values, dtypes = self._initial_values(), {**FIELDS, **WINDOW_FIELDS}
+        return {field: tf.constant(values[field], dtypes[field]) for field in fields}
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = {k: v for k, v in self.created().items() if k != CULPRIT}
@@ -117,6 +168,14 @@ class StateVariables(tf.__internal__.tracking.Trackable):
         if found is not None:
             return found
         return super()._lookup_dependency(name, cached_dependencies)
+
+
+def state_variables(graph: tf.Graph) -> list[Any]:
+    """The variables of the loss scales of a v1 graph, also of one that was imported."""
+    found = graph.get_collection(_STATE_COLLECTION)
+    names = {tf.compat.as_str(name) for name in found}
+    of_graph = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES) if names else []
+    return [variable for variable in of_graph if variable.op.name in names]
 
 
 def as_numbers(values: Mapping[str, Any]) -> LossScaleState:
@@ -143,7 +202,7 @@ class PlannedUpdate:
 
 
 def plan_update(
-    rule: LossScale, window: int, variables: Mapping[str, tf.Variable], finite: tf.Tensor
+    rule: LossScale, window: int, state: Mapping[str, tf.Tensor], finite: tf.Tensor
 ) -> PlannedUpdate:
     """Computes the state after a call; writes nothing.
 
@@ -153,15 +212,15 @@ def plan_update(
     Args:
         rule: The rule that moves the scale.
         window: How many calls make one update of the scale.
-        variables: The state variables by field name.
+        state: The values of the state variables by field name.
         finite: Scalar bool tensor: whether all gradients of this call are finite.
     """
-    before = LossScaleState(**{field: tf.convert_to_tensor(variables[field]) for field in FIELDS})
+    before = LossScaleState(**{field: state[field] for field in FIELDS})
     if window == 1:
         values = _values(rule.update(before, finite, select))
         return PlannedUpdate(before, finite, None, values)
-    position = tf.convert_to_tensor(variables["window_position"]) + 1
-    window_finite = tf.logical_and(variables["window_finite"], finite)
+    position = state["window_position"] + 1
+    window_finite = tf.logical_and(state["window_finite"], finite)
     closes = position >= window
     closed = _values(rule.update(before, window_finite, select))
     values = {field: select(closes, closed[field], getattr(before, field)) for field in FIELDS}

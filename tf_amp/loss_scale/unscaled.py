@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 from tensorflow.core.framework.node_def_pb2 import NodeDef
-from tensorflow.core.framework.types_pb2 import DT_FLOAT, DT_HALF
+from tensorflow.core.framework.types_pb2 import DT_FLOAT, DT_HALF, DT_RESOURCE
 from tensorflow.python.framework import tensor_util
 
 from graph_passes.coloring.variable_updates import is_assignment
@@ -163,7 +163,7 @@ def _factors(flow: DataFlow, start: Place, *, divides: bool) -> Iterator[tuple[F
                 yield maker, divides != (port == 1)
             elif node.op in _RECIPROCALS:
                 yield maker, not divides
-            elif node.op in _HAND_ON and port == 0 and _is_float32(node):
+            elif (node.op == "Merge" or (node.op in _HAND_ON and port == 0)) and _hands_on(node):
                 yield maker, divides
 
     for place, is_divisor in walk([(start, divides)], behind):
@@ -176,8 +176,9 @@ def _factors(flow: DataFlow, start: Place, *, divides: bool) -> Iterator[tuple[F
             yield value, is_divisor
 
 
-def _is_float32(node: NodeDef) -> bool:
-    return any(value.type == DT_FLOAT for value in node.attr.values())
+def _hands_on(node: NodeDef) -> bool:
+    """Whether it is a value in float32, or the variable of one, that a node hands on."""
+    return any(value.type in (DT_FLOAT, DT_RESOURCE) for value in node.attr.values())
 
 
 def _scalar(node: NodeDef) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_amp.loss_scale.state import STATE_COLLECTION
+from tf_amp.loss_scale.state import state_variables
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 
@@ -27,7 +27,7 @@ def make_tolerant_restore(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def restore(self: Any, sess: Any, save_path: Any) -> Any:
         graph = getattr(sess, "graph", None)  # without a session a saver restores eagerly
-        state = [] if graph is None else graph.get_collection(STATE_COLLECTION)
+        state = [] if graph is None else state_variables(graph)
         if not state or not tf.io.gfile.exists(f"{save_path}.index"):
             return original(self, sess, save_path)
         reader = tf.train.load_checkpoint(save_path)

@@ -310,7 +310,7 @@ print("RESULT", int(tf.keras.backend.get_value(optimizer.iterations)),
       isinstance(optimizer, tf.keras.optimizers.legacy.Adam),
       [weight.name for weight in optimizer.weights])
 print("SCALE", [float(tf.keras.backend.get_value(v))
-                for v in tf.compat.v1.get_collection("tf_amp_loss_scale")[:3]])
+                for v in tf.compat.v1.global_variables("loss_scale/")[:3]])
 class Clipping(tf.keras.optimizers.legacy.SGD):
     "Clips where it computes gradients."
     def get_gradients(self, loss, params):

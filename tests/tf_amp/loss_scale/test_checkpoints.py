@@ -393,6 +393,31 @@ def test_saver_still_fails_when_something_else_is_missing(tmp_path: Path) -> Non
         restore(training.saver, training.session, path)
 
 
+@pytest.mark.parametrize(("scope", "has_scale"), [(None, True), (None, False), ("imported", True)])
+def test_a_saver_of_an_imported_meta_graph(
+    tmp_path: Path, scope: str | None, has_scale: bool
+) -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [], "x")
+        variable = v1.get_variable("v", initializer=[1.0, 2.0])
+        plain = v1.train.Saver([variable])
+        optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.1), RULE)
+        train_op = optimizer.minimize(tf.reduce_sum(variable * x), name="train")
+        session.run(v1.global_variables_initializer())
+        session.run(train_op, {x: np.inf})
+        saver = v1.train.Saver()
+        meta = saver.export_meta_graph()
+        path = (saver if has_scale else plain).save(session, str(tmp_path / "ckpt"))
+        scale = optimizer.manager.state(session).scale if has_scale else RULE.initial
+    prefix = f"{scope}/" if scope else ""
+    with tf.Graph().as_default(), v1.Session() as session:
+        restore(v1.train.import_meta_graph(meta, import_scope=scope), session, path)
+        assert session.run(f"{prefix}loss_scale/scale/Read/ReadVariableOp:0") == scale
+        session.run(f"{prefix}train", {f"{prefix}x:0": 1.0})
+        values = session.run(f"{prefix}v/Read/ReadVariableOp:0")
+    np.testing.assert_allclose(values, [0.9, 1.9])
+
+
 def test_saver_restores_partitions_and_leaves_a_scale_that_it_does_not_hold(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -186,6 +186,50 @@ def test_a_step_counted_by_a_reference_variable() -> None:
         assert session.run(step) == 2
 
 
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_script_that_does_not_initialize_the_scale(by_name: bool, window: int) -> None:
+    manager = LossScaleManager(RULE, window=window)
+    optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.1), manager)
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [])
+        variable = v1.get_variable("v", initializer=[1.0, 2.0])
+        if not by_name:
+            session.run(v1.global_variables_initializer())
+        train_op = optimizer.minimize(tf.reduce_sum(variable * x))
+        if by_name:
+            session.run(v1.variables_initializer([variable]))
+        assert manager.state(session) == RULE.initial_state()
+        assert session.run(manager.scale) == 4.0
+        states = []
+        for value in (1.0, INF, 1.0, 1.0):
+            for _ in range(window):
+                session.run(train_op, {x: value})
+            state = manager.state(session)
+            states.append((state.scale, state.good_steps, state.skipped_steps))
+        moved = 0.3 * window
+        np.testing.assert_allclose(session.run(variable), [1 - moved, 2 - moved], rtol=1e-6)
+    assert states == [(4.0, 1, 0), (2.0, 0, 1), (2.0, 1, 1), (4.0, 0, 1)]
+
+
+def test_the_gradient_of_a_half_loss_may_be_given() -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        variable = v1.get_variable("v", initializer=tf.constant([1.0, 2.0], tf.float16))
+        optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.5), RULE)
+        gradient = tf.constant([2.0, 4.0], tf.float16)
+        train_op = optimizer.minimize(3 * variable, grad_loss=gradient)
+        session.run(v1.global_variables_initializer())
+        session.run(train_op)
+        np.testing.assert_array_equal(session.run(variable), [-2.0, -4.0])
+
+
+def test_what_is_no_variable_is_refused_by_the_optimizer() -> None:
+    optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.1), RULE)
+    x = tf.constant(1.0)
+    with pytest.raises(NotImplementedError, match="Trying to update a Tensor"):
+        optimizer.apply_gradients(optimizer.compute_gradients(lambda: x * x, [x]))
+
+
 def test_one_optimizer_in_two_graphs() -> None:
     """The state is created in the graph that trains, as an Estimator's model_fn needs it."""
     optimizer = wrap_optimizer(v1.train.GradientDescentOptimizer(0.1), RULE)
