@@ -132,7 +132,8 @@ def variable_name(variable: Any) -> str:
     if isinstance(variable, str):
         return variable
     path = getattr(variable, "path", None)
-    return str(path if path else variable.name).removesuffix(":0")
+    # A tensor has none where it was made eagerly; the optimizer says what is wrong with it.
+    return str(path if path else getattr(variable, "name", "a tensor")).removesuffix(":0")
 
 
 def in_xla_context() -> bool:

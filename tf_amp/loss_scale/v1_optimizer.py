@@ -73,8 +73,12 @@ class V1LossScaleOptimizer(
         self._computed_in.add(current_place())
         # Another step of the session may move the scale in between.
         scale = self.manager.scale
+        loss = self.manager.multiply(loss, scale)
+        if tf.is_tensor(loss) and kwargs.get("grad_loss") is not None:
+            # A scaled loss is float32, whatever it was before.
+            kwargs["grad_loss"] = tf.cast(kwargs["grad_loss"], loss.dtype)
         with applying():
-            grads_and_vars = compute(self.manager.multiply(loss, scale), *args, **kwargs)
+            grads_and_vars = compute(loss, *args, **kwargs)
         unscaled = self.manager.unscale([gradient for gradient, _ in grads_and_vars], scale)
         return [(g, v) for g, (_, v) in zip(unscaled, grads_and_vars, strict=True)]
 
