@@ -244,7 +244,6 @@ TF_KERAS = (
     Member("tf_keras", "optimizers.legacy.Optimizer.minimize"),
     Member("tf_keras.src.engine.training_v1", "Model.compile"),
     Member("tf_keras.src.optimizers.optimizer_v1", "TFOptimizer.__init__"),
-    Member("tf_keras.src.optimizers.optimizer_v1", "TFOptimizer.get_updates"),
     Member(
         "tf_keras.src.optimizers.optimizer_v1",
         "TFOptimizer.minimize",
@@ -260,7 +259,6 @@ TF_KERAS = (
     Member("tensorflow.python.eager.backprop", "GradientTape._ensure_recording"),
     Member("tf_keras", "optimizers.legacy.Optimizer.get_gradients", ("self", "loss", "params")),
     Member("tf_keras", "optimizers.legacy.Optimizer.get_updates", ("self", "loss", "params")),
-    Member("tf_keras.src.backend", "track_variable"),
     Member("tf_keras", "optimizers.legacy.Optimizer._aggregate_gradients"),
     Member("tf_keras", "optimizers.legacy.Optimizer._create_all_weights"),
     Member("tf_keras", "optimizers.legacy.Optimizer._transform_unaggregated_gradients"),

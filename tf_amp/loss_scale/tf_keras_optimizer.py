@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.src.backend import track_variable
 from tf_keras.src.mixed_precision import loss_scale_optimizer as tf_keras_loss_scale
 
 from tf_amp.loss_scale.gate import apply_if_finite
@@ -200,8 +199,6 @@ class LegacyInPlace(_TfKeras):
             scaling.is_in_charge(self)
         values = scaling.unscale(gradients, None if scaling.by_hand else True)
         applied = self._apply_if_finite(list(zip(values, variables, strict=True)), {})
-        for variable in scaling.manager.variables:
-            track_variable(variable)  # or tf_keras would not initialize it
         return [applied]
 
     def _scope(self, options: Mapping[str, Any]) -> str:

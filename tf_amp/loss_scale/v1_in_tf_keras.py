@@ -45,7 +45,6 @@ def hook(patches: Patches, *, wraps: bool) -> None:
 
     patches.replace(TFOptimizer, "__init__", make_init)
     patches.replace(TFOptimizer, "minimize", _make_minimize)
-    patches.replace(TFOptimizer, "get_updates", _make_get_updates)
 
 
 def _wrapper_in(optimizer: Any) -> V1LossScaleOptimizer | None:
@@ -72,19 +71,3 @@ def _make_minimize(original: _Method) -> _Method:
         return self.apply_gradients(wrapper.compute_gradients_by(compute, seed))
 
     return minimize
-
-
-def _make_get_updates(original: _Method) -> _Method:
-    """The step of `fit` in a graph of TensorFlow 1."""
-
-    def get_updates(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from tf_keras.src.backend import track_variable
-
-        updates = original(self, *args, **kwargs)
-        wrapper = _wrapper_in(self)
-        if wrapper is not None and not tf.executing_eagerly():
-            for variable in wrapper.manager.variables:
-                track_variable(variable)  # or tf_keras would not initialize it
-        return updates
-
-    return get_updates
