@@ -26,6 +26,7 @@ print(low_precision_ops())
 """A step that makes its variables is traced twice, and runs as the second trace."""
 
 
+@pytest.mark.slow
 def test_the_trace_that_runs_is_told_not_the_one_with_more_nodes(run_python: Any) -> None:
     done = run_python(
         SCRIPT,

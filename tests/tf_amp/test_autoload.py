@@ -297,6 +297,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", HOSTILE)
 def test_surroundings_without_stderr_or_home(tmp_path: Path, place: str) -> None:
     code = (

@@ -104,6 +104,7 @@ def test_wrong_calls_and_hardware_are_told_with_a_remedy(
         assert said in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["no folder", "full disk"])
 def test_a_table_that_cannot_be_written_is_not_lost(
     run_python: RunPython, tmp_path: Path, fault: str

@@ -79,7 +79,7 @@ def _build(hook: str, sources: Path, **env: str) -> Path:
     return sources / "made" / done.stdout.splitlines()[-1]
 
 
-@pytest.fixture(scope="module", params=["wheel", "editable"])
+@pytest.fixture(scope="module", params=["wheel", pytest.param("editable", marks=pytest.mark.slow)])
 def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh virtual environment with the package, sharing only the libraries of this one."""
     root = tmp_path_factory.mktemp(request.param)

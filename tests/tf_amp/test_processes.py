@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from environments import FLOAT16, REWRITE
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # A program whose every part is converted: a model that is trained, a function, a session.
@@ -92,7 +94,7 @@ def dedented(code: str) -> str:
     return "\n".join(line[8:] for line in lines)
 
 
-@pytest.mark.parametrize("pool", [pytest.param(k, marks=pytest.mark.slow) for k in POOLS][1:])
+@pytest.mark.parametrize("pool", [*POOLS][1:])
 def test_pools(run_python: Any, tmp_path: Path, pool: str) -> None:
     check_pool(run_python, tmp_path, pool)
 
@@ -230,7 +232,6 @@ STEPS = """
 """
 
 
-@pytest.mark.slow
 def test_killed_while_it_writes_a_checkpoint(tmp_path: Path) -> None:
     """What is found is of one step: the weights and the loss scale belong together."""
     script = tmp_path / "script.py"

@@ -113,6 +113,7 @@ np.testing.assert_allclose(low, losses(), rtol=0.02)
     assert "in bfloat16" in run(run_forked, program).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ["product(X)", "run_session()", "fit()"])
 def test_workers_forked_after_the_import(run_python: RunPython, work: str) -> None:
     """As of a server that preloads its application: what a fork copies must go on in each child."""
@@ -190,6 +191,7 @@ np.testing.assert_allclose(got, EXACT, atol=1e-4)
     run(run_forked, program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("registered", ["before", "after"])
 @pytest.mark.parametrize("work", ["product(X)", "run_session()"])
 def test_work_at_exit(
@@ -212,6 +214,7 @@ atexit.register(at_exit)
     assert "Timeout" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ["product(X)", "run_session()"])
 def test_daemon_threads_work_until_the_exit(run_python: RunPython, work: str) -> None:
     program = f"""

@@ -55,6 +55,7 @@ print("returned")
     assert run_forked(script, CONVERTS, timeout=150).stdout.endswith("returned\n")
 
 
+@pytest.mark.slow
 def test_threads_that_still_run_sessions_do_not_hold_up_the_exit(run_python: RunPython) -> None:
     script = f"""{PRELUDE}
 import threading, time

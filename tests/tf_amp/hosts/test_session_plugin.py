@@ -70,11 +70,13 @@ def test_exit_waits_for_a_running_callback(facts: Any) -> None:
     assert found["handler"] is None
 
 
+@pytest.mark.slow
 def test_fork_after_switching_on(run_python: RunPython) -> None:
     found = facts_of(run_python, "session_plugin_cases.fork()", timeout=120)
     assert found["fork"] == {"child": 0, "parent": ["MatMul:bfloat16"]}
 
 
+@pytest.mark.slow
 def test_interpreter_exits_with_sessions_open(run_python: RunPython) -> None:
     found = facts_of(run_python, "session_plugin_cases.exit_while_running()", timeout=120)
     assert found["exit"] == {"finite": True}
@@ -96,6 +98,7 @@ def test_library_loaded_by_others_registers_nothing(run_python: RunPython, compi
     assert found["loaded"] == {"refusals": {}, "dtypes": ["MatMul:bfloat16"]}
 
 
+@pytest.mark.slow
 def test_foreign_graph_plugin_is_not_raced(run_python: RunPython, compiled: Any) -> None:
     library = compiled("foreign.so", "-Dtf_amp_device=foreign_device")
     env = {"TF_PLUGGABLE_DEVICE_LIBRARY_PATH": library}

@@ -210,7 +210,14 @@ ANNOUNCED = (
 NOT_WRAPPED = "A custom training loop applies gradients with SGD, which is not wrapped"
 
 
-@pytest.fixture(scope="module", params=["keras", "tf_keras", "tf_keras legacy"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "keras",
+        pytest.param("tf_keras", marks=pytest.mark.slow),
+        pytest.param("tf_keras legacy", marks=pytest.mark.slow),
+    ],
+)
 def library(request) -> str:
     return request.param
 

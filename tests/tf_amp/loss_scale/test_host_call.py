@@ -84,6 +84,7 @@ print([round(float(value), 2) for value in module.v.numpy()])
 SAID = "tf_amp: skipped a step, a gradient is not finite; loss scale"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "run", "args"),
     [

@@ -118,6 +118,7 @@ def test_figures_of_a_session_that_switches_itself_on(
     assert found["speed_up"] == found["float32"]["step"] / found["amp"]["step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "options", "status", "said"),
     [
