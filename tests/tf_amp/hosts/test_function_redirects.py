@@ -66,7 +66,7 @@ def test_definition_is_not_changed() -> None:
     assert (top, g) == (function("top", "g"), function("g"))
 
 
-@pytest.mark.parametrize("order", itertools.permutations(("body", "cond", "f")))
+@pytest.mark.parametrize("order", [*itertools.permutations(("body", "cond", "f"))])
 def test_functions_that_a_node_calls_come_in_one_order(order: tuple[str, ...]) -> None:
     node = node_def_pb2.NodeDef(op="While")
     for name in order:
