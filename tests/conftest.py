@@ -45,8 +45,6 @@ def _environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
         p for p in (str(REPOSITORY), os.environ.get("PYTHONPATH", "")) if p
     )
     full["PYTHONFAULTHANDLER"] = "1"  # a crash says where
-    # Hundreds of processes would compile both packages each, 0.3 s.
-    full.pop("PYTHONDONTWRITEBYTECODE", None)
     full.update(env or {})
     return full
 
