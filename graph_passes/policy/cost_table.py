@@ -3,7 +3,8 @@
 A table holds, for op types and a few sizes each, the time in float32 and in the target dtype.
 Between measured sizes the logarithm of the time is a straight line over the logarithm of the
 size. Below the smallest size the time is that of the smallest, since starting a kernel has a
-price of its own; above the largest it grows with the size.
+price of its own, and what the target dtype saves shrinks with the size; above the largest the time
+grows with the size.
 """
 
 from __future__ import annotations
@@ -123,7 +124,9 @@ class OpCost:
                 the time in float32.
         """
         full, low = self.float32.at(size), self.low.at(size)
-        return max(0.0, full - low) if low <= doubt * full else doubt * full - low
+        if low > doubt * full:
+            return doubt * full - low
+        return max(0.0, full - low) * min(1.0, size / self.float32.sizes[0])
 
     def gain_beyond(self, size: int, margin: float) -> float:
         """The gain at a size when the target dtype must be ahead by the margin, in seconds.

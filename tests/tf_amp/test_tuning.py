@@ -94,6 +94,19 @@ def test_one_slow_run_does_not_decide_how_often_an_op_is_timed(
     assert max(copies) > 1
 
 
+def test_calling_a_function_is_no_part_of_what_an_op_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tf_amp import tuning
+
+    def run(timed: tuning._Timed, repeats: int = 1) -> float:
+        ops = [node.op for node in timed[0].function_def.node_def]  # type: ignore[attr-defined]
+        return 2.0 + 0.5 * ops.count("Neg")
+
+    monkeypatch.setattr(tuning, "_run", run)
+    table = measure_table("cpu-here", "CPU", "bfloat16", only=["Neg"])
+    assert set(table.cost_of("Neg").float32.seconds) == {0.5}  # type: ignore[union-attr]
+    assert min(table.to_low.seconds) > 0, "no time can be 0, however short a Cast is"
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_probes_are_distinct_and_grow(compiled: bool) -> None:
     probes = chosen_probes(compiled=compiled)

@@ -123,6 +123,14 @@ def test_a_small_loss_is_in_doubt(low: float, gain: float) -> None:
     assert cost.gain(1, doubt=1.5) == pytest.approx(gain)
 
 
+@pytest.mark.parametrize(("low", "gain"), [(2e-6, 1e-6), (6e-6, -2e-6)])
+def test_less_work_than_was_measured_saves_less_but_may_lose_as_much(
+    low: float, gain: float
+) -> None:
+    cost = OpCost("flops", Curve((100,), (4e-6,)), Curve((100,), (low,)))
+    assert cost.gain(50) == pytest.approx(gain)
+
+
 def test_a_gain_beyond_a_margin_is_less_and_may_be_a_loss() -> None:
     cost = OpCost("flops", Curve((1,), (4e-6,)), Curve((1,), (3e-6,)))
     assert cost.gain_beyond(1, 1.0) == pytest.approx(cost.gain(1))
