@@ -31,6 +31,11 @@ MARK = "@"
 """In the names of all nodes of bodies. It is not legal in names of nodes, so that no name of the
 main graph is like one of a body."""
 
+ROUNDS = 32
+"""How often a loop is taken to run its body: what counts for a dimension that is not known."""
+
+MOST_ROUNDS = ROUNDS**3
+
 
 class Inlined:
     """A call tree as one graph.
@@ -47,6 +52,7 @@ class Inlined:
         aliases: number of a node that is another name for what a calling node takes -> number and
             input port of that node.
         unchanged: the numbers of nodes in loops of which no round changes what they give.
+        rounds: for each node how often one run of the main graph is taken to run it.
     """
 
     def __init__(self, root: Region) -> None:
@@ -67,6 +73,7 @@ class Inlined:
             self._add_body(region)
         loops = [call for region in self.prefixes for call in region.calls if call.kind.is_loop]
         self.unchanged = frozenset(itertools.chain.from_iterable(map(self._unchanged_in, loops)))
+        self.rounds = self._count_rounds()
         for arg in main.signature.output_arg if is_function else ():  # type: ignore[union-attr]
             # A result may bear the name of a node; "@" keeps this name out of the way.
             self._add_end(f"{arg.name}{MARK}", RESULT, arg.type, [main.ret[arg.name]])  # type: ignore[union-attr]
@@ -112,6 +119,20 @@ class Inlined:
         node.op = op
         data, controls = _divide(node)
         node.input[:] = [*data, *results, *controls]
+
+    def _count_rounds(self) -> np.ndarray:
+        of_region: dict[Region, int] = {}
+        rounds = np.ones(len(self._nodes), np.int64)
+        for region in self.prefixes:  # callers first
+            of_region.setdefault(region, 1)
+            start = self.starts[region]
+            first = min(start, self.arguments[region])
+            rounds[first : start + len(region.nodes)] = of_region[region]
+            for call in region.calls:
+                more = ROUNDS if call.kind.is_loop else 1
+                for callee in call.callees:
+                    of_region[callee] = min(of_region[region] * more, MOST_ROUNDS)
+        return rounds
 
     def _unchanged_in(self, loop: Call) -> list[int]:
         body = loop.callee("body")
@@ -165,6 +186,7 @@ class Inlined:
             shapes=self.shapes(shapes),
             aliases=self.aliases,
             unchanged=self.unchanged,
+            rounds=self.rounds,
         )
 
 

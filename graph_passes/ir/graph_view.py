@@ -71,6 +71,7 @@ class GraphView:
         is_edited: whether some nodes are others than those of the graph that was indexed.
         aliases: number of a `INLINED_ARGUMENT` -> number and input port of its calling node.
         unchanged: the numbers of nodes in bodies of loops that give the same in every round.
+        rounds: for each node how often one run of the graph is taken to run it; None: once each.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class GraphView:
         is_edited: bool = False,
         aliases: Mapping[int, tuple[int, int]] = NO_ALIASES,
         unchanged: frozenset[int] = frozenset(),
+        rounds: np.ndarray | None = None,
     ) -> None:
         # Asked for again and again, by edited views of the graph too.
         self._shapes = None if shapes is None else functools.cache(shapes)
@@ -93,7 +95,7 @@ class GraphView:
         self.index, self.waits, self.located = index.numbers, index.waits, index.located
         self.node_types = index.node_types.node_types
         self.node_type_of = index.node_type_of
-        self.aliases, self.unchanged = aliases, unchanged
+        self.aliases, self.unchanged, self.rounds = aliases, unchanged, rounds
         vertices = Vertices(index)
         self.base, self.vertex_nodes = packed(vertices.base), packed(vertices.owners)
         self.dtypes, self.slot_numbers = packed(vertices.dtypes), vertices.slot_numbers

@@ -146,6 +146,8 @@ class _Problem:
         gains[is_judged], stays_low[is_judged] = self._prices.gains(
             numbers[is_judged], self._coloring.list_codes[vertices[is_judged]]
         )
+        if view.rounds is not None:
+            gains *= view.rounds[numbers]
         return gains, stays_low
 
     def _make_links(self) -> LinkTable:
@@ -182,6 +184,8 @@ class _Problem:
             has_price &= ~np.isin(makers, [*view.unchanged])
         prices = np.full((2, len(tensors)), _CONSTANT_CAST)
         prices[:, has_price] = self._prices.casts(tensors[has_price])
+        if view.rounds is not None:
+            prices[:, has_price] *= view.rounds[makers[has_price]]
         return prices
 
 

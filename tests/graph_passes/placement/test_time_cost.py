@@ -595,7 +595,7 @@ def test_a_weight_that_a_loop_does_not_change_has_no_price_in_it(
 ) -> None:
     """The Cast leaves the loop; what a round gains must pay for those of its own values alone."""
     # Sizes are not known here, and such a product counts as one that gains 6,400.
-    costs = table(cast=4000.0, MatMul=(200.0, 100.0))
+    costs = table(cast=7000.0, MatMul=(200.0, 100.0))
     disabled = frozenset(() if hoisting else ("loop-hoisting",))
     graph_def = call_graphs.build(build, gradient=False).graph_def
     result = rewrite_graph_def(graph_def, config(costs, disabled_rules=disabled), preserve=("x",))
