@@ -62,7 +62,7 @@ def prepare_tree(
     moves = config.has_rule(RULE) and not config.fused
     for region in reversed(list(tree.walk())):
         loops = [call for call in region.calls if call.kind.is_loop] if moves else []
-        mover = _Mover(region.proto, bodies, fusions)
+        mover = _Mover(region.proto, bodies, fusions, config.unknown_dimension)
         # In a loop of TensorFlow 1, what is added would have to name the loop's frame.
         if loops and "Enter" not in {node.op for node in region.nodes}:
             kept = {node_name(name) for name in preserve} if region is tree else set()
@@ -95,13 +95,17 @@ class _Mover:
     """
 
     def __init__(
-        self, caller: Graph, bodies: dict[Region, Graph], fusions: dict[Region, Fusion]
+        self,
+        caller: Graph,
+        bodies: dict[Region, Graph],
+        fusions: dict[Region, Fusion],
+        unknown: int,
     ) -> None:
         self.caller = caller
         self.shapes: dict[str, tuple[Shape | None, ...]] = {}
         self.units: list[str] = []
         self.misses: list[NearMiss] = []
-        self._bodies, self._fusions = bodies, fusions
+        self._bodies, self._fusions, self._unknown = bodies, fusions, unknown
         self._given, self._editor = caller, BodyEditor(caller)
         self._moved: dict[str, str] = {}  # what loops gave -> the sums behind them
 
@@ -116,7 +120,8 @@ class _Mover:
         rules = self._fusions[body].rules
         kept = frozenset(numbers_of(view, (name for name, rule in rules.items() if rule.keeps)))
         old: function_pb2.FunctionDef = self._bodies[body]  # type: ignore[assignment]
-        search = LoopSearch(loop, old, Matcher(view), self._fusions[cond].view, kept)
+        cond_view = self._fusions[cond].view
+        search = LoopSearch(loop, old, Matcher(view), cond_view, kept, self._unknown)
         sums, misses = search.find()
         self.misses.extend(misses)
         if not sums:

@@ -26,8 +26,11 @@ from graph_passes.rewriter.editor import NearMiss
 from graph_passes.rewriter.matcher import Matcher, NoMatchError
 
 PRODUCT, BIAS_SUM = "MatMul", "BiasAddGrad"
-UNKNOWN_ROWS = 32
-"""What counts for the rows of a round, the batch, where they are not known: the usual default."""
+_COPIES = 2
+"""How many times the elements of the rows that are kept a sum must have. They are written, joined
+and read behind the loop; in it, products and sums run beside what the next round waits for. At 1.6
+times LSTM(128) of 64 rows took 1.09 times as long with its sums moved as without, at 3.2
+LSTM(256) 0.87 to 1.01 times, at 12 0.71 to 0.83 times (AVX512_BF16, two cores)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,7 @@ class LoopSearch:
         m: reads it.
         cond_view: the view of the loop's condition.
         kept: numbers of nodes of the body that rules of the user keep in float32.
+        unknown: what counts for the rows of a round, the batch, where they are not known.
     """
 
     loop: node_def_pb2.NodeDef
@@ -84,6 +88,7 @@ class LoopSearch:
     m: Matcher
     cond_view: GraphView
     kept: frozenset[int]
+    unknown: int
 
     def find(self) -> tuple[list[LoopSum], list[NearMiss]]:
         """The sums that are worth moving, and what came close to one."""
@@ -184,7 +189,7 @@ class LoopSearch:
         return Term(node.name, node.op, node.device, tuple(self.m.inputs(number)))
 
     def _worthwhile(self, sums: list[LoopSum], rows: int, misses: list[NearMiss]) -> list[LoopSum]:
-        """Those sums whose lists take no more than the sums in every round.
+        """Those sums whose lists are clearly smaller than the sums in every round.
 
         A round reads and writes the sum and its terms where they are added up in the loop; moved,
         it keeps the rows of what the terms are made of. So one weighs the elements of the sum
@@ -203,8 +208,8 @@ class LoopSearch:
             }
             if added and len(each.shape) < 2:
                 continue
-            if math.prod(each.shape) < rows * sum(added.values()):
-                why = "its terms are made of more elements than it has"
+            if math.prod(each.shape) < _COPIES * rows * sum(added.values()):
+                why = f"it has less than {_COPIES} times the elements that its terms are made of"
                 misses.append(NearMiss(each.addition, why))
                 continue
             stored |= added.keys()
@@ -223,5 +228,5 @@ class LoopSearch:
                 continue
             if position < len(shapes) and len(shapes[position].dim) == 2:
                 rows = shapes[position].dim[0].size
-                found.append(UNKNOWN_ROWS if rows < 0 else rows)
-        return max(found, default=UNKNOWN_ROWS)
+                found.append(self.unknown if rows < 0 else rows)
+        return max(found, default=self.unknown)

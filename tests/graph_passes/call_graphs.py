@@ -23,6 +23,7 @@ class CallGraph:
     """A GraphDef that can be run: initialize, then fetch `out` and `gradient` given `x`."""
 
     graph_def: graph_pb2.GraphDef
+    rows: int = 4
 
     def run(self, rewritten: graph_pb2.GraphDef | None = None, *, lower: bool = True) -> list:
         """The values of `out` and, where there is one, `gradient`."""
@@ -37,20 +38,22 @@ class CallGraph:
             with tf.compat.v1.Session(graph=graph, config=config) as session:
                 session.run("init")
                 wanted = [name for name in ("out", "gradient") if name in names]
-                return session.run([f"{name}:0" for name in wanted], {"x:0": _INPUT})
+                return session.run([f"{name}:0" for name in wanted], {"x:0": _INPUT[: self.rows]})
 
 
-def build(loss: Callable[[tf.Tensor, tf.Variable], tf.Tensor], gradient: bool = True) -> CallGraph:
-    """The graph of a function of an input [4, 8] and a weight [8, 8], with its gradient."""
+def build(
+    loss: Callable[[tf.Tensor, tf.Variable], tf.Tensor], gradient: bool = True, rows: int = 4
+) -> CallGraph:
+    """The graph of a function of an input [rows, 8] and a weight [8, 8], with its gradient."""
     with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [4, 8], name="x")
+        x = tf.compat.v1.placeholder(tf.float32, [rows, 8], name="x")
         weight = tf.Variable(_WEIGHT, name="weight")
         out = tf.identity(loss(x, weight), name="out")
         if gradient:
             (made,) = tf.gradients(tf.reduce_sum(out), [weight])
             tf.identity(made, name="gradient")
         tf.group(weight.initializer, name="init")
-        return CallGraph(graph.as_graph_def())
+        return CallGraph(graph.as_graph_def(), rows)
 
 
 def loop(x: tf.Tensor, weight: tf.Variable) -> tf.Tensor:
