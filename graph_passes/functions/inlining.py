@@ -73,10 +73,10 @@ class Inlined:
             self._add_body(region)
         loops = [call for region in self.prefixes for call in region.calls if call.kind.is_loop]
         self.unchanged = frozenset(itertools.chain.from_iterable(map(self._unchanged_in, loops)))
-        self.rounds = self._count_rounds()
         for arg in main.signature.output_arg if is_function else ():  # type: ignore[union-attr]
             # A result may bear the name of a node; "@" keeps this name out of the way.
             self._add_end(f"{arg.name}{MARK}", RESULT, arg.type, [main.ret[arg.name]])  # type: ignore[union-attr]
+        self.rounds = self._count_rounds()
 
     def _add_end(self, name: str, op: str, dtype: int, read: list[str]) -> None:
         """Adds the node of an argument or a result of the main graph."""
@@ -124,14 +124,17 @@ class Inlined:
         of_region: dict[Region, int] = {}
         rounds = np.ones(len(self._nodes), np.int64)
         for region in self.prefixes:  # callers first
-            of_region.setdefault(region, 1)
+            times = of_region.setdefault(region, 1)
             start = self.starts[region]
-            first = min(start, self.arguments[region])
-            rounds[first : start + len(region.nodes)] = of_region[region]
+            rounds[start : start + len(region.nodes)] = times
             for call in region.calls:
                 more = ROUNDS if call.kind.is_loop else 1
                 for callee in call.callees:
-                    of_region[callee] = min(of_region[region] * more, MOST_ROUNDS)
+                    of_region[callee] = min(times * more, MOST_ROUNDS)
+                    function: function_pb2.FunctionDef = callee.proto  # type: ignore[assignment]
+                    first = self.arguments[callee]
+                    count = len(function.signature.input_arg)
+                    rounds[first : first + count] = of_region[callee]
         return rounds
 
     def _unchanged_in(self, loop: Call) -> list[int]:

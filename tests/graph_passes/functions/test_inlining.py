@@ -13,7 +13,7 @@ from view_checks import assert_same
 
 from graph_passes.emit.apply import Applied
 from graph_passes.functions.call_tree import CallTrees, Region, node_types_with
-from graph_passes.functions.inlining import MARK, Inlined, outline
+from graph_passes.functions.inlining import Inlined, outline
 from graph_passes.ir.graph_view import GraphView
 from graph_passes.ir.indexing import NodeIndex
 from graph_passes.ir.view import view_body
@@ -148,17 +148,25 @@ def test_what_a_function_takes_and_gives_is_its_boundary() -> None:
     assert Inlined(tree).boundary == []
 
 
+@pytest.mark.parametrize("is_function", [False, True])
 @pytest.mark.parametrize(
     ("shape", "rounds"), [("loop", {1, 32}), ("nested_loop", {1, 32, 32**2}), ("branch", {1})]
 )
-def test_nodes_of_loops_run_in_every_round(shape: str, rounds: set[int]) -> None:
-    tree, _ = tree_of(shape, is_function=False)
+def test_nodes_of_loops_run_in_every_round(shape: str, rounds: set[int], is_function: bool) -> None:
+    tree, _ = tree_of(shape, is_function)
     inlined = Inlined(tree)
     of_node = dict(zip((node.name for node in inlined.proto.node), inlined.rounds, strict=True))
     assert {*of_node.values()} == rounds
-    products = [node.name for node in inlined.proto.node if node.op == "MatMul"]
-    assert {of_node[name] for name in products if MARK in name} == {max(rounds)}
-    assert {of_node[name] for name in of_node if MARK not in name} == {1}
+
+    def check(region: Region, times: int) -> None:
+        ends = [] if region.is_main else region.proto.signature.input_arg  # type: ignore[union-attr]
+        for part in (*region.nodes, *ends):
+            assert of_node[inlined.prefixes[region] + part.name] == times
+        for call in region.calls:
+            for callee in call.callees:
+                check(callee, times * (32 if call.kind.is_loop else 1))
+
+    check(tree, 1)
 
 
 def test_shapes_are_those_of_the_regions() -> None:
