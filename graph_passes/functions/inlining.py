@@ -26,15 +26,14 @@ from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.graph_view import ARGUMENT, INLINED_ARGUMENT, RESULT, GraphView, Shape, Shapes
 from graph_passes.ir.indexing import concatenated
 from graph_passes.ops.op_types import OpType
+from graph_passes.policy.config import UNKNOWN_DIMENSION
 
 MARK = "@"
 """In the names of all nodes of bodies. It is not legal in names of nodes, so that no name of the
 main graph is like one of a body."""
 
-ROUNDS = 32
-"""How often a loop is taken to run its body: what counts for a dimension that is not known."""
-
-MOST_ROUNDS = ROUNDS**3
+_MOST_ROUNDS = UNKNOWN_DIMENSION**3
+"""What loops in loops count for at most, so that sums of prices stay far from overflowing."""
 
 
 class Inlined:
@@ -52,7 +51,8 @@ class Inlined:
         aliases: number of a node that is another name for what a calling node takes -> number and
             input port of that node.
         unchanged: the numbers of nodes in loops of which no round changes what they give.
-        rounds: for each node how often one run of the main graph is taken to run it.
+        rounds: for each node how often one run of the main graph is taken to run it: a loop is as
+            long as a dimension that is not known; int64 [nodes].
     """
 
     def __init__(self, root: Region) -> None:
@@ -128,9 +128,9 @@ class Inlined:
             start = self.starts[region]
             rounds[start : start + len(region.nodes)] = times
             for call in region.calls:
-                more = ROUNDS if call.kind.is_loop else 1
+                more = UNKNOWN_DIMENSION if call.kind.is_loop else 1
                 for callee in call.callees:
-                    of_region[callee] = min(times * more, MOST_ROUNDS)
+                    of_region[callee] = min(times * more, _MOST_ROUNDS)
                     function: function_pb2.FunctionDef = callee.proto  # type: ignore[assignment]
                     first = self.arguments[callee]
                     count = len(function.signature.input_arg)
