@@ -130,7 +130,9 @@ class FunctionCalls:
         outputs: int,
     ) -> Any:
         """Calls a function, or what is to run in its place; `FunctionSizes.call` tells the rest."""
-        return self._sizes.call(functools.partial(self._trials.call, run), name, inputs, outputs)
+        if self._trials.steps:
+            run = functools.partial(self._trials.call, run)
+        return self._sizes.call(run, name, inputs, outputs)
 
     def watch(
         self,

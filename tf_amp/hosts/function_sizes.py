@@ -186,6 +186,8 @@ class _SizedFunction:
         self._is_assumed = True  # whether the class 0 is planned for a size that was not seen
         self._served: int | None = None
         self._seen, self._in_a_row = 0, 0
+        # A size whose next call decides nothing, and what it calls: most calls are such.
+        self._calm: tuple[int, bytes] | None = None
 
     def choose(self, inputs: Sequence[Any]) -> tuple[bytes, bool]:
         """The variant to call: for the class of sizes in force, or nearest to it.
@@ -193,8 +195,10 @@ class _SizedFunction:
         Returns:
             Its name, and whether it returns, behind its outputs, the shape that shows the size.
         """
+        size, calm = None if self._is_settled else self._size_of(inputs), self._calm
+        if calm is not None and size in (None, calm[0]):
+            return calm[1], self._shows
         with self._lock:
-            size = None if self._is_settled else self._size_of(inputs)
             if size is not None:
                 self._note(size)
             chosen = self._serve(), self._shows
@@ -214,10 +218,13 @@ class _SizedFunction:
 
     def see(self, shape: Sequence[int]) -> None:
         """Takes note of the shape that a call returned, and plans at once for the next call."""
+        size, calm = self._of.source.size_of(shape), self._calm
+        if calm is not None and size == calm[0]:
+            return
         with self._lock:
             if self._is_settled:
                 return
-            self._note(self._of.source.size_of(shape))
+            self._note(size)
             if self._of.once:
                 self._shows = False
                 self._for_assumed = self._name
@@ -259,9 +266,11 @@ class _SizedFunction:
             apart = self._of.try_out is not None or result.proto != self._of.planned()
             if result.failure is None and apart:
                 names[served] = self._variant(size, result.proto, result.extra_functions)  # type: ignore[arg-type]
-        return (
-            names.get(min((0, *names), key=lambda known: abs(known - served))) or self._as_assumed()
-        )
+        nearest = min((0, *names), key=lambda known: abs(known - served))
+        chosen = names.get(nearest) or self._as_assumed()
+        lasts = served == self._seen and self._in_a_row >= _LASTING and not self._is_planning
+        self._calm = (size, chosen) if lasts else None
+        return chosen
 
     def _as_assumed(self) -> bytes:
         """What is called where no other plan is better, made when it is first needed."""

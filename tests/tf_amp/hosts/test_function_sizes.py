@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from cluster_ports import free_ports
 from session_facts import RunPython, facts_of
+from tensorflow.core.framework import function_pb2
+
+from tf_amp.hosts.function_size_sources import Source
+from tf_amp.hosts.function_sizes import FunctionSizes, Sized
 
 FLOAT, BFLOAT16 = 1, 14
 
@@ -246,3 +253,41 @@ def test_what_is_called_by_another_has_no_row_of_its_own(run_forked: RunPython, 
     found = facts(run_forked, "sizes_cases.called_later()", table)
     assert found["inner"]["rows"] == ["inner, sizes near 3000"]
     assert found["outer"]["rows"] == ["outer, sizes near 3000"]
+
+
+def sized(plan: Any, say: Any) -> Sized:
+    """How to plan a function of rows that its argument shows."""
+    planned = function_pb2.FunctionDef()
+    return Sized(
+        source=Source((0,), argument=0),
+        planned=lambda: planned,
+        plan=plan,
+        add=lambda functions: None,
+        try_out=None,
+        say=say,
+        expect=lambda inputs: None,
+        once=False,
+    )
+
+
+def test_calls_of_a_size_that_lasts_decide_nothing() -> None:
+    said: list[None] = []
+    plans: list[int] = []
+
+    def plan(size: int) -> Any:
+        plans.append(size)
+        proto = function_pb2.FunctionDef()
+        proto.signature.description = "another plan"
+        return SimpleNamespace(proto=proto, failure=None, extra_functions=())
+
+    def run(name: bytes, inputs: Sequence[Any], outputs: int) -> list[bytes]:
+        return [name]
+
+    function = type("Function", (), {"name": b"f"})()
+    sizes = FunctionSizes(lambda name, error: pytest.fail(f"{name}: {error}"))
+    sizes.watch(function, sized(plan, lambda: said.append(None)))
+    rows = [*[32] * 5, *[3000] * 5, *[32] * 5]
+    ran = [sizes.call(run, b"f", [np.empty((size, 2))], 1)[0] for size in rows]
+    assert ran == [*[b"f"] * 5, *[b"f__tf_amp_size_3000"] * 5, *[b"f"] * 5]
+    assert plans == [3000]
+    assert len(said) == 6  # twice for each size
