@@ -40,8 +40,10 @@ def product(x):
 """
 
 
-def run(run_python: RunPython, program: str, *, check: bool = True) -> CompletedProcess[str]:
-    done = run_python(PRELUDE + program, ON, timeout=150, check=check)
+def run(
+    run_python: RunPython, program: str, *, check: bool = True, **env: str
+) -> CompletedProcess[str]:
+    done = run_python(PRELUDE + program, ON | env, timeout=150, check=check)
     assert "fault of tf_amp" not in done.stderr
     assert "Timeout" not in done.stderr
     return done
@@ -171,6 +173,22 @@ assert len({convert}) > 100
 assert is_low(product(X)) and is_low(run_session())
 """
     run(run_forked, program)
+
+
+def test_what_stays_float32_is_counted_once(run_forked: RunPython) -> None:
+    program = """
+import keras, tf_amp
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+model.compile("sgd", "mse", jit_compile=False)
+model.fit(X, X[:, :1], verbose=0)
+square = tf.function(lambda x: tf.matmul(x, x, transpose_b=True))
+square(X)
+tf.function(lambda x: square(x) + 1.0)(X)
+print(*((row.name.split()[0], row.products) for row in tf_amp.status().functions))
+"""
+    done = run(run_forked, program, TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DENYLIST_ADD="MatMul")
+    assert done.stdout == "('multi_step_on_iterator', 5) ('<lambda>', 1)\n"
+    assert "no matrix product or convolution was converted (4 updates fused)" in done.stderr
 
 
 def test_tflite_is_given_the_float32_function_and_mlir_shows_what_runs(

@@ -95,11 +95,10 @@ class FunctionCounts:
             covered=[self._counts[callee] for callee in called],
             is_part=function in self._covered,
         )
-        if counts.converted:
-            self._uncovered.difference_update(called)
-            self._covered.update(callee for name, callee in known.items() if waits(name))
-            if function not in self._covered:
-                self._uncovered.add(function)
+        self._uncovered.difference_update(called)
+        self._covered.update(callee for name, callee in known.items() if waits(name))
+        if function not in self._covered:
+            self._uncovered.add(function)
         replace = functools.partial(self._replace, weakref.ref(function))
         counted = CountedFunction(
             self, traced, record, counts, result=result, replace=replace, announce=announce
@@ -109,13 +108,8 @@ class FunctionCounts:
 
     def _replace(self, of: weakref.ref[Any], counts: NodeCounts) -> None:
         function = of()
-        if function is None:
-            return
-        self._counts[function] = counts
-        if not counts.converted:
-            self._uncovered.discard(function)
-        elif function not in self._covered:
-            self._uncovered.add(function)
+        if function is not None:
+            self._counts[function] = counts
 
     def plans_of_callees(
         self, traced: TracedFunction, result: RewriteResult, anew: Iterable[RewriteResult]
