@@ -54,6 +54,12 @@ class UnitSearch:
         """Whether each op runs by a kernel of a CPU: no compiler makes one of several."""
         return self.config.device == "CPU" and not self.config.fused
 
+    @property
+    def knows_times(self) -> bool:
+        """Whether a cost table shows that oneDNN's kernels for bfloat16 run here, one an op."""
+        is_here = self.is_bfloat16_cpu and self.has_cpu_kernels
+        return is_here and self.config.cost_table is not None
+
     def infers(self, op: str) -> bool:
         """Whether an op is on the infer list: a pattern around one that is not stays float32."""
         return self.lists.list_of(op) == "infer"

@@ -50,9 +50,7 @@ def use_local_derivatives(search: UnitSearch) -> None:
     """Replaces what gradients go through between a product and what both factors are made of."""
     edits, view, m = search.edits, search.edits.view, search.edits.matcher
     origins = _Origins(m)
-    runs_here = search.is_bfloat16_cpu and search.has_cpu_kernels
-    knows_times = runs_here and search.config.cost_table is not None
-    if knows_times:
+    if search.knows_times:
         silu.make_derivatives_early(search, RULE)
     for end in view.of_op(*_ENDS):
         if view.dtypes[view.base[end]] != FLOAT:
@@ -61,7 +59,7 @@ def use_local_derivatives(search: UnitSearch) -> None:
             way = _Way(m, origins, gradient, by_factor)
             if way.end == end and way.is_longer():
                 stem = f"{view.names[end]}/local_derivative"
-                gelu = _gelu_of(m, way) if knows_times else None
+                gelu = _gelu_of(m, way) if search.knows_times else None
                 write = exact_gelu.write_with_derivative
                 if gelu and edits.propose(RULE, end, write, end, gradient, gelu, stem=stem):
                     break

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from free_casts import FREE_CASTS
 from graph_text import graph
 from layer_graphs import (
     CPU,
@@ -30,6 +31,7 @@ from traced_graphs import trace
 from graph_passes import PrecisionConfig
 from graph_passes.ir.view import view_body
 from graph_passes.ops.kernels import kernel_support
+from graph_passes.policy.cost_table import CostTable
 from graph_passes.policy.op_lists import load_op_lists
 from graph_passes.rewriter.editor import GraphEdits
 from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
@@ -129,6 +131,27 @@ def test_what_cannot_be_fused_is_a_unit_in_float32(tiny_epsilon: LayerGraph) -> 
     given = whole_numbers((32, 16))
     wanted = tiny_epsilon.run(tiny_epsilon.graph_def, *given)
     assert_near(tiny_epsilon.run(result.graph_def, *given), wanted, ROUNDING["GPU"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "unknown", "times", "is_fused"),
+    [
+        (1024, 32, FREE_CASTS, False),
+        (1025, 32, FREE_CASTS, True),
+        (None, 1024, FREE_CASTS, False),
+        (None, 1025, FREE_CASTS, True),
+        (1024, 32, None, True),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_few_elements_stay_in_primitives_on_a_cpu(
+    rows: int | None, unknown: int, times: CostTable | None, is_fused: bool, training: bool
+) -> None:
+    layer = trace_layer(keras.layers.BatchNormalization(), (rows, 64), training=training)
+    config = dataclasses.replace(CPU, cost_table=times, unknown_dimension=unknown)
+    rules = {unit.partition(":")[0] for unit in layer.find(config).units}
+    assert ("batch-norm" in rules) == is_fused
+    assert ("batch-norm in float32" in rules) == (training and not is_fused)
 
 
 def test_the_unit_in_float32_is_switched_off_with_the_rule(tiny_epsilon: LayerGraph) -> None:
