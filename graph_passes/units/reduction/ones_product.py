@@ -15,9 +15,9 @@ NAME = "ones_product"
 FEW_ELEMENTS = 1 << 15
 """Below this, starting the product with ones costs more than the Cast that it saves (measured on
 two cores: 2 us more at 4,096 elements, the same at 32,768, 10 us less at 262,144)."""
-UNKNOWN_DIMENSION = 128
-"""What counts for a dimension that is not known. A product in vain costs 3 us, a Cast in vain much
-more, so this is on the large side."""
+_UNKNOWN_DIMENSION = 128
+"""What counts at the least for a dimension that is not known. A product in vain costs 3 us, a Cast
+in vain much more, so this is on the large side."""
 
 FEW_CHANNELS = 32
 """Up to so many, oneDNN's product is slow on single rows: 2^23 elements of 8 channels take 20.9 ms,
@@ -60,7 +60,7 @@ def sum_rows_pays(
     shape = view.shape(tensor)
     if shape is None or shape[-1] is None:
         return False  # mostly in the body of a loop, on small tensors: 8 us more at 16,384
-    size = elements(shape, UNKNOWN_DIMENSION) or 0
+    size = elements(shape, max(_UNKNOWN_DIMENSION, search.config.unknown_dimension)) or 0
     return size >= FEW_ELEMENTS and _is_read_low(search, ineligible, tensor)
 
 
