@@ -3,6 +3,7 @@
     python benchmarks/step_time.py
     python benchmarks/step_time.py --workloads resnet50 mlp --variants float32 tf_amp --jit on
     python benchmarks/step_time.py --unknown-batch --rows 64
+    python benchmarks/step_time.py --small --modes training --unknown-batch
 
 Each variant of a workload runs in a process of its own. All of them are alive at once and run a
 few steps in turn, so that whatever else slows the machine down slows all of them. A round is one
@@ -30,6 +31,10 @@ WORKLOAD_NAMES = (
     *("bert_base", "gpt2_small", "vit_base", "ddim", "recommender"),
     *("plain_unet", "efficientnet", "mobilenetv3", "convnext"),
 )
+SMALL_NAMES = (
+    *("tabular", "normalized_mlp", "tanh_mlp", "text_convolutions", "text_attention"),
+    *("series", "wavenet", "point_cloud", "pictures", "tagger"),
+)
 WORKER = str(Path(__file__).with_name("step_worker.py"))
 _EVIDENCE_OPS = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul")
 _TURN_S = 1.0
@@ -39,7 +44,7 @@ def measure(workload: str, mode: str, jit: bool, options: argparse.Namespace) ->
     """Measures all variants of one workload.
 
     Args:
-        workload: one of `WORKLOAD_NAMES`.
+        workload: one of `WORKLOAD_NAMES` or `SMALL_NAMES`.
         mode: "training" or "inference".
         jit: whether the model is compiled by XLA.
         options: `variants`, `dtype`, `rounds`, `steps`, `unknown_batch` and `rows` of the command
@@ -98,7 +103,7 @@ def _steps_of_a_turn(workers: dict[str, Worker]) -> int:
     fastest = min(
         (min(worker.ask(do="run", steps=2)["seconds"]) for worker in workers.values()), default=1.0
     )
-    return max(1, min(20, round(_TURN_S / fastest)))
+    return max(1, min(200, round(_TURN_S / fastest)))
 
 
 def _take_turns(
@@ -201,7 +206,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOAD_NAMES, default=WORKLOAD_NAMES)
+    names = (*WORKLOAD_NAMES, *SMALL_NAMES)
+    parser.add_argument("--workloads", nargs="+", choices=names, default=WORKLOAD_NAMES)
+    parser.add_argument(
+        "--small",
+        dest="workloads",
+        action="store_const",
+        const=SMALL_NAMES,
+        help="the small networks alone",
+    )
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--jit", choices=("off", "on", "both"), default="off", help="jit_compile")

@@ -37,10 +37,12 @@ class StepWorker:
         prepare(arguments.variant, arguments.dtype)
         # TensorFlow may be imported only after the variant is in force.
         import tensorflow as tf
+        from small_workloads import SMALL_WORKLOADS
         from workloads import WORKLOADS
 
         started = time.perf_counter()
-        model, (x, y) = WORKLOADS[arguments.workload].compiled(jit_compile=arguments.jit_compile)
+        workload = {**WORKLOADS, **SMALL_WORKLOADS}[arguments.workload]
+        model, (x, y) = workload.compiled(jit_compile=arguments.jit_compile)
         if arguments.rows:
             x, y = (np.resize(array, (arguments.rows, *array.shape[1:])) for array in (x, y))
         inputs, labels = tf.constant(x), tf.constant(y)

@@ -65,7 +65,8 @@ def _tokens(batch: int, length: int, vocabulary: int) -> Callable[[np.random.Gen
     return make
 
 
-def _float32_logits(inputs: Any, outputs: Any) -> keras.Model:
+def float32_logits(inputs: Any, outputs: Any) -> keras.Model:
+    """A model that ends in an activation of dtype float32."""
     return keras.Model(inputs, layers.Activation("linear", dtype="float32")(outputs))
 
 
@@ -74,7 +75,7 @@ def _application(name: str, size: int) -> Callable[[], keras.Model]:
         network = getattr(keras.applications, name)(
             weights=None, input_shape=(size, size, 3), classes=1000, classifier_activation=None
         )
-        return _float32_logits(network.input, network.output)
+        return float32_logits(network.input, network.output)
 
     return build
 
@@ -104,7 +105,7 @@ def _unet(
     for level in reversed(range(depth)):
         x = upsampled(x, width << level)
         x = block(layers.Concatenate()([skips[level], x]), width << level)
-    return _float32_logits(inputs, layers.Conv2D(classes, 1)(x))
+    return float32_logits(inputs, layers.Conv2D(classes, 1)(x))
 
 
 def _pixel_labels(batch: int, size: int, classes: int) -> Callable[[np.random.Generator], Batch]:
@@ -127,7 +128,7 @@ def _encoder(
         x = layers.LayerNormalization(epsilon=1e-6)(x + attended)
         hidden = layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(x))
         x = layers.LayerNormalization(epsilon=1e-6)(x + layers.Dropout(0.1)(hidden))
-    return _float32_logits(tokens, layers.Dense(vocabulary)(x))
+    return float32_logits(tokens, layers.Dense(vocabulary)(x))
 
 
 def _bert_base() -> keras.Model:
@@ -161,7 +162,7 @@ def _gpt2_small(
     x = x + layers.Embedding(length, width)(keras.ops.arange(length))
     x = layers.Dropout(0.1)(x)
     x = _pre_norm_blocks(x, blocks=blocks, heads=heads, dropout=0.1, causal=True)
-    return _float32_logits(tokens, embedding(x, reverse=True))
+    return float32_logits(tokens, embedding(x, reverse=True))
 
 
 def _vit_base(size: int = 224, patch: int = 16, width: int = 768, classes: int = 1000) -> Any:
@@ -170,7 +171,7 @@ def _vit_base(size: int = 224, patch: int = 16, width: int = 768, classes: int =
     x = layers.Reshape((-1, width))(x)
     x = x + layers.Embedding(x.shape[1], width)(keras.ops.arange(x.shape[1]))
     x = _pre_norm_blocks(layers.Dropout(0.1)(x), blocks=12, heads=12, dropout=0.1, causal=False)
-    return _float32_logits(images, layers.Dense(classes)(layers.GlobalAveragePooling1D()(x)))
+    return float32_logits(images, layers.Dense(classes)(layers.GlobalAveragePooling1D()(x)))
 
 
 def _ddim(size: int = 64, widths: tuple[int, ...] = (32, 64, 96), middle: int = 128) -> Any:
@@ -195,7 +196,7 @@ def _ddim(size: int = 64, widths: tuple[int, ...] = (32, 64, 96), middle: int = 
         x = layers.UpSampling2D(interpolation="bilinear")(x)
         for _ in range(2):
             x = residual(layers.Concatenate()([x, skips.pop()]), width)
-    return _float32_logits(images, layers.Conv2D(4, 1, kernel_initializer="zeros")(x))
+    return float32_logits(images, layers.Conv2D(4, 1, kernel_initializer="zeros")(x))
 
 
 def _lstm(vocabulary: int = 8000, length: int = 64, width: int = 512) -> keras.Model:
@@ -203,7 +204,7 @@ def _lstm(vocabulary: int = 8000, length: int = 64, width: int = 512) -> keras.M
     x = layers.Embedding(vocabulary, width // 2)(tokens)
     for _ in range(2):
         x = layers.LSTM(width, return_sequences=True)(x)
-    return _float32_logits(tokens, layers.Dense(vocabulary)(x))
+    return float32_logits(tokens, layers.Dense(vocabulary)(x))
 
 
 def _mlp(features: int = 1024, width: int = 2048, classes: int = 100) -> keras.Model:
@@ -211,7 +212,7 @@ def _mlp(features: int = 1024, width: int = 2048, classes: int = 100) -> keras.M
     x = inputs
     for _ in range(4):
         x = layers.Dense(width, activation="relu")(x)
-    return _float32_logits(inputs, layers.Dense(classes)(layers.Dropout(0.2)(x)))
+    return float32_logits(inputs, layers.Dense(classes)(layers.Dropout(0.2)(x)))
 
 
 def _features(batch: int, features: int, classes: int) -> Callable[[np.random.Generator], Batch]:
@@ -227,7 +228,7 @@ def _recommender(rows: int = 500_000, fields: int = 8, width: int = 32) -> keras
     x = layers.Flatten()(layers.Embedding(rows, width)(inputs))
     for units in (512, 256):
         x = layers.Dense(units, activation="relu")(x)
-    return _float32_logits(inputs, layers.Dense(2)(x))
+    return float32_logits(inputs, layers.Dense(2)(x))
 
 
 def _fields(batch: int, fields: int, rows: int) -> Callable[[np.random.Generator], Batch]:
