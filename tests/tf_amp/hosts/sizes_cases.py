@@ -144,7 +144,7 @@ def iterators(which: str, given: str) -> None:
         import tf_keras as keras
     switch_on(cost_table=sys.argv[1])
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
+    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, use_bias=False)])
     model.compile("sgd", "mse", jit_compile=False)
     rows = 5 * 2048 + 7
     x, y = (np.ones((rows, WIDTH), np.float32) for _ in range(2))
@@ -280,7 +280,7 @@ def steps_per_execution(which: str) -> None:
         import tf_keras as keras
     switch_on(cost_table=sys.argv[1])
     said = hear()
-    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
+    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, use_bias=False)])
     model.compile("sgd", "mse", jit_compile=False, steps_per_execution=2)
     x, y = (np.ones((5 * 2048 + 7, WIDTH), np.float32) for _ in range(2))
     seen = ran(lambda: model.fit(x, y, batch_size=2048, verbose=0))
@@ -299,7 +299,7 @@ def replicas(which: str) -> None:
     keras.utils.set_random_seed(0)
     said = hear()
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
+        model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, use_bias=False)])
         model.compile("sgd", "mse")
     rows = 4 * 4096 + 1  # of the last one a replica gets nothing
     x, y = (np.ones((rows, WIDTH), np.float32) for _ in range(2))
