@@ -205,6 +205,12 @@ def test_a_gradient_that_need_not_go_low_is_left_alone(function, shape):
     assert not trace(function, tf.TensorSpec(shape)).find(CPU).units
 
 
+@pytest.mark.parametrize(("rows", "found"), [(32, []), (2048, ["ones-product"])])
+def test_a_batch_that_was_seen_counts(rows: int, found: list[str]) -> None:
+    traced = trace(gradients, spec(None, 16))
+    assert node_types(traced.find(dataclasses.replace(CPU, unknown_dimension=rows))) == found
+
+
 def test_a_preserved_sum_is_left_alone():
     traced = trace(gradients, spec(4096, 8))
     assert traced.find(CPU).units
