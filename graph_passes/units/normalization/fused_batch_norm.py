@@ -5,8 +5,8 @@ float32 inside, so no float32 island is left between two convolutions. A missing
 of ones, a missing offset one of zeros; nothing reads their gradients. What the fused op cannot
 stand for, by its epsilon or by what is read inside, stays in primitives as a unit in float32; and
 so does the normalization of data, alone or beside what a layer makes, since rounding would come
-before the mean is subtracted. On a CPU so does one of few elements, where the fused kernel takes
-longer.
+before the mean is subtracted. On a CPU one of few elements stays in primitives too, since the fused
+kernel takes longer; with stored statistics it needs no unit.
 
 With stored statistics, the forward half may go into the convolution before it (`folded_batch_norm`)
 where that is faster: in bfloat16 on a CPU. The gradient of a layer that is frozen while others are
