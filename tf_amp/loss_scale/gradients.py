@@ -17,6 +17,10 @@ _LOGGER = logging.getLogger("tf_amp.loss_scale")
 FINITE, INFINITE, NOT_A_NUMBER = 0, 1, 2
 KIND_NAMES = {FINITE: "finite", INFINITE: "inf", NOT_A_NUMBER: "NaN"}
 _KINDS = len(KIND_NAMES)
+# What may stand between gradients that were clipped and the one that is applied.
+_LINEAR_OPS = frozenset(
+    {"AddN", "AddV2", "Cast", "Identity", "Mean", "Mul", "RealDiv", "Reshape", "Sum"}
+)
 _CLIPS = re.compile(r"(.*/)?clip_by_(value|norm|global_norm|average_norm)(_\d+)?(/.*)?")
 
 
@@ -70,14 +74,22 @@ def unscale(gradients: Sequence[Any], factor: tf.Tensor) -> list[Any]:
 
 
 def clipped_by(gradients: Iterable[Any]) -> str:
-    """The op of a graph that clipped one of some gradients, by its name; "" for none.
+    """The op of a graph that clipped some gradients, or what they are the sum of; "" for none.
 
-    The gradient of something that was clipped is not meant. Eager tensors tell nothing.
+    Per-example gradients are clipped before they are averaged, and noise may be added after. The
+    gradient of something that was clipped is not meant. Eager tensors tell nothing.
     """
-    for gradient in gradients:
-        name = getattr(getattr(gradient, "op", None), "name", "")
-        if _CLIPS.fullmatch(name) and "gradient_tape/" not in name and "gradients/" not in name:
-            return str(name)
+    waiting = [op for g in gradients if (op := getattr(g, "op", None)) is not None]
+    seen = set(waiting)
+    for op in waiting:
+        if "gradient_tape/" in op.name or "gradients/" in op.name:
+            continue
+        if _CLIPS.fullmatch(op.name):
+            return str(op.name)
+        if op.type in _LINEAR_OPS:
+            found = {tensor.op for tensor in op.inputs} - seen
+            seen |= found
+            waiting += found
     return ""
 
 
