@@ -163,7 +163,8 @@ class NodeIndex:
         makers = np.empty(len(readers), np.int32)
         makers[of_old], makers[~of_old] = after, read.makers
         new.makers = packed(makers)
-        stays = np.where(old[moved], moved, -1).tolist()
+        # What is gone has the number -1, and there may be no node left.
+        stays = np.where(np.append(old, False)[moved], moved, -1).tolist()
         kept = {stays[number]: names for number, names in self.waits.items()}
         new.waits = dict(sorted((read.waits | kept).items()))
         new.waits.pop(-1, None)

@@ -135,6 +135,18 @@ def test_a_product_that_nothing_reads_does_not_keep_others_in_float32():
     assert low[False] > low[True]
 
 
+def test_a_function_of_which_nothing_is_read_is_left_as_it_is():
+    @tf.function(autograph=False)
+    def program():
+        tf.matmul(tf.ones((8, 8)), tf.ones((8, 8)))
+
+    config = PrecisionConfig(target_dtype="bfloat16", device="CPU")
+    result = rewrite_function_def(program.get_concrete_function().function_def, config)
+    assert not result.changed
+    assert result.failure is None
+    assert not result.report.near_misses
+
+
 def test_what_has_an_effect_stays_and_so_does_what_it_reads():
     variable = tf.Variable(tf.zeros((32, 64)))
 
