@@ -160,11 +160,14 @@ class FunctionCalls:
         if source is None and not self._trials.steps:
             return False
         if (kept := kept_in_kernels(traced.definition, traced.find)) is not None:
+            missed = ["planned again for its batch"] if source is not None else []
+            missed += ["tried"] if self._trials.steps else []
             # Whether what is traced to be saved, or loaded, will ever be called is not known.
             _log.log(
                 logging.INFO if counted.is_announced else logging.DEBUG,
-                "%s is neither planned again for its batch nor tried: %s.",
+                "%s is not %s: %s.",
                 traced.title,
+                " or ".join(missed),
                 kept,
             )
             return False

@@ -596,7 +596,8 @@ def states() -> None:
     said = hear()
     for count in (iterator, variable, table):
         counted = counts(count)
-        report(count.__name__, counted=counted, said=[line for line in said if "neither" in line])
+        kept = [line for line in said if "not planned again" in line]
+        report(count.__name__, counted=counted, said=kept)
         said.clear()
 
 
@@ -612,7 +613,7 @@ def saved_with_seeds() -> None:
     logging.getLogger("tf_amp").setLevel(logging.INFO)
 
     def said() -> list[str]:
-        found = [line for line in lines if "neither planned again" in line]
+        found = [line for line in lines if "not planned again" in line]
         lines.clear()
         return found
 
