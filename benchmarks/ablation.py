@@ -51,6 +51,7 @@ FOR_VALUES = {
     "position": "keeps indices what they are",
     "saturation": "keeps logarithms of 1 - p from infinity, and their gradients from 0",
     "period": "keeps parities and angles what they are",
+    "coordinate": "keeps geometry, and equations that a network solves, from rounding",
     "comparison": "keeps gradients of maxima from 0 / 0 where what was picked was rounded",
     "loop-gradient-sums": "is about time: loops read and write no sums of the size of weights",
     "local-derivative": "is about memory: one tensor is kept for a gradient, not two to four",

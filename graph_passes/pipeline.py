@@ -15,6 +15,7 @@ from graph_passes.coloring.comparisons import paint_comparisons
 from graph_passes.coloring.constant_folding import paint_constants
 from graph_passes.coloring.constant_operands import keep_constant_operands
 from graph_passes.coloring.constant_range import deny_out_of_range
+from graph_passes.coloring.coordinates import keep_coordinates
 from graph_passes.coloring.decompositions import keep_decompositions
 from graph_passes.coloring.distances import keep_distances
 from graph_passes.coloring.losses import keep_losses
@@ -90,6 +91,7 @@ STAGES = (
     Stage("position", keep_positions, ("edges",)),
     Stage("saturation", keep_saturated, ("edges",)),
     Stage("period", keep_periods, ("edges",)),
+    Stage("coordinate", keep_coordinates, ("edges",)),
     Stage("rules", Coloring.move_by_rules),
     Stage(
         "constant-range",

@@ -39,6 +39,8 @@ from graph_passes.coloring.ways import (
     MOST_NEAR,
     VARIABLES,
     Ways,
+    is_turned,
+    terms,
     what_is_before,
 )
 from graph_passes.ir.adjacency import walk
@@ -101,7 +103,7 @@ class _Search:
             product
             for product, operands in self._operands.items()
             if len(operands) > 1
-            and self._adds_up(product)
+            and terms(self._view, self._view.vertex_nodes[product]) > 1
             and (
                 self._are_whole(operands) or (has_classes and self._sums_classes(product, operands))
             )
@@ -195,14 +197,6 @@ class _Search:
             self._view.op_of(v) in VARIABLES or (rounds and self._codes[v] == ALLOW) for v in found
         )
 
-    def _adds_up(self, product: int) -> bool:
-        node = self._view.node_of(product)
-        if "equation" in node.attr:
-            operands, _, result = node.attr["equation"].s.partition(b"->")
-            return not {*operands} - {*b", "} <= {*result}
-        shape = self._view.shape(node.input[0])
-        return not shape or shape[-2 if self._is_turned(product, 0) else -1] != 1
-
     def _sums_classes(self, product: int, operands: Sequence[int]) -> bool:
         """Whether one operand says of which class each row of the other is, which is data."""
         first, second = operands[:2]
@@ -223,13 +217,8 @@ class _Search:
         if "equation" in node.attr:
             terms, _, result = node.attr["equation"].s.partition(b"->")
             return not turns and terms.split(b",")[side].strip()[-1:] in result
-        return (turns + side + self._is_turned(product, side)) % 2 == 1
-
-    def _is_turned(self, product: int, side: int) -> bool:
-        """Whether a product transposes one of its operands."""
-        names = (("transpose_a", "adj_x"), ("transpose_b", "adj_y"))[side]
-        number = self._view.vertex_nodes[product]
-        return any(self._view.attr(number, name).b for name in names)
+        turned = is_turned(self._view, self._view.vertex_nodes[product], side)
+        return (turns + side + turned) % 2 == 1
 
     def _moved(self, vertex: int) -> Sequence[int]:
         makers = self._edges.producers(vertex) if self._codes[vertex] == CLEAR else ()

@@ -6,6 +6,7 @@ scales them: by a single number or by what is stored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import islice
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
+from graph_passes.ir.graph_view import GraphView
 from graph_passes.policy.op_classes import ops_of
 from graph_passes.units.reduction.ones_product import is_ones_product
 
@@ -134,3 +136,31 @@ def linear(coloring: Coloring, others: np.ndarray) -> np.ndarray:
         if () not in [view.shape(name) for name in view.nodes[number].input if name[0] != "^"]:
             found[view.base[number]] = False
     return found
+
+
+def is_turned(view: GraphView, product: int, side: int) -> bool:
+    """Whether a product, a node by number, transposes its first or second operand."""
+    names = (("transpose_a", "adj_x"), ("transpose_b", "adj_y"))[side]
+    return any(view.attr(product, name).b for name in names)
+
+
+def terms(view: GraphView, product: int) -> float:
+    """How many numbers a matrix product, a node by number, adds up for each that it makes.
+
+    Infinity where that is not known, 0 of an outer product.
+    """
+    equation = view.attr(product, "equation").s.decode()
+    if not equation:
+        left, right = (is_turned(view, product, side) for side in (0, 1))
+        equation = f"...{'ki' if left else 'ik'},...{'jk' if right else 'kj'}->...ij"
+    read, _, made = equation.partition("->")
+    lengths = dict.fromkeys({*read} - {*made, *".,"}, math.inf)
+    # Behind the operands come control inputs.
+    for axes, name in zip(read.split(","), view.nodes[product].input, strict=False):
+        shape, (first, _, last) = view.shape(name), axes.partition("...")
+        if shape is not None:
+            sizes = (*shape[: len(first)], *shape[len(shape) - len(last) :])
+            for axis, size in zip(first + last, sizes, strict=True):
+                if axis in lengths and size is not None:
+                    lengths[axis] = size
+    return math.prod(lengths.values()) if lengths else 0

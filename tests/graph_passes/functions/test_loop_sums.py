@@ -33,7 +33,7 @@ FUSED = dataclasses.replace(CONFIG, fused=True)
 PARITY = PrecisionConfig(target_dtype="bfloat16", device="CPU", parity=True)
 GPU = PrecisionConfig(target_dtype="float16", device="GPU")
 KEPT = ("x", "out", "gradient", "init")
-ROUNDS, ROWS, WIDTH, UNITS = 5, 4, 24, 32
+ROUNDS, ROWS, WIDTH, UNITS = 5, 6, 24, 32
 RNG = np.random.default_rng(0)
 
 

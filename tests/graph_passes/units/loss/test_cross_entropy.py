@@ -33,7 +33,7 @@ def step(x: tf.Tensor, w: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
     """A loss of weighted rows, so that a gradient of its own flows into each."""
     with tf.GradientTape() as tape:
         tape.watch([x, w])
-        loss = tf.tensordot(losses(x, w, labels), tf.reduce_sum(x * x, 1), 1)
+        loss = tf.reduce_sum(losses(x, w, labels) * tf.reduce_sum(x * x, 1))
     return [loss, *tape.gradient(loss, [x, w])]
 
 

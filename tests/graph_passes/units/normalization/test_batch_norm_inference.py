@@ -263,19 +263,19 @@ STRAYS = ("scale", "offset", "mean", "variance")
 
 
 def channels_second(stray: str | None, is_stored: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Channels on axis 1 of [batch, 4, height, 4]; one stored tensor lies along the last axis."""
+    """Channels on axis 1 of [batch, 8, height, 8]; one stored tensor lies along the last axis."""
     rng = np.random.default_rng(4)
-    stored = {name: tf.Variable(rng.uniform(0.5, 2, 4).astype(np.float32)) for name in STRAYS}
+    stored = {name: tf.Variable(rng.uniform(0.5, 2, 8).astype(np.float32)) for name in STRAYS}
 
     def normalize(x: tf.Tensor) -> tf.Tensor:
         scale, offset, mean, variance = (
-            tf.reshape(stored[name], (1, 1, 1, 4) if name == stray else (1, 4, 1, 1))
+            tf.reshape(stored[name], (1, 1, 1, 8) if name == stray else (1, 8, 1, 1))
             for name in STRAYS
         )
         if not is_stored:
             mean, variance = tf.nn.moments(x, (0, 2, 3), keepdims=True)
         factor = tf.math.rsqrt(variance + 1e-3) * scale
-        return tf.matmul(x * factor + (offset - mean * factor), tf.eye(4))
+        return tf.matmul(x * factor + (offset - mean * factor), tf.eye(8))
 
     return normalize
 
@@ -286,12 +286,12 @@ def channels_second(stray: str | None, is_stored: bool) -> Callable[[tf.Tensor],
 )
 def test_sizes_that_agree_by_chance_make_no_unit(stray: str | None, is_stored: bool) -> None:
     function = tf.function(channels_second(stray, is_stored), autograph=False)
-    concrete = function.get_concrete_function(tf.TensorSpec((2, 4, 3, 4)))
+    concrete = function.get_concrete_function(tf.TensorSpec((2, 8, 3, 8)))
     result = rewritten(concrete, CONFIGS["float16"])
     fused = "FusedBatchNormV3" in {node.op for node in result.proto.node}
     assert fused == (stray is None)
     assert len(result.report.near_misses) == (stray is not None)
-    x = np.random.default_rng(5).standard_normal((2, 4, 3, 4), np.float32)
+    x = np.random.default_rng(5).standard_normal((2, 8, 3, 8), np.float32)
     expected = run(concrete, concrete.graph.as_graph_def(), x)
     np.testing.assert_allclose(run(concrete, result.proto, x), expected, rtol=0, atol=0.01)
 

@@ -1,0 +1,51 @@
+"""Coordinates: products of data over a handful of terms.
+
+    points @ rotation, [x, t] @ weights, pixels @ (colours by colours)
+
+A product over many terms forgives what its operands lose, since errors even out, and so does all
+that reads what a network made of such. A point has two to four coordinates, of which bfloat16 keeps
+three digits: what is drawn moves, angles between unit vectors are off, and the second derivative of
+a network by its coordinates has nothing to do with the equation that it is to solve. So a product
+stays float32 where it adds up at most `MOST_TERMS` numbers and a longer one made none of them, as
+one makes what a layer hands on, and gradients. It is too small for its time to matter, but for an
+outer product, as experts and places are: it adds up none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from graph_passes.coloring.state import ALLOW, Coloring
+from graph_passes.coloring.ways import MATRIX_PRODUCTS, terms, what_is_before
+from graph_passes.ir.adjacency import walk
+from graph_passes.ops.reasons import Reason
+
+MOST_TERMS = 4
+"""Of a point in space and time, or in homogeneous coordinates."""
+_MOST_OPS = 256
+"""Of which an operand is made."""
+
+
+def keep_coordinates(coloring: Coloring) -> None:
+    """Keeps products of data over few terms, with what they read, in float32."""
+    view, codes = coloring.view, coloring.list_codes
+    left = {
+        vertex: view.producers(number)
+        for number in view.of_op(*MATRIX_PRODUCTS)
+        for vertex in coloring.float_vertices(number)
+        if codes[vertex] == ALLOW and 0 < terms(view, number) <= MOST_TERMS
+    }
+    kept = set[int]()
+
+    def is_of_data(operands: Sequence[int]) -> bool:
+        found = list(islice(walk(operands, coloring.edges.producers), _MOST_OPS))
+        return len(found) < _MOST_OPS and not any(
+            codes[v] == ALLOW and v not in kept for v in found
+        )
+
+    while more := {vertex for vertex, operands in left.items() if is_of_data(operands)}:
+        kept |= more
+        left = {vertex: operands for vertex, operands in left.items() if vertex not in kept}
+    before = [what_is_before(coloring, product) for product in sorted(kept)]
+    coloring.block(sorted(kept.union(*before)), Reason.COORDINATES)
