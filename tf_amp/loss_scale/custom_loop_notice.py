@@ -19,7 +19,8 @@ NOT_WRAPPED = (
     "A custom training loop applies gradients with %s, which is not wrapped: its loss is "
     "not scaled, and small float16 gradients are lost. A loop must be changed by hand: "
     "optimizer = tf_amp.loss_scale.wrap_optimizer(optimizer), then take the gradients of "
-    "optimizer.scale_loss(loss) inside the GradientTape."
+    "optimizer.scale_loss(loss) inside the GradientTape. Where the loop is a library's, bfloat16 "
+    f"needs no scale: {DTYPE}=bfloat16."
 )
 OWN_STEP = (
     "The model's own train_step applies gradients with %s of a loss that is not scaled, and small "
