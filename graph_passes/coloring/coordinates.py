@@ -13,39 +13,30 @@ outer product, as experts and places are: it adds up none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+import numpy as np
 
 from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.ways import MATRIX_PRODUCTS, terms, what_is_before
-from graph_passes.ir.adjacency import walk
 from graph_passes.ops.reasons import Reason
 
 MOST_TERMS = 4
 """Of a point in space and time, or in homogeneous coordinates."""
-_MOST_OPS = 256
-"""Of which an operand is made."""
 
 
 def keep_coordinates(coloring: Coloring) -> None:
     """Keeps products of data over few terms, with what they read, in float32."""
-    view, codes = coloring.view, coloring.list_codes
-    left = {
-        vertex: view.producers(number)
+    view, long = coloring.view, coloring.list_codes == ALLOW
+    short = [
+        vertex
         for number in view.of_op(*MATRIX_PRODUCTS)
         for vertex in coloring.float_vertices(number)
-        if codes[vertex] == ALLOW and 0 < terms(view, number) <= MOST_TERMS
-    }
-    kept = set[int]()
-
-    def is_of_data(operands: Sequence[int]) -> bool:
-        found = list(islice(walk(operands, coloring.edges.producers), _MOST_OPS))
-        return len(found) < _MOST_OPS and not any(
-            codes[v] == ALLOW and v not in kept for v in found
-        )
-
-    while more := {vertex for vertex, operands in left.items() if is_of_data(operands)}:
-        kept |= more
-        left = {vertex: operands for vertex, operands in left.items() if vertex not in kept}
-    before = [what_is_before(coloring, product) for product in sorted(kept)]
-    coloring.block(sorted(kept.union(*before)), Reason.COORDINATES)
+        if long[vertex] and 0 < terms(view, number) <= MOST_TERMS
+    ]
+    if not short:
+        return
+    long[short] = False
+    roots = coloring.where(long)
+    made_by_long = coloring.edges.reach(roots, np.ones(len(long), bool), forward=True)
+    kept = [vertex for vertex in short if not made_by_long[vertex]]
+    before = [what_is_before(coloring, product) for product in kept]
+    coloring.block(sorted({*kept}.union(*before)), Reason.COORDINATES)

@@ -90,6 +90,16 @@ def test_geometry_is_as_in_float32(function: Function, config: PrecisionConfig) 
     assert np.abs(low - true).max() > 1e-3 * np.abs(true).max()
 
 
+def test_so_is_a_chain_of_turns() -> None:
+    def chain(points: Any, matrix: Any) -> Any:
+        for angle in range(300):
+            points = points @ (matrix + 0.01 * angle)
+        return points
+
+    found = products(traced(chain))
+    assert len(found) == 300 and not any(d.converted for d in found)
+
+
 def second_derivative(points: Any, matrix: Any) -> Any:
     """Of a network by one of its coordinates, as the loss of a physics-informed one has it."""
     hidden, last = tf.repeat(matrix, WIDTH, 1)[:, :WIDTH], tf.ones((WIDTH, 1)) * points[0, 0]
