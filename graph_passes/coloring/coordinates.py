@@ -8,7 +8,7 @@ three digits: what is drawn moves, angles between unit vectors are off, and the 
 a network by its coordinates has nothing to do with the equation that it is to solve. So a product
 stays float32 where it adds up at most `MOST_TERMS` numbers and a longer one made none of them, as
 one makes what a layer hands on, and gradients. It is too small for its time to matter, but for an
-outer product, as experts and places are: it adds up none.
+outer product, as experts and places are: it adds up none. A row that `one_hot` picks adds up one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def keep_coordinates(coloring: Coloring) -> None:
     if not short:
         return
     long[short] = False
-    roots = coloring.where(long)
-    made_by_long = coloring.edges.reach(roots, np.ones(len(long), bool), forward=True)
-    kept = [vertex for vertex in short if not made_by_long[vertex]]
+    roots = coloring.where(long | coloring.has_op({"OneHot"}))
+    no_data = coloring.edges.reach(roots, np.ones(len(long), bool), forward=True)
+    kept = [vertex for vertex in short if not no_data[vertex]]
     before = [what_is_before(coloring, product) for product in kept]
     coloring.block(sorted({*kept}.union(*before)), Reason.COORDINATES)

@@ -135,6 +135,11 @@ def experts(x: Any, w: Any) -> Any:
     return tf.einsum("sec,sd->ecd", tf.einsum("se,sc->sec", one, one), x @ w)
 
 
+def picked(x: Any, w: Any) -> Any:
+    """A row of a small table for each token, as BERT has one for each of two sentences."""
+    return tf.nn.relu(tf.one_hot(tf.argmax(x, -1) % 2, 2) @ w[:2]) @ w
+
+
 def few_rows(x: Any, w: Any) -> Any:
     """The gradient of weights adds up as many terms as there are rows."""
     with tf.GradientTape() as tape:
@@ -143,7 +148,7 @@ def few_rows(x: Any, w: Any) -> Any:
     return tape.gradient(loss, w)
 
 
-@pytest.mark.parametrize("function", [hidden_layers, experts, few_rows])
+@pytest.mark.parametrize("function", [hidden_layers, experts, picked, few_rows])
 def test_layers_are_planned_as_ever(function: Function) -> None:
     found = trace(function, tf.TensorSpec((ROWS, WIDTH)), tf.TensorSpec((WIDTH, WIDTH)))
     decisions = products(found)
