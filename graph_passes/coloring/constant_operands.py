@@ -215,8 +215,8 @@ class _Search:
             return False
         turns = sum(self._view.op_of(vertex) == "Transpose" for vertex in moved)
         if "equation" in node.attr:
-            terms, _, result = node.attr["equation"].s.partition(b"->")
-            return not turns and terms.split(b",")[side].strip()[-1:] in result
+            operands, _, result = node.attr["equation"].s.partition(b"->")
+            return not turns and operands.split(b",")[side].strip()[-1:] in result
         turned = is_turned(self._view, self._view.vertex_nodes[product], side)
         return (turns + side + turned) % 2 == 1
 
