@@ -15,12 +15,13 @@ from tf_amp.patches import Patches
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 
+_NO_SCALE = f"bfloat16 needs no scale: {DTYPE}=bfloat16"
 NOT_WRAPPED = (
     "A custom training loop applies gradients with %s, which is not wrapped: its loss is "
     "not scaled, and small float16 gradients are lost. A loop must be changed by hand: "
     "optimizer = tf_amp.loss_scale.wrap_optimizer(optimizer), then take the gradients of "
-    "optimizer.scale_loss(loss) inside the GradientTape. Where the loop is a library's, bfloat16 "
-    f"needs no scale: {DTYPE}=bfloat16."
+    "optimizer.scale_loss(loss) inside the GradientTape. Where the loop is a library's, "
+    f"{_NO_SCALE}."
 )
 OWN_STEP = (
     "The model's own train_step applies gradients with %s of a loss that is not scaled, and small "
@@ -44,8 +45,7 @@ BY_MINIMIZE = (
     "optimizer.scale_loss(loss), and clip what optimizer.unscale(gradients) gives."
 )
 _WHERE_IT_CANNOT = (
-    "Where it cannot, as with tape.jacobian(), bfloat16 needs no "
-    f"scale: {DTYPE}=bfloat16. Or scale there by hand: manager = "
+    f"Where it cannot, as with tape.jacobian(), {_NO_SCALE}. Or scale there by hand: manager = "
     "LossScaleManager(StaticLossScale(1024)) of tf_amp.loss_scale, the gradients of "
     "manager.multiply(loss), then manager.unscale(gradients) before they are clipped; "
     f"{ENABLE_LOSS_SCALING}=0 then says that nothing else is to be scaled."

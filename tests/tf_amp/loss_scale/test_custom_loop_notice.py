@@ -236,6 +236,7 @@ def test_gradients_of_a_converted_function_are_told_of(heard) -> None:
     for name in ("given", "of a function"):
         (line,) = heard[name]
         assert line.startswith(NOT_WRAPPED)
+        assert "a library's, bfloat16 needs no scale: TF_AUTO_MIXED_PRECISION_GRAPH" in line
 
 
 def test_a_step_of_the_models_own(heard, library: str) -> None:
