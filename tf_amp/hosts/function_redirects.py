@@ -146,13 +146,28 @@ def redirect_calls(
         The function with other calls, and the functions that it then calls under their new names,
         each behind those it calls itself; None if nothing that it calls is replaced.
     """
-    renamed: list[function_pb2.FunctionDef] = []
-    targets: dict[str, str | None] = {}
+    redirection = _Redirection(running, replacement, suffix)
+    changed = redirection.of(definition)
+    return None if changed is None else (changed, tuple(redirection.renamed))
 
-    def redirect(caller: function_pb2.FunctionDef) -> function_pb2.FunctionDef | None:
+
+class _Redirection:
+    """What is called instead of the functions that were met so far.
+
+    Functions that call one another would be a cycle, which keeps the whole plan of the caller
+    alive until the collector runs.
+    """
+
+    def __init__(self, running: Find, replacement: Find, suffix: str) -> None:
+        self.renamed: list[function_pb2.FunctionDef] = []
+        self._running, self._replacement, self._suffix = running, replacement, suffix
+        self._targets: dict[str, str | None] = {}
+
+    def of(self, caller: function_pb2.FunctionDef) -> function_pb2.FunctionDef | None:
+        """The function with other calls, None if it calls nothing that is replaced."""
         changed = None
         for name in sorted(set(called_names(caller))):
-            target = redirected(name)
+            target = self._target(name)
             if target is not None:
                 if changed is None:
                     changed = function_pb2.FunctionDef()
@@ -160,28 +175,25 @@ def redirect_calls(
                 _rename_calls(changed, name, target)
         return changed
 
-    def redirected(name: str) -> str | None:
-        if name not in targets:
-            targets[name] = None  # what a recursive function finds of itself
-            targets[name] = renamed_copy(name)
-        return targets[name]
+    def _target(self, name: str) -> str | None:
+        if name not in self._targets:
+            self._targets[name] = None  # what a recursive function finds of itself
+            self._targets[name] = self._renamed_copy(name)
+        return self._targets[name]
 
-    def renamed_copy(name: str) -> str | None:
-        found = running(name)
+    def _renamed_copy(self, name: str) -> str | None:
+        found = self._running(name)
         if found is None:
             return None
-        other = replacement(name)
-        body = redirect(other or found)
+        other = self._replacement(name)
+        body = self.of(other or found)
         if other is None and body is None:
             return None
         copy = function_pb2.FunctionDef()
         copy.CopyFrom(body or other or found)
-        copy.signature.name = name + suffix
-        renamed.append(copy)
+        copy.signature.name = name + self._suffix
+        self.renamed.append(copy)
         return copy.signature.name
-
-    changed = redirect(definition)
-    return None if changed is None else (changed, tuple(renamed))
 
 
 def with_callees(

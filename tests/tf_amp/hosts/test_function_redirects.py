@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import pytest
 from tensorflow.core.framework import function_pb2, node_def_pb2
@@ -72,3 +74,22 @@ def test_functions_that_a_node_calls_come_in_one_order(order: tuple[str, ...]) -
     for name in order:
         node.attr[name].func.name = f"the {name}"
     assert list(called_by(node)) == ["While", "the body", "the cond", "the f"]
+
+
+def test_what_gives_the_functions_is_let_go_at_once() -> None:
+    """It holds a plan: megabytes, which a cycle would keep until the collector runs."""
+
+    class Library(dict[str, function_pb2.FunctionDef]):
+        """A dict to which a weak reference may be made."""
+
+    library = Library(f=function("f", "f", "g"), g=function("g"))
+    alive = weakref.ref(library)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        redirect_calls(function("top", "f"), library.get, {"g": function("other")}.get, "_new")
+        del library
+        assert alive() is None
+    finally:
+        if collects:
+            gc.enable()
