@@ -103,10 +103,10 @@ class _Search:
             product
             for product, operands in self._operands.items()
             if len(operands) > 1
-            and terms(self._view, self._view.vertex_nodes[product]) > 1
             and (
                 self._are_whole(operands) or (has_classes and self._sums_classes(product, operands))
             )
+            and terms(self._view, self._view.vertex_nodes[product]) > 1
         }
 
     def with_constants(self) -> set[int]:
