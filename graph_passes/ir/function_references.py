@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
 
 from graph_passes.ir.adjacency import walk
 from graph_passes.ops.op_types import registered_op_type
@@ -18,13 +18,21 @@ PIPELINE_MARK = "_tf_data_function"
 def called_functions(node: node_def_pb2.NodeDef) -> Iterator[str]:
     """Names of the functions that a node's attrs name, and the op type, which may be one."""
     yield node.op
-    for value in node.attr.values():
+    yield from (function.name for function in function_attrs(node))
+
+
+def function_attrs(node: node_def_pb2.NodeDef) -> Iterator[attr_value_pb2.NameAttrList]:
+    """The functions that a node's attrs name, in order of the attrs' names.
+
+    The order of a map of attributes is another in each message.
+    """
+    for name in sorted(node.attr):
+        value = node.attr[name]
         kind = value.WhichOneof("value")
         if kind == "func":
-            yield value.func.name
+            yield value.func
         elif kind == "list":
-            for function in value.list.func:
-                yield function.name
+            yield from value.list.func
 
 
 def named_functions(

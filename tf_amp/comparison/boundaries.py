@@ -12,13 +12,13 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 
 from graph_passes import PrecisionConfig, load_op_lists
 from graph_passes.ir.eligibility import node_name
+from graph_passes.ir.function_references import called_functions
 from graph_passes.ir.view import view_body
 from graph_passes.ops.node_types import NodeTypeTable
 from tf_amp.comparison.callables import Arrays, Signature
 from tf_amp.comparison.output_figures import OutputFigures, Sums
 from tf_amp.comparison.steps import fed, step_of
 from tf_amp.diagnosis.recording import Key, Turn, float32_of, traced_name
-from tf_amp.hosts.function_redirects import called_by
 
 _LOW = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 _NO_RESULTS = ("Const", "ReadVariableOp")
@@ -160,7 +160,7 @@ def _function_pairs(
         for node in converted[low].node_def:
             if node.name in nodes:
                 called = [
-                    [name for name in called_by(one) if name in library]
+                    [name for name in called_functions(one) if name in library]
                     for one, library in ((node, converted), (nodes[node.name], originals))
                 ]
                 pairs = [pair for pair in zip(*called, strict=False) if pair[0] not in seen]

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import function_pb2
@@ -39,11 +39,12 @@ from tf_amp.hosts.function_deferred import DeferredFunctions, is_traced_once_mor
 from tf_amp.hosts.function_names import SIZES_NEAR, keras_step, readable_name
 from tf_amp.hosts.function_redirects import called_apart, definition_in
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
-from tf_amp.hosts.function_size_sources import find_source, size_of_calls
+from tf_amp.hosts.function_size_sources import reads_batches, size_of_calls
 from tf_amp.hosts.function_sizes import plan_anew
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
+from tf_amp.hosts.other_workers import runs_elsewhere
 from tf_amp.loss_scale.data_flow import Program
 from tf_amp.patches import Patches
 
@@ -112,7 +113,7 @@ class FunctionHost:
         def call_function(
             context: context_lib.Context, name: bytes, tensor_inputs: list[Any], num_outputs: int
         ) -> Any:
-            self._deferred.rewrite(context, name, is_called=True)
+            self._deferred.rewrite(context, name, tensor_inputs)
             run = functools.partial(original, context)
             return self._calls.call(run, name, tensor_inputs, num_outputs)
 
@@ -137,19 +138,29 @@ class FunctionHost:
             self._keep_float32(function)
         elif any(part in name for part in _SKIPPED):
             return
-        elif isinstance(graph.outer_graph, func_graph_lib.FuncGraph) or is_traced_once_more():
+        elif (
+            isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
+            or is_traced_once_more()
+            or self._may_be_told(function, graph)
+        ):
             self._deferred.add(function)
         else:
             self._rewrite(function, graph)
 
-    def _rewrite_deferred(self, function: Any, is_called: bool) -> None:
+    def _may_be_told(self, function: Any, graph: Any) -> bool:
+        """Whether the first call of a function may tell the size to plan it for."""
+        config = self._installation.config
+        has_costs = config is not None and config.cost_table is not None
+        return has_costs and not runs_elsewhere(function._bound_context) and reads_batches(graph)
+
+    def _rewrite_deferred(self, function: Any, inputs: Sequence[Any] | None) -> None:
         try:
             with collector_paused():
-                self._rewrite(function, function.graph, is_called=is_called)
+                self._rewrite(function, function.graph, inputs)
         except Exception as error:
             self._installation.record_fault("function", function.name.decode(), error)
 
-    def _rewrite(self, function: Any, graph: Any, *, is_called: bool = False) -> None:
+    def _rewrite(self, function: Any, graph: Any, inputs: Sequence[Any] | None = None) -> None:
         config, compiled = self._installation.config, self._installation.compiled
         assert config is not None and compiled is not None  # else there is no host
         context, definition = function._bound_context, function.cached_definition
@@ -173,6 +184,7 @@ class FunctionHost:
 
         name = readable_name(definition.signature.name)
         # What is pruned from a graph, as a loaded model of TensorFlow 1 is, was traced inside that.
+        is_called = inputs is not None
         top_level = is_called or not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
         title = f"{name} ({step})" if (step := keras_step()) else name
         numbers = self._installation.numbers
@@ -180,17 +192,20 @@ class FunctionHost:
         traced = TracedFunction(
             definition, graph, context, library, title, numbers, self._originals, covers
         )
-        size = None if by_xla or config.cost_table is None else size_of_calls(graph)
-        if size and find_source(definition, traced.shapes, library) is None:
-            config = dataclasses.replace(config, unknown_dimension=size)
+        told = size = None
+        if config.cost_table is not None and not by_xla:
+            told = self._calls.told(traced, inputs or ())
+            size = told or size_of_calls(graph)
+            if size and (told or traced.source is None):
+                config = dataclasses.replace(config, unknown_dimension=size)
         # Only what a SavedModel holds shares a line, and its signatures do run.
         is_loaded = self._installation.graph_log.shares_a_line
         result = traced.rewrite(config)
-        for callee in called_apart(result, library):
-            self._deferred.rewrite(context, callee)
         callees: list[RewriteResult] = []
         if config.unknown_dimension == size:
             result, callees = plan_anew(traced, result, config, has_plan=lambda _: False)
+        for callee in called_apart(result, library):
+            self._deferred.rewrite(context, callee)
         if config is compiled.config:
             result, callees = call_compilable(traced, result, config, all_anew=compiled.apart)
             compiled.say(name, (result, *callees))
@@ -206,6 +221,7 @@ class FunctionHost:
             covers,
             of_callees=", compiled by XLA" if by_xla else f"{SIZES_NEAR}{config.unknown_dimension}",
             announce=top_level and (is_loaded or not _EXPORTED.search(name)),
+            size=told,
         )
         # What is traced inside another function is looked at with that one.
         look = self._look if top_level else _look_at_nothing

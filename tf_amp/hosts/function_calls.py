@@ -14,6 +14,7 @@ from tensorflow.python.eager import context as context_lib
 
 from graph_passes import rewrite_function_def
 from graph_passes.plan_remarks import lines_within
+from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.function_debug_info import source_lines
@@ -30,7 +31,7 @@ from tf_amp.hosts.function_trials import (
     digest_of,
     trials_directory,
 )
-from tf_amp.hosts.other_workers import has_other_workers
+from tf_amp.hosts.other_workers import has_other_workers, runs_elsewhere
 from tf_amp.hosts.pipeline_batches import PipelineBatches
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class TracedFunction:
     def shapes(self) -> Shapes:
         """Static shapes of its tensors."""
         return traced_shapes(self.graph, self.definition)
+
+    @functools.cached_property
+    def source(self) -> Source | None:
+        """What shows, at a call, the size that its tracing did not know."""
+        return find_source(self.definition, self.shapes, self.find)
 
     @functools.cached_property
     def function_shapes(self) -> FunctionShapes:
@@ -134,6 +140,17 @@ class FunctionCalls:
             run = functools.partial(self._trials.call, run)
         return self._sizes.call(run, name, inputs, outputs)
 
+    def told(self, traced: TracedFunction, inputs: Sequence[Any]) -> int | None:
+        """The rows of the batches that a function reads from an iterator, None if not known.
+
+        Args:
+            traced: the function.
+            inputs: the flat inputs of a call of it.
+        """
+        size = None if runs_elsewhere(traced.context) else self._batches.size(inputs)
+        source = traced.source if size else None
+        return size if source is not None and source.tensor and source.unknown == (0,) else None
+
     def watch(
         self,
         function: Any,
@@ -152,11 +169,12 @@ class FunctionCalls:
             look: is shown what is planned for a size.
 
         Returns:
-            Whether its first call will show for which size it is planned. `counted` then says it.
+            Whether only its first call will show for which size it is planned. `counted` then
+            says it.
         """
         source = None
         if config.cost_table is not None and not is_compiled(traced.definition):
-            source = find_source(traced.definition, traced.shapes, traced.find)
+            source = traced.source
         if source is None and not self._trials.steps:
             return False
         if (kept := kept_in_kernels(traced.definition, traced.find)) is not None:
@@ -172,7 +190,7 @@ class FunctionCalls:
             )
             return False
         # In other processes, where functions may run, nothing can be timed.
-        elsewhere = getattr(traced.context, "_server_def", None) is not None
+        elsewhere = runs_elsewhere(traced.context)
         tries = self._trials.steps > 0 and not elsewhere and not has_other_workers(traced.context)
         if self._trials.steps and not tries:
             _log.log(
@@ -195,6 +213,7 @@ class FunctionCalls:
         if source is not None:
             sized = Sized(
                 source=source,
+                size=config.unknown_dimension,
                 planned=functools.partial(traced.context.get_function_def, function.name),
                 plan=plan,
                 add=attach,
@@ -206,7 +225,7 @@ class FunctionCalls:
             self._sizes.watch(function, sized)
         elif tries:
             try_out(function.name, 0)
-        return source is not None
+        return source is not None and config.unknown_dimension == UNKNOWN_DIMENSION
 
     def _try_out(
         self,

@@ -60,6 +60,7 @@ class FunctionCounts:
         *,
         of_callees: str,
         announce: bool,
+        size: int | None = None,
     ) -> CountedFunction:
         """Counts a function that was rewritten.
 
@@ -71,6 +72,7 @@ class FunctionCounts:
             waits: whether a function that it calls is yet to be rewritten.
             of_callees: what is said behind the names of `callees`.
             announce: whether what is said of it is for INFO.
+            size: that of its first call, for which it was planned; None if it was not known.
 
         Returns:
             What is to be told of later plans of it, and asked to say what it counts.
@@ -88,8 +90,9 @@ class FunctionCounts:
         if result.failure is None:
             plan = _PlanCounts.of(result.report)
             self._plans[function] = {**plans, traced.definition.signature.name: plan}
+        title = traced.title if size is None else f"{traced.title}{SIZES_NEAR}{size}"
         counts = self._counts[function] = record(
-            traced.title,
+            title,
             result,
             parts=_counts_of(plans, result),
             covered=[self._counts[callee] for callee in called],
@@ -101,7 +104,15 @@ class FunctionCounts:
             self._uncovered.add(function)
         replace = functools.partial(self._replace, weakref.ref(function))
         counted = CountedFunction(
-            self, traced, record, counts, result=result, replace=replace, announce=announce
+            self,
+            traced,
+            record,
+            counts,
+            result=result,
+            replace=replace,
+            announce=announce,
+            title=title,
+            size=size or UNKNOWN_DIMENSION,
         )
         counted.trace(callees, of_callees)
         return counted
@@ -145,6 +156,8 @@ class CountedFunction:
         result: what became of it then.
         replace: takes other counts for those that functions that call it cover.
         announce: whether what is said of it is for INFO.
+        title: its name there.
+        size: the size that it was planned for.
 
     Attributes:
         counts: what counts now: that of the last plan, or of the original that runs in its place.
@@ -160,12 +173,14 @@ class CountedFunction:
         result: RewriteResult,
         replace: Callable[[NodeCounts], None],
         announce: bool,
+        title: str,
+        size: int,
     ) -> None:
         self._of, self._traced, self._record, self._replace = of, traced, record, replace
-        self.counts, self._in_force = counts, UNKNOWN_DIMENSION
-        self._recorded = {UNKNOWN_DIMENSION: (counts, result.changed)}
+        self.counts, self._in_force = counts, size
+        self._recorded = {size: (counts, result.changed)}
         # A rewrite that failed was said where it was recorded.
-        self._title = None if result.failure else traced.title
+        self._title = None if result.failure else title
         self._announce, self._said = announce, False
 
     @property

@@ -8,6 +8,7 @@ name, or until it is called by itself.
 
 A `tf.function` that makes variables while it is traced first, such as a training step whose
 optimizer makes its slots, is traced once more to be run. The first trace waits until it is called.
+So does what reads batches of no known size from an iterator: its call may tell the size.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorflow.python.eager import context as context_lib
@@ -28,11 +29,11 @@ class DeferredFunctions:
     """The functions of one installation that wait.
 
     Args:
-        rewrite: Rewrites one, and is told whether it is called by itself; must not raise an
-            `Exception`.
+        rewrite: Rewrites one, and gets the inputs of a call of it by itself, else None; must not
+            raise an `Exception`.
     """
 
-    def __init__(self, rewrite: Callable[[Any, bool], None]) -> None:
+    def __init__(self, rewrite: Callable[[Any, Sequence[Any] | None], None]) -> None:
         self._rewrite = rewrite
         self._waiting: weakref.WeakValueDictionary[tuple[int, bytes], Any]
         self._waiting = weakref.WeakValueDictionary()
@@ -61,14 +62,17 @@ class DeferredFunctions:
         return _key(context, name) in self._waiting
 
     def rewrite(
-        self, context: context_lib.Context, name: str | bytes, *, is_called: bool = False
+        self,
+        context: context_lib.Context,
+        name: str | bytes,
+        inputs: Sequence[Any] | None = None,
     ) -> None:
         """Rewrites a function if it waits; afterwards it does no more.
 
         Args:
             context: that of the function.
             name: the function's name.
-            is_called: whether that is for a call of the function by itself.
+            inputs: the flat inputs of a call of the function by itself, None if that is not why.
         """
         key = _key(context, name)
         if key not in self._waiting:
@@ -79,7 +83,7 @@ class DeferredFunctions:
                 return
             self._under_way.add(key)
             try:
-                self._rewrite(function, is_called)
+                self._rewrite(function, inputs)
             finally:
                 self._under_way.remove(key)
             # An interrupt leaves it waiting for the next call.

@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
+from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
+
+from graph_passes.ir.function_references import function_attrs, named_functions
 
 if TYPE_CHECKING:
     from graph_passes import PrecisionConfig, RewriteResult
@@ -241,34 +243,14 @@ def _planned_with(result: RewriteResult) -> frozenset[str]:
 
 
 def called_names(definition: function_pb2.FunctionDef) -> Iterator[str]:
-    """Yields the names that a function may call by: its op types and its function attributes."""
-    for node in definition.node_def:
-        yield from called_by(node)
-
-
-def called_by(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    """Yields the names that a node may call by: its op type and its function attributes by name.
-
-    The order of a map of attributes is another in each message.
-    """
-    yield node.op
-    for function in _function_attrs(node.attr[name] for name in sorted(node.attr)):
-        yield function.name
+    """Yields the names that a function may call by; those of some ops are among them."""
+    return (name for _, name in named_functions(definition.node_def))
 
 
 def _rename_calls(definition: function_pb2.FunctionDef, old: str, new: str) -> None:
-    for node in definition.node_def:
-        if node.op == old:
-            node.op = new
-        for function in _function_attrs(node.attr.values()):
-            if function.name == old:
-                function.name = new
-
-
-def _function_attrs(values: Iterable[Any]) -> Iterator[attr_value_pb2.NameAttrList]:
-    for value in values:
-        kind = value.WhichOneof("value")
-        if kind == "func":
-            yield value.func
-        elif kind == "list":
-            yield from value.list.func
+    for node, name in [*named_functions(definition.node_def)]:
+        if name == old:
+            node.op = new if node.op == old else node.op
+            for function in function_attrs(node):
+                if function.name == old:
+                    function.name = new

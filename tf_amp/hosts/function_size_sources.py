@@ -60,6 +60,11 @@ class Source:
         return shown
 
 
+def reads_batches(graph: Any) -> bool:
+    """Whether a FuncGraph takes something from an iterator."""
+    return any(op.type in (_GET_NEXT, _GET_OPTIONAL) for op in graph.get_operations())
+
+
 def find_source(definition: function_pb2.FunctionDef, shapes: Shapes, find: Find) -> Source | None:
     """Finds the largest tensor that a function gets and whose shape is known in part.
 

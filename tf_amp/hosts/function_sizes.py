@@ -84,8 +84,9 @@ class Sized:
 
     Attributes:
         source: what shows the size.
-        planned: gives what was planned for `UNKNOWN_DIMENSION`, as the runtime has it: to keep it
-            would take megabytes.
+        size: for which it is planned: `UNKNOWN_DIMENSION`, or what was told of its first call.
+        planned: gives what was planned for that, as the runtime has it: to keep it would take
+            megabytes.
         plan: plans it for another size.
         add: adds a variant, which lives as long as the function.
         try_out: is told of each variant and its size; None lets sizes with one plan share it.
@@ -96,6 +97,7 @@ class Sized:
     """
 
     source: Source
+    size: int
     planned: Callable[[], function_pb2.FunctionDef]
     plan: Plan
     add: Add
@@ -179,11 +181,13 @@ class _SizedFunction:
         # A handler of a signal or of the log may call the function while this thread plans it.
         self._lock = threading.RLock()
         self._is_planning = False
-        # Class of sizes -> variant, None where it is that for the assumed size.
+        self._first = _class_of(of.size)
+        # Class of sizes -> variant, None where it is that for the first size.
         self._names: dict[int, bytes | None] = {}
-        self._for_assumed: bytes | None = None
+        self._for_first: bytes | None = None
         self._sizes: dict[int, int] = {}  # class -> the size that was seen last
-        self._is_assumed = True  # whether the class 0 is planned for a size that was not seen
+        # Whether the first class is planned for a size that nothing tells or shows.
+        self._is_assumed = of.size == UNKNOWN_DIMENSION
         self._served: int | None = None
         self._seen, self._in_a_row = 0, 0
         # A size whose next call decides nothing, and what it calls: most calls are such.
@@ -227,7 +231,7 @@ class _SizedFunction:
             self._note(size)
             if self._of.once:
                 self._shows = False
-                self._for_assumed = self._name
+                self._for_first = self._name
             self._serve()
         self._tell()
 
@@ -241,8 +245,7 @@ class _SizedFunction:
         return self._of.once and self._served is not None
 
     def _note(self, size: int) -> None:
-        least, most = _CLASSES
-        seen = min(max(round(math.log(size / UNKNOWN_DIMENSION, _RATIO)), least), most)
+        seen = _class_of(size)
         self._sizes[seen] = size
         self._in_a_row = self._in_a_row + 1 if seen == self._seen else 1
         self._seen = seen
@@ -251,10 +254,12 @@ class _SizedFunction:
             self._served = seen
 
     def _serve(self) -> bytes:
-        names, served = self._names, self._served or 0
-        size = self._sizes.get(served, UNKNOWN_DIMENSION)
-        is_new = served not in (0, *names) and (not names or self._in_a_row >= _LASTING)
-        is_near = served == 0 and self._is_assumed and size != UNKNOWN_DIMENSION
+        names, first = self._names, self._first
+        served = first if self._served is None else self._served
+        size = self._sizes.get(served, self._of.size)
+        is_waited_for = self._is_assumed and not names
+        is_new = served not in (first, *names) and (is_waited_for or self._in_a_row >= _LASTING)
+        is_near = served == first and self._is_assumed and size != UNKNOWN_DIMENSION
         if (is_new or is_near) and not self._is_planning:
             self._is_planning = True
             try:
@@ -266,21 +271,21 @@ class _SizedFunction:
             apart = self._of.try_out is not None or result.proto != self._of.planned()
             if result.failure is None and apart:
                 names[served] = self._variant(size, result.proto, result.extra_functions)  # type: ignore[arg-type]
-        nearest = min((0, *names), key=lambda known: abs(known - served))
-        chosen = names.get(nearest) or self._as_assumed()
+        nearest = min((first, *names), key=lambda known: abs(known - served))
+        chosen = names.get(nearest) or self._as_first()
         lasts = served == self._seen and self._in_a_row >= _LASTING and not self._is_planning
         self._calm = (size, chosen) if lasts else None
         return chosen
 
-    def _as_assumed(self) -> bytes:
+    def _as_first(self) -> bytes:
         """What is called where no other plan is better, made when it is first needed."""
-        if self._for_assumed is None and self._shows:
-            self._for_assumed = self._variant(UNKNOWN_DIMENSION, self._of.planned())
-        elif self._for_assumed is None:
-            self._for_assumed = self._name
+        if self._for_first is None and self._shows:
+            self._for_first = self._variant(self._of.size, self._of.planned())
+        elif self._for_first is None:
+            self._for_first = self._name
             if self._of.try_out is not None:
-                self._of.try_out(self._name, UNKNOWN_DIMENSION)
-        return self._for_assumed
+                self._of.try_out(self._name, self._of.size)
+        return self._for_first
 
     def _variant(
         self,
@@ -294,6 +299,11 @@ class _SizedFunction:
         if self._of.try_out is not None:
             self._of.try_out(name, size)
         return name
+
+
+def _class_of(size: int) -> int:
+    least, most = _CLASSES
+    return min(max(round(math.log(size / UNKNOWN_DIMENSION, _RATIO)), least), most)
 
 
 def add_variant(

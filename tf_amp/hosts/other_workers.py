@@ -1,4 +1,4 @@
-"""Whether a program is one of several workers, for whose devices it cannot wait."""
+"""Other processes of a job: several workers, and functions that run elsewhere."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def has_other_workers(context: Any) -> bool:
     """Whether the eager context is one of several workers'."""
     server = getattr(context, "_collective_ops_server_def", None)
     return server is not None and sum(len(job.tasks) for job in server.cluster.job) > 1
+
+
+def runs_elsewhere(context: Any) -> bool:
+    """Whether functions of the eager context may run in other processes."""
+    return getattr(context, "_server_def", None) is not None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from graph_text import graph
+from tensorflow.core.framework import node_def_pb2
 
-from graph_passes.ir.function_references import FunctionReferences
+from graph_passes.ir.function_references import FunctionReferences, called_functions
 
 TEXT = """
 def inner(a: float32):
@@ -84,3 +87,11 @@ def test_a_loop_over_a_dataset_is_no_pipeline(
     graph_def.node.add(name="z", op=also, input=["x"]).attr["f"].func.name = "outer"
     graph_def.library.function[1].attr["_tf_data_function"].b = True
     assert FunctionReferences(graph_def).of_pipelines() == pipeline
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(("body", "cond", "f"))])
+def test_functions_that_a_node_calls_come_in_one_order(order: tuple[str, ...]) -> None:
+    node = node_def_pb2.NodeDef(op="While")
+    for name in order:
+        node.attr[name].func.name = f"the {name}"
+    assert list(called_functions(node)) == ["While", "the body", "the cond", "the f"]

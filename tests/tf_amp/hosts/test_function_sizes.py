@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,6 +99,7 @@ def test_fit_runs_as_for_its_batch(
     assert seen["first"] == first
     assert seen["rest"] == [BFLOAT16]
     assert seen["after"] == [BFLOAT16]
+    assert seen["plans"] == ([32, 2048] if given == "generator" else [2048])
     # What was planned for the assumed size is called where nobody tells the batch.
     assert seen["sizes"] == (["2048", "32"] if given == "generator" else ["2048"])
     (line,) = seen["said"]
@@ -255,11 +257,12 @@ def test_what_is_called_by_another_has_no_row_of_its_own(run_forked: RunPython, 
     assert found["outer"]["rows"] == ["outer, sizes near 3000"]
 
 
-def sized(plan: Any, say: Any) -> Sized:
+def sized(plan: Any, say: Any, size: int = 32) -> Sized:
     """How to plan a function of rows that its argument shows."""
     planned = function_pb2.FunctionDef()
     return Sized(
         source=Source((0,), argument=0),
+        size=size,
         planned=lambda: planned,
         plan=plan,
         add=lambda functions: None,
@@ -270,24 +273,45 @@ def sized(plan: Any, say: Any) -> Sized:
     )
 
 
-def test_calls_of_a_size_that_lasts_decide_nothing() -> None:
-    said: list[None] = []
-    plans: list[int] = []
+@dataclasses.dataclass
+class Calls:
+    """What became of calls of a function `f` with some numbers of rows."""
 
-    def plan(size: int) -> Any:
-        plans.append(size)
+    size: int = 32
+    said: int = 0
+    plans: list[int] = dataclasses.field(default_factory=list)
+
+    def plan(self, size: int) -> Any:
+        self.plans.append(size)
         proto = function_pb2.FunctionDef()
         proto.signature.description = "another plan"
         return SimpleNamespace(proto=proto, failure=None, extra_functions=())
 
-    def run(name: bytes, inputs: Sequence[Any], outputs: int) -> list[bytes]:
-        return [name]
+    def say(self) -> None:
+        self.said += 1
 
-    function = type("Function", (), {"name": b"f"})()
-    sizes = FunctionSizes(lambda name, error: pytest.fail(f"{name}: {error}"))
-    sizes.watch(function, sized(plan, lambda: said.append(None)))
-    rows = [*[32] * 5, *[3000] * 5, *[32] * 5]
-    ran = [sizes.call(run, b"f", [np.empty((size, 2))], 1)[0] for size in rows]
+    def of(self, rows: Sequence[int]) -> list[bytes]:
+        """The names of the functions that ran."""
+
+        def run(name: bytes, inputs: Sequence[Any], outputs: int) -> list[bytes]:
+            return [name]
+
+        function = type("Function", (), {"name": b"f"})()
+        sizes = FunctionSizes(lambda name, error: pytest.fail(f"{name}: {error}"))
+        sizes.watch(function, sized(self.plan, self.say, self.size))
+        return [sizes.call(run, b"f", [np.empty((size, 2))], 1)[0] for size in rows]
+
+
+def test_calls_of_a_size_that_lasts_decide_nothing() -> None:
+    calls = Calls()
+    ran = calls.of([*[32] * 5, *[3000] * 5, *[32] * 5])
     assert ran == [*[b"f"] * 5, *[b"f__tf_amp_size_3000"] * 5, *[b"f"] * 5]
-    assert plans == [3000]
-    assert len(said) == 6  # twice for each size
+    assert calls.plans == [3000]
+    assert calls.said == 6  # twice for each size
+
+
+def test_a_function_planned_for_the_size_it_was_told_is_planned_for_others_that_last() -> None:
+    calls = Calls(size=3000)
+    ran = calls.of([3000, 3000, 32, 3000, 32, 32, 3000])
+    assert ran == [*[b"f"] * 5, b"f__tf_amp_size_32", b"f"]
+    assert calls.plans == [32]
