@@ -203,7 +203,8 @@ class FunctionHost:
         result = traced.rewrite(config)
         callees: list[RewriteResult] = []
         if config.unknown_dimension == size:
-            result, callees = plan_anew(traced, result, config, has_plan=lambda _: False)
+            has_plan = covers if told else lambda _: False
+            result, callees = plan_anew(traced, result, config, has_plan)
         for callee in called_apart(result, library):
             self._deferred.rewrite(context, callee)
         if config is compiled.config:

@@ -252,6 +252,23 @@ def loops() -> None:
         report(kind, seen=seen, said=said, error=error)
 
 
+def beside() -> None:
+    """A step that reads a batch from an iterator, and loops over another data set."""
+    switch_on(cost_table=sys.argv[1])
+    said = hear()
+    weight = tf.Variable(weights(shape=(WIDTH, WIDTH)))
+    batches = tf.data.Dataset.from_tensor_slices(weights(1, (2 * 2048, WIDTH))).batch(2048)
+
+    @tf.function
+    def step(iterator: Any) -> tf.Tensor:
+        found = tf.reduce_sum(tf.matmul(next(iterator), weight))
+        for x in batches:
+            found += tf.reduce_sum(tf.matmul(x, weight))
+        return found
+
+    report("beside", ran=ran(lambda: step(iter(batches))), said=said)
+
+
 def in_callback(which: str) -> None:
     """A callback that goes through batches of its own, while `fit` has larger ones."""
     if which == "keras":

@@ -127,6 +127,15 @@ def test_a_loop_over_batches_runs_as_its_data_set_tells(
     assert 1e-6 < seen["error"] < 0.05
 
 
+def test_a_loop_beside_an_iterator_is_planned_for_its_rows(
+    run_forked: RunPython, table: str
+) -> None:
+    seen = facts(run_forked, "sizes_cases.beside()", table)["beside"]
+    assert seen["ran"] == [BFLOAT16]
+    (line,) = seen["said"]
+    assert "step, sizes near 2048: MatMul 2 of 2 in bfloat16" in line
+
+
 @pytest.mark.parametrize("kind", ["rebatch", "within"])
 def test_a_batch_that_is_split_again_tells_nothing(
     loops: dict[str, dict[str, Any]], kind: str
