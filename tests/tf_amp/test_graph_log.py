@@ -80,20 +80,3 @@ def test_what_is_not_said_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
         log.say(f"part_{number}", COUNTS, announce=False)
     gc.collect()
     assert len(gc.get_objects()) < known + 50
-
-
-def test_a_group_shares_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    log = GraphLog("float16")
-    with log.one_line("loaded SavedModel"):
-        log.say("a", COUNTS, announce=True)
-        log.say("b", COUNTS, announce=True)
-    (line,) = lines(caplog, logging.INFO)
-    assert line == "loaded SavedModel (2 functions): MatMul 2 of 2 in float16, 4 casts"
-
-
-def test_an_empty_group_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    log = GraphLog("float16")
-    with pytest.raises(RuntimeError), log.one_line("loaded SavedModel"):
-        raise RuntimeError
-    log.say("after", COUNTS, announce=True)
-    assert ["after" in line for line in lines(caplog, logging.INFO)] == [True]

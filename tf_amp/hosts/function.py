@@ -56,7 +56,7 @@ _log = logging.getLogger("tf_amp")
 
 # Checkpoint reading and writing: moves variables to and from files, computes nothing.
 _SKIPPED = ("_traced_save", "_traced_restore")
-# What an export traces of a model: it is written as float32, so a line about it would mislead.
+# What an export traces of a model: it is written as float32, and nothing calls it.
 _EXPORTED = re.compile("signature_wrapper|_wrapped_model|_layer_call_(fn|and_return_)")
 
 
@@ -120,11 +120,8 @@ class FunctionHost:
         return call_function
 
     def _make_load_library(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Makes the many functions of a SavedModel share one line of the log."""
-        log = self._installation.graph_log
-
         def load_function_def_library(*args: Any, **kwargs: Any) -> Any:
-            with log.one_line("loaded SavedModel"):
+            with self._deferred.loading():
                 return original(*args, **kwargs)
 
         return load_function_def_library
@@ -140,6 +137,8 @@ class FunctionHost:
             return
         elif (
             isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
+            or self._deferred.is_loading
+            or _EXPORTED.search(name)
             or is_traced_once_more()
             or self._may_be_told(function, graph)
         ):
@@ -194,12 +193,10 @@ class FunctionHost:
         )
         told = size = None
         if config.cost_table is not None and not by_xla:
-            told = self._calls.told(traced, inputs or ())
+            told = self._calls.told(traced, inputs)
             size = told or size_of_calls(graph)
             if size and (told or traced.source is None):
                 config = dataclasses.replace(config, unknown_dimension=size)
-        # Only what a SavedModel holds shares a line, and its signatures do run.
-        is_loaded = self._installation.graph_log.shares_a_line
         result = traced.rewrite(config)
         callees: list[RewriteResult] = []
         if config.unknown_dimension == size:
@@ -221,7 +218,7 @@ class FunctionHost:
             callees,
             covers,
             of_callees=", compiled by XLA" if by_xla else f"{SIZES_NEAR}{config.unknown_dimension}",
-            announce=top_level and (is_loaded or not _EXPORTED.search(name)),
+            announce=is_called or (top_level and not _EXPORTED.search(name)),
             size=told,
         )
         # What is traced inside another function is looked at with that one.

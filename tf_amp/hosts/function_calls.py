@@ -140,16 +140,18 @@ class FunctionCalls:
             run = functools.partial(self._trials.call, run)
         return self._sizes.call(run, name, inputs, outputs)
 
-    def told(self, traced: TracedFunction, inputs: Sequence[Any]) -> int | None:
-        """The rows of the batches that a function reads from an iterator, None if not known.
+    def told(self, traced: TracedFunction, inputs: Sequence[Any] | None) -> int | None:
+        """The size that a call is known to have beforehand, None if it is not known.
 
         Args:
             traced: the function.
-            inputs: the flat inputs of a call of it.
+            inputs: the flat inputs of the call; None if there is none.
         """
-        size = None if runs_elsewhere(traced.context) else self._batches.size(inputs)
-        source = traced.source if size else None
-        return size if source is not None and source.tensor and source.unknown == (0,) else None
+        if inputs is None or runs_elsewhere(traced.context) or (source := traced.source) is None:
+            return None
+        if source.argument is not None:
+            return source.size_of(inputs[source.argument].shape)
+        return self._batches.size(inputs) if source.tensor and source.unknown == (0,) else None
 
     def watch(
         self,

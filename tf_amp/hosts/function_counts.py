@@ -185,8 +185,8 @@ class CountedFunction:
 
     @property
     def is_announced(self) -> bool:
-        """Whether what is said of it has a line of its own for INFO."""
-        return self._announce and not self._of.installation.graph_log.shares_a_line
+        """Whether what is said of it is for INFO."""
+        return self._announce
 
     def has_plan(self, name: str) -> bool:
         """Whether a function that it calls was rewritten by itself, or looked at for that."""

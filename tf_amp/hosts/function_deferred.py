@@ -8,15 +8,17 @@ name, or until it is called by itself.
 
 A `tf.function` that makes variables while it is traced first, such as a training step whose
 optimizer makes its slots, is traced once more to be run. The first trace waits until it is called.
-So does what reads batches of no known size from an iterator: its call may tell the size.
+So does what reads batches of no known size from an iterator: its call may tell the size. What a
+SavedModel holds waits too, a function for each layer and mode, of which few are ever called.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tensorflow.python.eager import context as context_lib
@@ -38,6 +40,7 @@ class DeferredFunctions:
         self._waiting: weakref.WeakValueDictionary[tuple[int, bytes], Any]
         self._waiting = weakref.WeakValueDictionary()
         self._under_way: set[tuple[int, bytes]] = set()
+        self._thread = threading.local()
         # Who calls a function that another thread is rewriting has to wait for it.
         self._lock = threading.RLock()
 
@@ -52,6 +55,20 @@ class DeferredFunctions:
             return get_compiler_ir
 
         patches.replace(context_lib.Context, "get_compiler_ir", make_ir)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether this thread is inside `loading`."""
+        return getattr(self._thread, "is_loading", False)
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Says that what this thread traces inside the context is the functions of a SavedModel."""
+        outer, self._thread.is_loading = self.is_loading, True
+        try:
+            yield
+        finally:
+            self._thread.is_loading = outer
 
     def add(self, function: Any) -> None:
         """Has an AtomicFunction wait."""

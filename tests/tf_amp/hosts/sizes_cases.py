@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -60,6 +61,21 @@ def variants() -> dict[str, list[int]]:
     """The dtypes of the products of all variants in the runtime, by the end of their names."""
     names = [name for name in context.context().list_function_names() if "tf_amp_size" in name]
     return {name.rpartition("_")[2]: compute_types(running(name)) for name in sorted(names)}
+
+
+@contextlib.contextmanager
+def planned() -> Iterator[list[int]]:
+    """Collects the sizes for which functions with products are planned."""
+    sizes: list[int] = []
+    rewrite = function_calls.rewrite_function_def
+
+    def noting(definition: Any, **options: Any) -> Any:
+        if any(node.op == "MatMul" for node in definition.node_def):
+            sizes.append(options["config"].unknown_dimension)
+        return rewrite(definition, **options)
+
+    with mock.patch.object(function_calls, "rewrite_function_def", noting):
+        yield sizes
 
 
 def hear() -> list[str]:
@@ -129,11 +145,15 @@ def loaded() -> None:
     """The functions of a SavedModel: nothing shows their sizes before they are called."""
     installed = switch_on(cost_table=sys.argv[1])
     said = hear()
-    model = tf.saved_model.load(sys.argv[2])
-    report("loaded", lines=list(said), named=[f.name for f in installed.status().functions])
-    signature = model.signatures["serving_default"]
-    signature(tf.constant(weights(1, (3000, WIDTH))))
-    report("called", lines=list(said), named=[f.name for f in installed.status().functions])
+    with planned() as plans:
+        model = tf.saved_model.load(sys.argv[2])
+        status = installed.status
+        named = [f.name for f in status().functions]
+        report("loaded", lines=list(said), named=named, planned=list(plans))
+        signature = model.signatures["serving_default"]
+        signature(tf.constant(weights(1, (3000, WIDTH))))
+    named = [f.name for f in status().functions]
+    report("called", lines=list(said), named=named, planned=plans)
 
 
 def iterators(which: str, given: str) -> None:
@@ -161,15 +181,7 @@ def iterators(which: str, given: str) -> None:
             return lambda: model.fit(x[kept], y[kept], batch_size=2048, verbose=0)
         return lambda: model.fit(data.take(batches), verbose=0)
 
-    plans: list[int] = []
-    rewrite = function_calls.rewrite_function_def
-
-    def noting(definition: Any, **options: Any) -> Any:
-        if any(node.op == "MatMul" for node in definition.node_def):
-            plans.append(options["config"].unknown_dimension)
-        return rewrite(definition, **options)
-
-    with mock.patch.object(function_calls, "rewrite_function_def", noting):
+    with planned() as plans:
         first, rest, after = ran(fit(2)), ran(fit(6)), ran(fit(5))
     report(
         "fit",
