@@ -1,4 +1,4 @@
-"""The function host: every function TensorFlow traces is rewritten before it can run.
+"""The function host: every function that TensorFlow traces is rewritten before it runs.
 
 TensorFlow makes each function of its eager runtime through one place,
 `atomic_function.from_func_graph`: tf.function, Keras, gradients, loop bodies, loaded SavedModels.
