@@ -6,7 +6,7 @@ the function then returns as one more output; before its first call, its data se
 what an iterator will give, which is all that can be known of batches that a loop reads. For each
 class of sizes that lasts, the runtime gets a variant of the function under a name of its own. Only
 calls from Python choose among variants; whatever copies the function, or calls it by its name,
-finds what was planned when it was traced. Where functions run in other processes the first call
+finds what was planned first. Where functions run in other processes the first call
 alone is looked at, since to read what it returns is to wait for it.
 """
 
