@@ -1,7 +1,7 @@
 """How long the first training step takes: tracing, rewriting, and making it ready to run.
 
     python benchmarks/first_step.py
-    python benchmarks/first_step.py --workloads mlp lstm --rounds 9
+    python benchmarks/first_step.py --workloads mlp lstm --rounds 9 --unknown-batch
 
 A process has one first step, so each figure is of a process of its own. The variants take turns,
 in an order that changes from round to round; the table has the median, min and max over the
@@ -26,7 +26,7 @@ def measure(workload: str, options: argparse.Namespace) -> dict[str, Any]:
 
     Args:
         workload: one of `WORKLOAD_NAMES`.
-        options: `variants`, `dtype` and `rounds` of the command line.
+        options: `variants`, `dtype`, `rounds` and `unknown_batch` of the command line.
 
     Returns:
         For each variant seconds of the first step, and their ratio to float32's where it is one.
@@ -45,6 +45,7 @@ def measure(workload: str, options: argparse.Namespace) -> dict[str, Any]:
                 flush=True,
             )
             arguments = ["--workload", workload, "--variant", variant, "--mode", "training"]
+            arguments += ["--unknown-batch"] if options.unknown_batch else []
             worker = Worker(
                 [WORKER, *arguments, "--dtype", options.dtype],
                 environment(variant, options.dtype),
@@ -70,6 +71,9 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="the target dtype")
     parser.add_argument("--rounds", type=int, default=7, help="processes of every variant (7)")
+    parser.add_argument(
+        "--unknown-batch", action="store_true", help="step on a data set whose last batch may vary"
+    )
     parser.add_argument("--json", type=Path, default=RESULTS / "first_step.json")
     options = parser.parse_args()
     if options.rounds < 1:
@@ -93,7 +97,13 @@ def main() -> None:
     known = ", ".join(f"{name} {mean:.2f}x" for name, mean in means.items() if mean)
     print(f"geometric mean of float32's first step: {known}")
     write_json(
-        options.json, {"dtype": options.dtype, "workloads": workloads, "geometric_means": means}
+        options.json,
+        {
+            "dtype": options.dtype,
+            "unknown_batch": options.unknown_batch,
+            "workloads": workloads,
+            "geometric_means": means,
+        },
     )
 
 
