@@ -152,7 +152,7 @@ class CountedFunction:
         of: the functions of the installation.
         traced: the function as it was traced.
         record: counts a plan of it, as `Installation.record`.
-        counts: what was counted when it was traced.
+        counts: what was counted when it was planned first.
         result: what became of it then.
         replace: takes other counts for those that functions that call it cover.
         announce: whether what is said of it is for INFO.
@@ -161,6 +161,7 @@ class CountedFunction:
 
     Attributes:
         counts: what counts now: that of the last plan, or of the original that runs in its place.
+        is_announced: whether what is said of it is for INFO.
     """
 
     def __init__(
@@ -181,12 +182,7 @@ class CountedFunction:
         self._recorded = {size: (counts, result.changed)}
         # A rewrite that failed was said where it was recorded.
         self._title = None if result.failure else title
-        self._announce, self._said = announce, False
-
-    @property
-    def is_announced(self) -> bool:
-        """Whether what is said of it is for INFO."""
-        return self._announce
+        self.is_announced, self._said = announce, False
 
     def has_plan(self, name: str) -> bool:
         """Whether a function that it calls was rewritten by itself, or looked at for that."""
@@ -203,7 +199,7 @@ class CountedFunction:
             return
         self._said = True
         self._of.installation.tally.rename(self.counts, self._title)
-        self._of.installation.graph_log.say(self._title, self.counts, announce=self._announce)
+        self._of.installation.graph_log.say(self._title, self.counts, announce=self.is_announced)
 
     def record_again(self, planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:
         """Counts what was planned for a size, in place of what counted before.
@@ -232,7 +228,7 @@ class CountedFunction:
         self._in_force, self._recorded[size] = size, (counts, planned.changed)
         self._title = self._traced.title + near
         if self._said:
-            self._said = self._announce = False
+            self._said = self.is_announced = False
 
     def converts(self, size: int) -> bool:
         """Whether anything was converted for a size, 0 if for none."""
