@@ -30,6 +30,7 @@ from graph_passes.functions.grouped_convolutions import (
     is_in_force,
     released,
 )
+from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.compatibility import FUNCTION_HOST, obstacle
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals, remapper
@@ -39,7 +40,7 @@ from tf_amp.hosts.function_deferred import DeferredFunctions, is_traced_once_mor
 from tf_amp.hosts.function_names import SIZES_NEAR, keras_step, readable_name
 from tf_amp.hosts.function_redirects import called_apart, definition_in
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
-from tf_amp.hosts.function_size_sources import reads_batches, size_of_calls
+from tf_amp.hosts.function_size_sources import may_show_size, size_of_calls
 from tf_amp.hosts.function_sizes import plan_anew
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
@@ -150,7 +151,7 @@ class FunctionHost:
         """Whether the first call of a function may tell the size to plan it for."""
         config = self._installation.config
         has_costs = config is not None and config.cost_table is not None
-        return has_costs and not runs_elsewhere(function._bound_context) and reads_batches(graph)
+        return has_costs and not runs_elsewhere(function._bound_context) and may_show_size(graph)
 
     def _rewrite_deferred(self, function: Any, inputs: Sequence[Any] | None) -> None:
         try:
@@ -219,7 +220,7 @@ class FunctionHost:
             covers,
             of_callees=", compiled by XLA" if by_xla else f"{SIZES_NEAR}{config.unknown_dimension}",
             announce=is_called or (top_level and not _EXPORTED.search(name)),
-            size=told,
+            size=told or UNKNOWN_DIMENSION,
         )
         # What is traced inside another function is looked at with that one.
         look = self._look if top_level else _look_at_nothing
@@ -232,6 +233,7 @@ class FunctionHost:
             counted.wait()
         else:
             counted.say()
+        if told or not waits:
             look(traced, result)
 
     def _look(self, traced: TracedFunction, result: RewriteResult) -> None:

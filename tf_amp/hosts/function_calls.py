@@ -14,7 +14,6 @@ from tensorflow.python.eager import context as context_lib
 
 from graph_passes import rewrite_function_def
 from graph_passes.plan_remarks import lines_within
-from graph_passes.policy.config import UNKNOWN_DIMENSION
 from tf_amp.compiled import is_compiled
 from tf_amp.hosts.conversion_numbers import ConversionNumbers
 from tf_amp.hosts.function_debug_info import source_lines
@@ -171,8 +170,7 @@ class FunctionCalls:
             look: is shown what is planned for a size.
 
         Returns:
-            Whether only its first call will show for which size it is planned. `counted` then
-            says it.
+            Whether its first call will show for which size it is planned. `counted` then says it.
         """
         source = None
         if config.cost_table is not None and not is_compiled(traced.definition):
@@ -227,7 +225,7 @@ class FunctionCalls:
             self._sizes.watch(function, sized)
         elif tries:
             try_out(function.name, 0)
-        return source is not None and config.unknown_dimension == UNKNOWN_DIMENSION
+        return source is not None
 
     def _try_out(
         self,

@@ -60,7 +60,7 @@ class FunctionCounts:
         *,
         of_callees: str,
         announce: bool,
-        size: int | None = None,
+        size: int = UNKNOWN_DIMENSION,
     ) -> CountedFunction:
         """Counts a function that was rewritten.
 
@@ -72,7 +72,7 @@ class FunctionCounts:
             waits: whether a function that it calls is yet to be rewritten.
             of_callees: what is said behind the names of `callees`.
             announce: whether what is said of it is for INFO.
-            size: that of its first call, for which it was planned; None if it was not known.
+            size: the size that it was planned for.
 
         Returns:
             What is to be told of later plans of it, and asked to say what it counts.
@@ -90,7 +90,7 @@ class FunctionCounts:
         if result.failure is None:
             plan = _PlanCounts.of(result.report)
             self._plans[function] = {**plans, traced.definition.signature.name: plan}
-        title = traced.title if size is None else f"{traced.title}{SIZES_NEAR}{size}"
+        title = traced.title + (f"{SIZES_NEAR}{size}" if size != UNKNOWN_DIMENSION else "")
         counts = self._counts[function] = record(
             title,
             result,
@@ -112,7 +112,7 @@ class FunctionCounts:
             replace=replace,
             announce=announce,
             title=title,
-            size=size or UNKNOWN_DIMENSION,
+            size=size,
         )
         counted.trace(callees, of_callees)
         return counted
@@ -189,8 +189,8 @@ class CountedFunction:
         return self._traced.graph._functions.get(name) in self._of._plans
 
     def wait(self) -> None:
-        """Leaves it to the first call to say what counts."""
-        if self._title is not None:
+        """Leaves it to the first call to say what counts, and for which size it is planned."""
+        if self._title is not None and self._in_force == UNKNOWN_DIMENSION:
             self._of.installation.tally.rename(self.counts, self._title + _NOT_CALLED)
 
     def say(self) -> None:

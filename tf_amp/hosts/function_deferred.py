@@ -8,7 +8,7 @@ name, or until it is called by itself.
 
 A `tf.function` that makes variables while it is traced first, such as a training step whose
 optimizer makes its slots, is traced once more to be run. The first trace waits until it is called.
-So does what reads batches of no known size from an iterator: its call may tell the size. What a
+So does what gets batches whose size its trace did not know: its call may tell the size. What a
 SavedModel holds waits too, a function for each layer and mode, of which few are ever called.
 """
 

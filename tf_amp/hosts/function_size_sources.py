@@ -60,9 +60,10 @@ class Source:
         return shown
 
 
-def reads_batches(graph: Any) -> bool:
-    """Whether a FuncGraph takes something from an iterator."""
-    return any(op.type in (_GET_NEXT, _GET_OPTIONAL) for op in graph.get_operations())
+def may_show_size(graph: Any) -> bool:
+    """Whether a FuncGraph has arguments with a length that is not known, or reads an iterator."""
+    reads = (op.type in (_GET_NEXT, _GET_OPTIONAL) for op in graph.get_operations())
+    return any(map(unknown_axes, _given(graph.inputs))) or any(reads)
 
 
 def find_source(definition: function_pb2.FunctionDef, shapes: Shapes, find: Find) -> Source | None:

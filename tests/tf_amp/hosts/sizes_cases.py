@@ -25,7 +25,7 @@ from tensorflow.python.saved_model import loader_impl
 
 from graph_passes import FunctionRemarks
 from tf_amp import installation
-from tf_amp.hosts import function_calls
+from tf_amp.hosts import function, function_calls
 from tf_amp.hosts.function_redirects import called_names
 
 WIDTH = 64
@@ -414,9 +414,9 @@ def called_later() -> None:
             x = inner(x)
         return x
 
-    for function in (inner, outer):
-        function(x)
-        report(function.__name__, rows=[row.name for row in installed.status().functions])
+    for each in (inner, outer):
+        each(x)
+        report(each.__name__, rows=[row.name for row in installed.status().functions])
 
 
 def traced() -> None:
@@ -465,9 +465,9 @@ def faults() -> None:
     switch_on(cost_table=sys.argv[1])
     layer, wide = Dense(), Dense()
     wide.weights = tf.Variable(weights(shape=(WIDTH, 64 * WIDTH)))
-    many = tf.constant(weights(1, (2048, WIDTH)))
-    layer.__call__.get_concrete_function()
-    wide.__call__.get_concrete_function()
+    few, many = tf.ones((32, WIDTH)), tf.constant(weights(1, (2048, WIDTH)))
+    layer(few)
+    wide(few)
     said = hear()
 
     def fail(*_: Any) -> Any:
@@ -495,7 +495,7 @@ def reentrant() -> None:
     layer, many = Dense(), tf.constant(weights(1, (3000, WIDTH)))
     within: list[tf.Tensor] = []
     waited: list[bool] = []
-    real = function_calls.plan_anew
+    real = function.plan_anew
 
     def interrupted(*args: Any) -> Any:
         signal.raise_signal(signal.SIGUSR1)
@@ -508,7 +508,7 @@ def reentrant() -> None:
         waited.append(thread.is_alive())
 
     signal.signal(signal.SIGUSR1, lambda *_: within.append(layer(many)))
-    function_calls.plan_anew = interrupted
+    function.plan_anew = interrupted
     said = hear()
     handler = logging.Handler(logging.INFO)
     handler.emit = call_elsewhere  # type: ignore[method-assign]

@@ -186,7 +186,7 @@ def test_handlers_may_call_a_function_that_is_planned(run_forked: RunPython, tab
     seen = facts(run_forked, "sizes_cases.reentrant()", table)["reentrant"]
     assert seen["of_handler"] == [0.0]  # by the plan in force
     assert 0.0 < seen["error"] < 0.5
-    assert seen["sizes"] == ["3000"]
+    assert seen["sizes"] == []  # it was planned for these alone
     assert seen["waited"] == [False]
     (line,) = seen["said"]
     assert ", sizes near 3000: MatMul 1 of 1 in bfloat16" in line
@@ -251,7 +251,7 @@ def test_the_plan_that_runs_is_in_the_trace(
     run_forked: RunPython, table: str, tmp_path: Path
 ) -> None:
     found = facts(run_forked, "sizes_cases.traced()", table, str(tmp_path))["traced"]["found"]
-    assert found["inner"] == [32, ["kept"]]
+    assert "inner" not in found
     assert found["inner, sizes near 2048"] == [2048, ["converted"]]
     assert "outer, sizes near 2048" in found
     assert "one_step_on_data (fit), sizes near 2048" in found
