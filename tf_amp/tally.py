@@ -266,10 +266,11 @@ class Tally:
         with self._lock:
             if self._unchanged_reason is None:
                 return (
-                    "no graph was converted: no function was traced to its end, those of input "
-                    "pipelines aside, and no session ran a graph of four nodes or more (TensorFlow "
-                    "optimizes no smaller one) while it was on. What runs eagerly is not "
-                    "converted: decorate the step with tf.function, and leave run_eagerly off."
+                    "no graph was converted: no function ran, those of input pipelines aside, and "
+                    "no session ran a graph of four nodes or more (TensorFlow optimizes no smaller "
+                    "one) while it was on. What is only traced, as for an export, stays as it is. "
+                    "So does what runs eagerly: decorate the step with tf.function, and leave "
+                    "run_eagerly off."
                 )
             what = "no graph was converted"
             if self._updates:

@@ -158,7 +158,7 @@ def test_hardware_without_units_hooks_nothing(run_forked: RunPython) -> None:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("on()", "no function was traced to its end, those of input pipelines aside"),
+        ("on()", "no function ran, those of input pipelines aside"),
         ("on()\ntf.ones([8, 8]) @ tf.ones([8, 8])", "decorate the step with tf.function"),
         (
             "on()\ntf.function(lambda x: tf.nn.relu(x))(tf.ones(3))",

@@ -152,7 +152,7 @@ def test_row_of_a_function_says_what_keeps_its_products() -> None:
 
 def test_reason_for_nothing_is_that_of_the_largest_graph() -> None:
     tally = Tally()
-    assert "no function was traced" in tally.why_nothing()
+    assert "no function ran" in tally.why_nothing()
     add(tally, "small", unchanged())
     add(tally, "large", failed())
     add(tally, "small again", unchanged())
