@@ -201,12 +201,6 @@ class Tally:
             why = result.failure or "; ".join(kept[:3]) or result.report.first_reason()
             self._unchanged_reason = _largest(name, why)
 
-    def rename(self, counts: NodeCounts, name: str) -> None:
-        """Gives a graph that was added another name, unless another one covers it."""
-        with self._lock:
-            if id(counts) in self._functions:
-                self._functions[id(counts)] = name, counts
-
     def take_back(
         self, name: str, counts: NodeCounts, *, changed: bool, counted: bool
     ) -> NodeCounts:

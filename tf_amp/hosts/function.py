@@ -229,9 +229,7 @@ class FunctionHost:
             waits = self._calls.watch(
                 function, traced, config, counted, functools.partial(look, traced)
             )
-        if waits:
-            counted.wait()
-        else:
+        if not waits:
             counted.say()
         if told or not waits:
             look(traced, result)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tf_amp.hosts.function_calls import TracedFunction
     from tf_amp.installation import Installation
 
-_NOT_CALLED = f" (not called yet: planned for {UNKNOWN_DIMENSION} rows)"
-
 
 class _PlanCounts(NamedTuple):
     """What is kept of a plan: its counts, and the functions that were planned with it."""
@@ -188,17 +186,11 @@ class CountedFunction:
         """Whether a function that it calls was rewritten by itself, or looked at for that."""
         return self._traced.graph._functions.get(name) in self._of._plans
 
-    def wait(self) -> None:
-        """Leaves it to the first call to say what counts, and for which size it is planned."""
-        if self._title is not None and self._in_force == UNKNOWN_DIMENSION:
-            self._of.installation.tally.rename(self.counts, self._title + _NOT_CALLED)
-
     def say(self) -> None:
         """Logs what counts, once."""
         if self._said or self._title is None:
             return
         self._said = True
-        self._of.installation.tally.rename(self.counts, self._title)
         self._of.installation.graph_log.say(self._title, self.counts, announce=self.is_announced)
 
     def record_again(self, planned: RewriteResult, callees: list[RewriteResult], size: int) -> None:

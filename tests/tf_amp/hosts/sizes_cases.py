@@ -156,6 +156,18 @@ def loaded() -> None:
     report("called", lines=list(said), named=named, planned=plans)
 
 
+def exported_only() -> None:
+    """What is traced to be written, and never called."""
+    import keras
+
+    installed = switch_on(cost_table=sys.argv[1])
+    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
+    with planned() as plans:
+        model.export(sys.argv[2], verbose=False)
+        tf.lite.TFLiteConverter.from_saved_model(sys.argv[2]).convert()
+    report("written", planned=plans, rows=[f.name for f in installed.status().functions])
+
+
 def iterators(which: str, given: str) -> None:
     """`fit` on data whose last batch is smaller, so that no batch is known."""
     if which == "keras":

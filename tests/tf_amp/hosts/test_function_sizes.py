@@ -80,6 +80,22 @@ def test_a_loaded_function_is_said_by_its_first_call(
     assert line.partition(":")[0] in loaded["called"]["named"]
 
 
+@pytest.mark.usefixtures("seen")
+def test_what_is_loaded_waits_for_a_call_whatever_costs(
+    run_forked: RunPython, exported: str
+) -> None:
+    loaded = facts(run_forked, "sizes_cases.loaded()", "off", exported)
+    assert loaded["loaded"]["planned"] == []
+    assert loaded["called"]["planned"] == [32]
+
+
+def test_what_is_only_exported_is_not_planned(
+    run_forked: RunPython, table: str, tmp_path: Path
+) -> None:
+    found = facts(run_forked, "sizes_cases.exported_only()", table, str(tmp_path / "model"))
+    assert found["written"] == {"planned": [], "rows": []}
+
+
 def test_variants_go_with_amp_and_with_their_function(seen: dict[str, dict[str, Any]]) -> None:
     assert seen["off"]["ran"] == [FLOAT]
     assert seen["gone"]["variants"] == {}
