@@ -82,7 +82,6 @@ FUNCTION_HOST = (
     Member(
         "tensorflow.python.data.ops.dataset_ops", "DatasetV2.__init__", ("self", "variant_tensor")
     ),
-    Member("tensorflow.python.saved_model.function_deserialization", "load_function_def_library"),
     # Read.
     Member("tensorflow.python.data.ops.dataset_autograph", "_general_purpose_scan"),
     Member(_ATOMIC, "RUNTIME_FUNCTION_REFS"),
@@ -101,7 +100,6 @@ FUNCTION_HOST = (
     Member(f"{_EAGER}.context", "Context.get_visible_devices", ("self", "device_type")),
     Member(f"{_EAGER}.context", "Context.has_function", ("self", "name")),
     Member(f"{_EAGER}.polymorphic_function.attributes", "TF_DATA_FUNCTION"),
-    Member(f"{_EAGER}.polymorphic_function.polymorphic_function", "Function._initialize"),
     Member(f"{_FRAMEWORK}.c_api_util", "ScopedTFFunction.get"),
     Member(f"{_FRAMEWORK}.c_api_util", "tf_buffer"),
     Member(f"{_FRAMEWORK}.errors", "OpError"),

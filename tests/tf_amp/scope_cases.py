@@ -170,6 +170,7 @@ def _in_scope(function: Any) -> Any:
 def _nested() -> None:
     traced = tf.function(nested)
     x = tf.constant(weights(1))
+    traced(x, x)
     definition = running(traced.get_concrete_function(x, x).name)
     types = {n.op: n.attr["T"].type for n in definition.node_def if n.op in ("Exp", "MatMul")}
     marks = {n.attr[MARK].s.decode().split(";")[2] for n in definition.node_def if MARK in n.attr}
@@ -189,8 +190,9 @@ def _threads() -> None:
     thread = threading.Thread(target=hold)
     thread.start()
     entered.wait(60)
-    traced = tf.function(lambda x: tf.matmul(x, x) + 1.0)
-    found = products(traced.get_concrete_function(tf.constant(weights(1))))
+    traced, x = tf.function(lambda x: tf.matmul(x, x) + 1.0), tf.constant(weights(1))
+    traced(x)
+    found = products(traced.get_concrete_function(x))
     done.set()
     thread.join()
     report("threads", **found)

@@ -41,6 +41,7 @@ def low():
     @tf.function
     def product(x):
         return tf.matmul(x, x)
+    product(tf.ones((8, 8)))
     definition = product.get_concrete_function(tf.ones((8, 8))).inference_fn.definition
     return [node.attr["T"].type for node in definition.node_def if node.op == "MatMul"] == [14]
 """
@@ -217,6 +218,7 @@ def test_what_was_rewritten_stays_so_where_an_optimizer_is_refused_at_last(
         def product(x):
             return tf.matmul(x, x)
         concrete = product.get_concrete_function(tf.ones((8, 8)))
+        concrete(tf.ones((8, 8)))
         keras.backend.backend = lambda: "jax"
         said = message(lambda: tf_amp.enable_mixed_precision_graph_rewrite(keras.optimizers.SGD()))
         nodes = concrete.inference_fn.definition.node_def

@@ -27,7 +27,9 @@ import tensorflow as tf
 def product(x):
     return tf.matmul(x, x)
 
-traced = product.get_concrete_function(tf.TensorSpec([1024, 1024]))
+x = tf.ones([1024, 1024])
+product(x)
+traced = product.get_concrete_function(x)
 from tensorflow.python.eager import context
 definition = context.context().get_function_def(traced.name)
 types = {n.attr["T"].type for n in definition.node_def if n.op == "MatMul"}

@@ -25,7 +25,9 @@ def step(x):
     return y + 1.0
 
 def types():
-    name = step.get_concrete_function(tf.ones([64, 64])).name
+    x = tf.ones([64, 64])
+    step(x)
+    name = step.get_concrete_function(x).name
     nodes = context.context().get_function_def(name).node_def
     return " ".join(str(n.attr["T"].type) for n in nodes if n.op == "MatMul")
 """

@@ -2,19 +2,20 @@
 
 TensorFlow makes each function of its eager runtime through one place,
 `atomic_function.from_func_graph`: tf.function, Keras, gradients, loop bodies, loaded SavedModels.
-It is wrapped here. After TensorFlow has made a function, its definition goes through the pass and
-the runtime gets the result under the same name and with the same float32 signature. That happens
-before placement, before TensorFlow's own graph optimizers and before XLA, which all then work on
-the low-precision graph. What is traced inside another function is rewritten with that one.
+It is wrapped here, and so is `Context.call_function`, by which functions are called. When one is
+called first, its definition goes through the pass and the runtime gets the result under the same
+name and with the same float32 signature. That happens before placement, before TensorFlow's own
+graph optimizers and before XLA, which all then work on the low-precision graph. What a function
+calls is rewritten with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import function_pb2
@@ -22,7 +23,6 @@ from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import ops
-from tensorflow.python.saved_model import function_deserialization
 
 from graph_passes.collector import collector_paused
 from graph_passes.functions.grouped_convolutions import (
@@ -36,16 +36,15 @@ from tf_amp.compiled import is_compiled
 from tf_amp.hosts import function_originals, remapper
 from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
 from tf_amp.hosts.function_counts import FunctionCounts
-from tf_amp.hosts.function_deferred import DeferredFunctions, is_traced_once_more
+from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_names import SIZES_NEAR, keras_step, readable_name
 from tf_amp.hosts.function_redirects import called_apart, definition_in
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
-from tf_amp.hosts.function_size_sources import may_show_size, size_of_calls
+from tf_amp.hosts.function_size_sources import size_of_calls
 from tf_amp.hosts.function_sizes import plan_anew
 from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
-from tf_amp.hosts.other_workers import runs_elsewhere
 from tf_amp.loss_scale.data_flow import Program
 from tf_amp.patches import Patches
 
@@ -57,8 +56,6 @@ _log = logging.getLogger("tf_amp")
 
 # Checkpoint reading and writing: moves variables to and from files, computes nothing.
 _SKIPPED = ("_traced_save", "_traced_restore")
-# What an export traces of a model: it is written as float32, and nothing calls it.
-_EXPORTED = re.compile("signature_wrapper|_wrapped_model|_layer_call_(fn|and_return_)")
 
 
 class FunctionHost:
@@ -70,15 +67,12 @@ class FunctionHost:
         self._originals = function_originals.installed()
         self._pipelines = PipelineMark()
         self._calls = FunctionCalls(installation)
-        self._deferred = DeferredFunctions(self._rewrite_deferred)
+        self._deferred = DeferredFunctions(self._rewrite_called)
         self._counts = FunctionCounts(installation)
 
     def install(self) -> None:
         """Hooks TensorFlow."""
         self._patches.replace(atomic_function, "from_func_graph", self._make_from_func_graph)
-        self._patches.replace(
-            function_deserialization, "load_function_def_library", self._make_load_library
-        )
         self._pipelines.install(self._patches)
         self._deferred.install(self._patches)
         self._calls.install(self._patches)
@@ -101,11 +95,8 @@ class FunctionHost:
             overwrite: bool = False,
         ) -> Any:
             function = original(name, graph, attrs, function_type, overwrite)
-            try:
-                with collector_paused():
-                    self._after_tracing(function, graph, attrs or {})
-            except Exception as error:  # a fault of ours must not stop the user's program
-                self._installation.record_fault("function", function.name.decode(), error)
+            with self._recording_faults(function):
+                self._after_tracing(function, attrs or {})
             return function
 
         return from_func_graph
@@ -120,50 +111,43 @@ class FunctionHost:
 
         return call_function
 
-    def _make_load_library(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load_function_def_library(*args: Any, **kwargs: Any) -> Any:
-            with self._deferred.loading():
-                return original(*args, **kwargs)
-
-        return load_function_def_library
-
-    def _after_tracing(self, function: Any, graph: Any, attrs: Mapping[str, Any]) -> None:
+    def _after_tracing(self, function: Any, attrs: Mapping[str, Any]) -> None:
         # What is traced inside a v1 graph runs in a session, which copies the original.
         if not ops.executing_eagerly_outside_functions():
             return
-        name = function.name.decode()
         if self._pipelines.covers(attrs):
             self._keep_float32(function)
-        elif any(part in name for part in _SKIPPED):
-            return
-        elif (
-            isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
-            or self._deferred.is_loading
-            or _EXPORTED.search(name)
-            or is_traced_once_more()
-            or self._may_be_told(function, graph)
-        ):
+        elif not any(part in function.name.decode() for part in _SKIPPED):
             self._deferred.add(function)
-        else:
-            self._rewrite(function, graph)
 
-    def _may_be_told(self, function: Any, graph: Any) -> bool:
-        """Whether the first call of a function may tell the size to plan it for."""
-        config = self._installation.config
-        has_costs = config is not None and config.cost_table is not None
-        return has_costs and not runs_elsewhere(function._bound_context) and may_show_size(graph)
-
-    def _rewrite_deferred(self, function: Any, inputs: Sequence[Any] | None) -> None:
+    @contextlib.contextmanager
+    def _recording_faults(self, function: Any) -> Iterator[None]:
         try:
-            with collector_paused():
-                self._rewrite(function, function.graph, inputs)
-        except Exception as error:
+            yield
+        except Exception as error:  # a fault of ours must not stop the user's program
             self._installation.record_fault("function", function.name.decode(), error)
 
-    def _rewrite(self, function: Any, graph: Any, inputs: Sequence[Any] | None = None) -> None:
+    def _rewrite_called(self, function: Any, inputs: Sequence[Any] | None) -> Callable[[], None]:
+        to_say: list[Callable[[], None]] = []
+        with self._recording_faults(function), collector_paused():
+            to_say += self._rewrite(function, inputs)
+
+        def say() -> None:
+            with self._recording_faults(function):
+                for one in to_say:
+                    one()
+
+        return say
+
+    def _rewrite(self, function: Any, inputs: Sequence[Any] | None) -> list[Callable[[], None]]:
+        """Rewrites a function; returns what is then to be said of it."""
         config, compiled = self._installation.config, self._installation.compiled
         assert config is not None and compiled is not None  # else there is no host
-        context, definition = function._bound_context, function.cached_definition
+        context, graph, definition = (
+            function._bound_context,
+            function.graph,
+            function.cached_definition,
+        )
         plain = config if remapper.runs_in_functions() else remapper.without_it(config)
         has_groups = is_in_force(plain) and is_grouped_convolution(
             definition, traced_shapes(graph, definition)
@@ -219,7 +203,7 @@ class FunctionHost:
             callees,
             covers,
             of_callees=", compiled by XLA" if by_xla else f"{SIZES_NEAR}{config.unknown_dimension}",
-            announce=is_called or (top_level and not _EXPORTED.search(name)),
+            announce=is_called or top_level,
             size=told or UNKNOWN_DIMENSION,
         )
         # What is traced inside another function is looked at with that one.
@@ -229,10 +213,10 @@ class FunctionHost:
             waits = self._calls.watch(
                 function, traced, config, counted, functools.partial(look, traced)
             )
-        if not waits:
-            counted.say()
+        to_say = [] if waits else [counted.say]
         if told or not waits:
-            look(traced, result)
+            to_say.append(functools.partial(look, traced, result))
+        return to_say
 
     def _look(self, traced: TracedFunction, result: RewriteResult) -> None:
         """Looks for the loss scale of a function that is to run as it was rewritten."""

@@ -180,7 +180,6 @@ class FunctionCalls:
         if (kept := kept_in_kernels(traced.definition, traced.find)) is not None:
             missed = ["planned again for its batch"] if source is not None else []
             missed += ["tried"] if self._trials.steps else []
-            # Whether what is traced to be saved, or loaded, will ever be called is not known.
             _log.log(
                 logging.INFO if counted.is_announced else logging.DEBUG,
                 "%s is not %s: %s.",

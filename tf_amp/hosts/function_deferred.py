@@ -1,28 +1,23 @@
-"""Functions that wait for their rewrite, because most of their kind never run.
+"""Functions wait for their rewrite until they run, as most that are traced never do.
 
 Of those traced inside another one the function at the top is planned together with what it calls,
-so most functions inside it, such as branches, loop bodies and forward functions, never run under
-their own names: to rewrite each when it is made would be work for nothing, and all that it calls
-would be planned again with every caller. They wait until a rewritten function calls one by its
-name, or until it is called by itself.
-
-A `tf.function` that makes variables while it is traced first, such as a training step whose
-optimizer makes its slots, is traced once more to be run. The first trace waits until it is called.
-So does what gets batches whose size its trace did not know: its call may tell the size. What a
-SavedModel holds waits too, a function for each layer and mode, of which few are ever called.
+so most of them, such as branches, loop bodies and forward functions, never run under their own
+names: to rewrite each when it is made would be work for nothing, and all that it calls would be
+planned again with every caller. The first trace of a `tf.function` that makes variables, such as
+a training step whose optimizer makes its slots, is followed by the one that runs. A SavedModel
+holds a function for each layer and mode, of which few are called, and what is exported runs
+elsewhere. And a call may tell the size of batches that the trace did not know. So functions wait
+until they are called by themselves, or a rewritten function calls one by its name.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorflow.python.eager import context as context_lib
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from tf_amp.patches import Patches
 
@@ -31,16 +26,16 @@ class DeferredFunctions:
     """The functions of one installation that wait.
 
     Args:
-        rewrite: Rewrites one, and gets the inputs of a call of it by itself, else None; must not
-            raise an `Exception`.
+        rewrite: Rewrites one, and gets the inputs of a call of it by itself, else None. Returns
+            what says so. Neither may raise an `Exception`.
     """
 
-    def __init__(self, rewrite: Callable[[Any, Sequence[Any] | None], None]) -> None:
+    def __init__(self, rewrite: Callable[[Any, Sequence[Any] | None], Callable[[], None]]) -> None:
         self._rewrite = rewrite
         self._waiting: weakref.WeakValueDictionary[tuple[int, bytes], Any]
         self._waiting = weakref.WeakValueDictionary()
         self._under_way: set[tuple[int, bytes]] = set()
-        self._thread = threading.local()
+        self._to_say: list[Callable[[], None]] = []
         # Who calls a function that another thread is rewriting has to wait for it.
         self._lock = threading.RLock()
 
@@ -55,20 +50,6 @@ class DeferredFunctions:
             return get_compiler_ir
 
         patches.replace(context_lib.Context, "get_compiler_ir", make_ir)
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether this thread is inside `loading`."""
-        return getattr(self._thread, "is_loading", False)
-
-    @contextlib.contextmanager
-    def loading(self) -> Iterator[None]:
-        """Says that what this thread traces inside the context is the functions of a SavedModel."""
-        outer, self._thread.is_loading = self.is_loading, True
-        try:
-            yield
-        finally:
-            self._thread.is_loading = outer
 
     def add(self, function: Any) -> None:
         """Has an AtomicFunction wait."""
@@ -100,23 +81,17 @@ class DeferredFunctions:
                 return
             self._under_way.add(key)
             try:
-                self._rewrite(function, inputs)
+                self._to_say.append(self._rewrite(function, inputs))
             finally:
                 self._under_way.remove(key)
             # An interrupt leaves it waiting for the next call.
             self._waiting.pop(key, None)
-
-
-def is_traced_once_more() -> bool:
-    """Whether the trace that has just ended is the first of a `tf.function` and made variables."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_initialize":
-            function = frame.f_locals.get("self")
-            if isinstance(function, polymorphic_function.Function):
-                return bool(getattr(function, "_created_variables", None))
-        frame = frame.f_back
-    return False
+            if self._under_way:  # a function that calls this one
+                return
+            to_say, self._to_say = self._to_say, []
+        # Without the lock: who hears it may wait for a thread that wants it.
+        for say in to_say:
+            say()
 
 
 def _key(context: context_lib.Context, name: str | bytes) -> tuple[int, bytes]:

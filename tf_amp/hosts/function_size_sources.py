@@ -60,12 +60,6 @@ class Source:
         return shown
 
 
-def may_show_size(graph: Any) -> bool:
-    """Whether a FuncGraph has arguments with a length that is not known, or reads an iterator."""
-    reads = (op.type in (_GET_NEXT, _GET_OPTIONAL) for op in graph.get_operations())
-    return any(map(unknown_axes, _given(graph.inputs))) or any(reads)
-
-
 def find_source(definition: function_pb2.FunctionDef, shapes: Shapes, find: Find) -> Source | None:
     """Finds the largest tensor that a function gets and whose shape is known in part.
 

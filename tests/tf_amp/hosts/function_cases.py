@@ -257,6 +257,7 @@ def off_again() -> None:
                 loss = tf.reduce_sum(tf.nn.softmax(tf.matmul(x, variable)))
             return tape.gradient(loss, variable)
 
+        step(x)
         definition = running(step.get_concrete_function(x).name)
         definition.signature.name = "step"
         return definition.SerializeToString(deterministic=True), dots(

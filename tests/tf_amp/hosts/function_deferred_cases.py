@@ -53,7 +53,7 @@ def traced_inside(variable: tf.Variable, x: tf.Tensor, **options: Any) -> Any:
     def outer(x: tf.Tensor) -> tf.Tensor:
         return tf.matmul(inner(x), variable)
 
-    outer.get_concrete_function(x)
+    outer(x)
     inner.outer = outer  # lives as long
     return inner
 
@@ -88,7 +88,7 @@ def planned_float32_elsewhere() -> None:
 
         x = tf.constant(weights())
         if case == "between":
-            solved.get_concrete_function(x)
+            solved(x)
         low = covariance(x)
         exact = tf.linalg.inv(tf.matmul(x, x, transpose_b=True) + 0.01 * tf.eye(64))
         report(
@@ -114,7 +114,7 @@ def chain(installed: Any, variable: tf.Variable, x: tf.Tensor) -> None:
     for _ in range(DEPTH):
         function = layer(function)
     before = installed.status()["graphs_seen"]
-    function.get_concrete_function(x)
+    function(x)
     report("chain", graphs=installed.status()["graphs_seen"] - before)
 
 
@@ -163,7 +163,7 @@ def lines(variable: tf.Variable, x: tf.Tensor) -> None:
         return branch(inner(x))
 
     for function in (in_loop, in_both, beside):
-        function.get_concrete_function(x)
+        function(x)
     logging.getLogger("tf_amp").removeHandler(handler)
     report("lines", said={name: line.split(",")[0] for name, line in said.items()})
 

@@ -49,6 +49,7 @@ BOTH = """
 for jit in (False, True):
     step = tf.function(dense, jit_compile=jit)
     concrete = step.get_concrete_function(X)
+    concrete(X)
     print(jit, traced(concrete), traced(concrete, "Sigmoid"))
 """
 
@@ -69,6 +70,7 @@ print("loop", compiled(loop))
 
 inner = tf.function(dense, jit_compile=True)
 outer = tf.function(lambda x: tf.matmul(inner(tf.matmul(x, WEIGHTS)), WEIGHTS))
+outer(X)
 print("is called", traced(outer.get_concrete_function(X)), compiled(inner))
 
 with tf.GradientTape() as tape:

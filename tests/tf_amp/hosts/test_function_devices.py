@@ -227,8 +227,11 @@ from tensorflow.experimental import dtensor
 two = [tf.config.LogicalDeviceConfiguration()] * 2
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
 mesh = dtensor.create_mesh([("x", 2)], devices=["CPU:0", "CPU:1"])
-table = dtensor.call_with_layout(tf.ones, dtensor.Layout(["x", "unsharded"], mesh), [64, 64])
-tf.function(lambda: tf.matmul(table, table)).get_concrete_function()
+table, whole = (
+    dtensor.call_with_layout(tf.ones, dtensor.Layout([axis, "unsharded"], mesh), [64, 64])
+    for axis in ("x", "unsharded")
+)
+tf.function(lambda: tf.matmul(table, whole))()
 """
 
 

@@ -258,7 +258,7 @@ def test_what_lost_is_not_counted_as_converted(
 ) -> None:
     seen = facts_of(run_forked, f"trials_cases.lost({batched})", {"XDG_CACHE_HOME": str(tmp_path)})
     # The product and what it gives; then two of each, and the call between them.
-    assert seen["traced"]["converted"] == [1, 2]
+    assert seen["planned"]["converted"] == [1, 2]
     assert (seen["lost"]["converted"], seen["lost"]["types"]) == ([0, 0], [FLOAT])
     assert seen["called by another"]["converted"] == [1, 5]
 
