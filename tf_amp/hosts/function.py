@@ -185,8 +185,7 @@ class FunctionHost:
         result = traced.rewrite(config)
         callees: list[RewriteResult] = []
         if config.unknown_dimension == size:
-            has_plan = covers if told else lambda _: False
-            result, callees = plan_anew(traced, result, config, has_plan)
+            result, callees = plan_anew(traced, result, config, covers)
         for callee in called_apart(result, library):
             self._deferred.rewrite(context, callee)
         if config is compiled.config:

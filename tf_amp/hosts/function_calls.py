@@ -150,7 +150,7 @@ class FunctionCalls:
             return None
         if source.argument is not None:
             return source.size_of(inputs[source.argument].shape)
-        return self._batches.size(inputs) if source.tensor and source.unknown == (0,) else None
+        return self._batches.size(inputs) if source.unknown == (0,) else None
 
     def watch(
         self,

@@ -178,6 +178,7 @@ class _SizedFunction:
 
     def __init__(self, name: bytes, of: Sized) -> None:
         self._name, self._of, self._shows = name, of, bool(of.source.tensor)
+        self._goes_through = of.source.argument is None and not self._shows
         # A handler of a signal or of the log may call the function while this thread plans it.
         self._lock = threading.RLock()
         self._is_planning = False
@@ -257,7 +258,8 @@ class _SizedFunction:
         names, first = self._names, self._first
         served = first if self._served is None else self._served
         size = self._sizes.get(served, self._of.size)
-        is_waited_for = self._is_assumed and not names
+        # Where nothing shows the size a call goes through batches that tell it, maybe an epoch.
+        is_waited_for = self._goes_through or (self._is_assumed and not names)
         is_new = served not in (first, *names) and (is_waited_for or self._in_a_row >= _LASTING)
         is_near = served == first and self._is_assumed and size != UNKNOWN_DIMENSION
         if (is_new or is_near) and not self._is_planning:

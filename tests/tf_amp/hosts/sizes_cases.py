@@ -271,9 +271,10 @@ def loops() -> None:
     }
     for kind, calls in kinds.items():
         said = hear()
-        seen = [ran(call) for call in calls]
+        with planned() as plans:
+            seen = [ran(call) for call in calls]
         error = float(tf.reduce_max(tf.abs(calls[-1]() - exact)) / tf.reduce_max(tf.abs(exact)))
-        report(kind, seen=seen, said=said, error=error)
+        report(kind, seen=seen, said=said, error=error, plans=plans)
 
 
 def beside() -> None:

@@ -138,6 +138,7 @@ def test_a_loop_over_batches_runs_as_its_data_set_tells(
     many = [FLOAT, BFLOAT16] if kind == "break" else [BFLOAT16]
     several = [many, [FLOAT], [FLOAT], many]
     assert seen["seen"] == (several[:1] if kind == "captured" else several)
+    assert 32 not in seen["plans"]
     assert any("sizes near 2048: MatMul 1 of 1 in bfloat16" in line for line in seen["said"])
     assert 1e-6 < seen["error"] < 0.05
 
