@@ -235,9 +235,8 @@ class FunctionHost:
 
     def _keep_float32(self, function: Any) -> None:
         context, definition = function._bound_context, function.cached_definition
-        for callee in function.children:  # they may yet be called by themselves
-            self._deferred.rewrite(context, callee.name)
-        redirected = call_originals(definition, context, self._originals)
+        covers = functools.partial(self._deferred.covers, context)
+        redirected = call_originals(definition, context, self._originals, covers)
         if redirected is not None:
             self._originals.swap(context, *redirected)
 

@@ -240,7 +240,9 @@ class FunctionCalls:
         """Has the variant of a name, planned for a size, tried against float32 if it differs."""
 
         def add_float32() -> bytes:
-            alone = call_originals(traced.definition, traced.context, traced.originals)
+            alone = call_originals(
+                traced.definition, traced.context, traced.originals, traced.waits
+            )
             definition, called = alone or (traced.definition, ())
             if source is not None:
                 definition = source.shown_by(definition)

@@ -22,7 +22,7 @@ from tensorflow.python.data.ops import dataset_autograph, structured_function
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import attributes
 
-from tf_amp.hosts.function_redirects import definition_in, redirect_calls
+from tf_amp.hosts.function_redirects import CALLED_BY_ITSELF, definition_in, redirect_calls
 
 if TYPE_CHECKING:
     from tf_amp.hosts.function_originals import Originals
@@ -74,26 +74,32 @@ class PipelineMark:
 
 
 def call_originals(
-    definition: function_pb2.FunctionDef, context: context_lib.Context, originals: Originals
+    definition: function_pb2.FunctionDef,
+    context: context_lib.Context,
+    originals: Originals,
+    waits: Callable[[str], bool],
 ) -> tuple[function_pb2.FunctionDef, tuple[function_pb2.FunctionDef, ...]] | None:
-    """Makes a function of a pipeline call the float32 originals of functions rewritten before.
+    """Makes a function of a pipeline call the float32 originals of functions that are rewritten.
 
-    A preprocessing function may have been traced, and rewritten, by the model first. The runtime
+    The model may have called a preprocessing function first, or may do so later. The runtime
     would run the rewritten one, so the originals are added under names of their own.
 
     Args:
         definition: the function of the pipeline; it is not changed.
         context: the eager context that holds the functions it calls.
         originals: what was rewritten.
+        waits: whether a function is rewritten once it is called by itself.
 
     Returns:
         The function with calls to the originals, and those under their new names; None if it calls
-        nothing that was rewritten.
+        nothing that is rewritten.
     """
+    running = functools.partial(definition_in, context)
 
     def replacement(name: str) -> function_pb2.FunctionDef | None:
         original = originals.find(context, name)
-        return original.definition() if original else None
+        if original is None:
+            return running(name) if name.startswith(CALLED_BY_ITSELF) and waits(name) else None
+        return original.definition()
 
-    running = functools.partial(definition_in, context)
     return redirect_calls(definition, running, replacement, _FLOAT32_SUFFIX)

@@ -211,9 +211,10 @@ def pipeline(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
     """The pipeline keeps float32, whether the function is called by itself before or after."""
     inner = traced_inside(variable, x)
     dataset = tf.data.Dataset.from_tensors(x).map(inner)
-    first = max_error(next(iter(dataset)), exact)
+    first, types = max_error(next(iter(dataset)), exact), types_of(inner, x)
     alone = max_error(inner(x), exact)
-    report("pipeline", first=first, alone=alone, again=max_error(next(iter(dataset)), exact))
+    again = max_error(next(iter(dataset)), exact)
+    report("pipeline", first=first, types=types, alone=alone, again=again)
 
 
 def export(variable: tf.Variable, x: tf.Tensor) -> None:

@@ -60,6 +60,7 @@ def test_xla_shows_the_rewritten_function(facts: Facts) -> None:
 def test_a_pipeline_keeps_float32(facts: Facts) -> None:
     seen = facts["pipeline"]
     assert seen["first"] == seen["again"] == 0.0
+    assert seen["types"] == [FLOAT]  # nothing but the pipeline ran it
     assert 0.0 < seen["alone"] < 0.5
 
 
