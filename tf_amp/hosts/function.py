@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import atomic_function
-from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import ops
 
 from graph_passes.collector import collector_paused
@@ -167,9 +166,6 @@ class FunctionHost:
             return found if takes else None
 
         name = readable_name(definition.signature.name)
-        # What is pruned from a graph, as a loaded model of TensorFlow 1 is, was traced inside that.
-        is_called = inputs is not None
-        top_level = is_called or not isinstance(graph.outer_graph, func_graph_lib.FuncGraph)
         title = f"{name} ({step})" if (step := keras_step()) else name
         numbers = self._installation.numbers
         covers = functools.partial(self._deferred.covers, context)
@@ -195,6 +191,8 @@ class FunctionHost:
             # `cached_definition` stays: Python code reads that copy to build graphs from (the
             # gradient of a loaded `While`).
             self._originals.swap(context, result.proto, result.extra_functions)
+        # What another function calls is told of, and looked at, with that one.
+        is_called = inputs is not None
         counted = self._counts.add(
             function,
             traced,
@@ -202,11 +200,10 @@ class FunctionHost:
             callees,
             covers,
             of_callees=", compiled by XLA" if by_xla else f"{SIZES_NEAR}{config.unknown_dimension}",
-            announce=is_called or top_level,
+            announce=is_called,
             size=told or UNKNOWN_DIMENSION,
         )
-        # What is traced inside another function is looked at with that one.
-        look = self._look if top_level else _look_at_nothing
+        look = self._look if is_called else _look_at_nothing
         waits = False
         if counted.counts.products:
             waits = self._calls.watch(

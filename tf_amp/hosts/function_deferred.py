@@ -44,7 +44,8 @@ class DeferredFunctions:
 
         def make_ir(original: Callable[..., Any]) -> Callable[..., Any]:
             def get_compiler_ir(context: Any, *args: Any, **kwargs: Any) -> Any:
-                self.rewrite(context, kwargs.get("function_name", ""))
+                inputs = (*kwargs.get("flat_args", ()), *kwargs.get("captured_inputs", ()))
+                self.rewrite(context, kwargs.get("function_name", ""), inputs)
                 return original(context, *args, **kwargs)
 
             return get_compiler_ir

@@ -22,7 +22,7 @@ from tensorflow.python.data.ops import dataset_autograph, structured_function
 from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager.polymorphic_function import attributes
 
-from tf_amp.hosts.function_redirects import CALLED_BY_ITSELF, definition_in, redirect_calls
+from tf_amp.hosts.function_redirects import definition_in, redirect_calls
 
 if TYPE_CHECKING:
     from tf_amp.hosts.function_originals import Originals
@@ -99,7 +99,7 @@ def call_originals(
     def replacement(name: str) -> function_pb2.FunctionDef | None:
         original = originals.find(context, name)
         if original is None:
-            return running(name) if name.startswith(CALLED_BY_ITSELF) and waits(name) else None
+            return running(name) if waits(name) else None
         return original.definition()
 
     return redirect_calls(definition, running, replacement, _FLOAT32_SUFFIX)
