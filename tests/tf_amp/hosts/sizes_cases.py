@@ -163,7 +163,7 @@ def exported_only() -> None:
     installed = switch_on(cost_table=sys.argv[1])
     model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
     with planned() as plans:
-        model.export(sys.argv[2], verbose=False)
+        model.export(sys.argv[2])
         tf.lite.TFLiteConverter.from_saved_model(sys.argv[2]).convert()
     report("written", planned=plans, rows=[f.name for f in installed.status().functions])
 
