@@ -36,6 +36,7 @@ def main() -> None:
     export(variable, x)
     lost_graph(variable, x)
     threads(variable, x, exact)
+    heard(variable, x)
     makes_variables(installed, x)
     interrupted(variable, x, exact)
     report("status", failed=installed.status()["graphs_failed"])
@@ -255,6 +256,25 @@ def threads(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
         for thread in running_threads:
             thread.join()
     report("threads", calls=len(errors), errors=sorted(set(errors)))
+
+
+def heard(variable: tf.Variable, x: tf.Tensor) -> None:
+    """Who hears of a function waits for a thread that calls another one first."""
+    first, other = (tf.function(lambda x, k=k: tf.matmul(x, variable) + k) for k in (1.0, 2.0))
+    waited: list[bool] = []
+
+    def call_elsewhere(_: logging.LogRecord) -> None:
+        logging.getLogger("tf_amp").removeHandler(handler)
+        thread = threading.Thread(target=other, args=(x,), daemon=True)
+        thread.start()
+        thread.join(20)
+        waited.append(thread.is_alive())
+
+    handler = logging.Handler(logging.INFO)
+    handler.emit = call_elsewhere  # type: ignore[method-assign]
+    logging.getLogger("tf_amp").addHandler(handler)
+    first(x)
+    report("heard", waited=waited)
 
 
 def makes_variables(installed: Any, x: tf.Tensor) -> None:

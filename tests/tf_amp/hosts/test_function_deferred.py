@@ -77,6 +77,10 @@ def test_threads_that_call_it_first_run_the_same(facts: Facts) -> None:
     assert len(facts["threads"]["errors"]) == 1
 
 
+def test_what_is_said_of_a_function_is_said_when_others_may_be_planned(facts: Facts) -> None:
+    assert facts["heard"]["waited"] == [False]
+
+
 @pytest.mark.parametrize("how", ["called", "asked_for"])
 def test_the_first_trace_of_a_function_that_makes_variables_waits(facts: Facts, how: str) -> None:
     seen = facts[f"makes_variables_{how}"]
