@@ -63,7 +63,7 @@ class Reason(enum.IntEnum):
     PERIOD = 47, "part of a product of which the rest by a period is taken"
     RECURRENCE = 48, "leads on from step to step by products alone, as the powers of a matrix"
     POOLING = 49, "a pooling of which the gradient stays float32, or the gradient of such a one"
-    COORDINATES = 50, "part of a product of data over at most four terms, as of coordinates"
+    COORDINATES = 50, "part of a product over at most four terms, as of coordinates or few features"
 
     @property
     def converts(self) -> bool:

@@ -87,7 +87,7 @@ def find_source(definition: function_pb2.FunctionDef, shapes: Shapes, find: Find
             continue
         for port, (shape, dtype) in enumerate(zip(shapes(node.name), dtypes, strict=True)):
             tensor = f"{node.name}:{output}:{port}"
-            found.append((shape, Source(unknown_axes(shape), tensor=tensor, dtype=dtype)))
+            found.append((shape, Source(_batch_axes(shape), tensor=tensor, dtype=dtype)))
     if (source := widest(found)) is not None:
         return source
     read = (value for each in with_callees((definition,), find) for value in _read_by(each))
@@ -122,6 +122,15 @@ def widest(found: Iterable[tuple[Shape | None, Source]]) -> Source | None:
 def unknown_axes(shape: Shape | None) -> tuple[int, ...]:
     """The axes of a shape whose length is not known; none where not even the rank is."""
     return tuple(axis for axis, length in enumerate(shape or ()) if length is None)
+
+
+def _batch_axes(shape: Shape | None) -> tuple[int, ...]:
+    """The unknown axes of a batch but for that of features or channels, which the model knows.
+
+    What a `Sequence` of tf_keras gives has no length at all. Of two axes the last may be time.
+    """
+    axes = unknown_axes(shape)
+    return axes[:-1] if len(axes) == len(shape or ()) > 2 else axes
 
 
 def _known_elements(shape: Shape | None) -> int:

@@ -18,10 +18,10 @@ _LOGGER = logging.getLogger("tf_amp.loss_scale")
 _NO_SCALE = f"bfloat16 needs no scale: {DTYPE}=bfloat16"
 NOT_WRAPPED = (
     "A custom training loop applies gradients with %s, which is not wrapped: its loss is "
-    "not scaled, and small float16 gradients are lost. A loop must be changed by hand: "
-    "optimizer = tf_amp.loss_scale.wrap_optimizer(optimizer), then take the gradients of "
-    "optimizer.scale_loss(loss) inside the GradientTape. Where the loop is a library's, "
-    f"{_NO_SCALE}."
+    "not scaled, and where it computes in float16 small gradients are lost. A loop must be changed "
+    "by hand: optimizer = tf_amp.loss_scale.wrap_optimizer(optimizer), then take the gradients of "
+    "optimizer.scale_loss(loss) inside the GradientTape; minimize(), where there is one, does so "
+    f"by itself. Where the loop is a library's, {_NO_SCALE}."
 )
 OWN_STEP = (
     "The model's own train_step applies gradients with %s of a loss that is not scaled, and small "

@@ -339,6 +339,26 @@ def steps_per_execution(which: str) -> None:
     report("steps", seen=seen, said=said)
 
 
+def sequence() -> None:
+    """`fit` on what makes its batches in Python."""
+    import tf_keras as keras
+
+    switch_on(cost_table=sys.argv[1])
+    said = hear()
+
+    class Batches(keras.utils.Sequence):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, _: int) -> Any:
+            return tuple(np.ones((256, 64, 16), np.float32) for _ in range(2))
+
+    model = keras.Sequential([keras.Input((64, 16)), keras.layers.Dense(16)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(Batches(), verbose=0)
+    report("sequence", said=said)
+
+
 def replicas(which: str) -> None:
     """`fit` under a strategy, where a branch decides whether a replica gets anything."""
     if which == "keras":

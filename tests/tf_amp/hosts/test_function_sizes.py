@@ -178,6 +178,12 @@ def test_steps_in_one_call_run_as_for_their_batch(
     assert re.search("sizes near 2048: MatMul (2 of 2|4 of 4) in bfloat16", line)
 
 
+def test_features_do_not_count_where_no_length_is_known(run_forked: RunPython, table: str) -> None:
+    """As of a `Sequence` for tf_keras; here of 256 series of 64 steps with 16 features."""
+    seen = facts(run_forked, "sizes_cases.sequence()", table)["sequence"]
+    assert ", sizes near 128: MatMul" in seen["said"][-1]
+
+
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_replicas_run_as_for_their_part_of_the_batch(
     run_forked: RunPython, table: str, library: str
