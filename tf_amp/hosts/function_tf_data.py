@@ -3,6 +3,8 @@
 Input pipelines run on the CPU and prepare data, so lower precision there is noise without gain.
 Their functions carry an attribute, but what is nested in them (cond branches, loop bodies, other
 tf.functions) does not and is traced first; the thread that builds the pipeline is therefore marked.
+A tf.function among these may be called by the program too, and is rewritten then: pipelines call
+copies of it.
 
 A loop over a dataset in a tf.function is no pipeline, although TensorFlow makes one of it
 (tensorflow/python/data/ops/dataset_autograph.py): what it runs is the program, such as a training

@@ -217,6 +217,17 @@ def pipeline(variable: tf.Variable, x: tf.Tensor, exact: tf.Tensor) -> None:
     again = max_error(next(iter(dataset)), exact)
     report("pipeline", first=first, types=types, alone=alone, again=again)
 
+    @tf.function
+    def traced_there(x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(inner(x), variable) if x[0, 0] < 100.0 else x
+
+    exact = tf.matmul(exact, variable)
+    dataset = tf.data.Dataset.from_tensors(x).map(lambda x: traced_there(x) * 1.0)
+    first = max_error(next(iter(dataset)), exact)
+    alone = max_error(traced_there(x), exact)
+    again = max_error(next(iter(dataset)), exact)
+    report("traced_by_a_pipeline", first=first, alone=alone, again=again)
+
 
 def export(variable: tf.Variable, x: tf.Tensor) -> None:
     inner = traced_inside(variable, x)

@@ -64,6 +64,12 @@ def test_a_pipeline_keeps_float32(facts: Facts) -> None:
     assert 0.0 < seen["alone"] < 0.5
 
 
+def test_what_a_pipeline_traced_is_rewritten_for_other_callers(facts: Facts) -> None:
+    seen = facts["traced_by_a_pipeline"]
+    assert seen["first"] == seen["again"] < 1e-4
+    assert 1e-3 < seen["alone"] < 5.0
+
+
 def test_export_is_float32(facts: Facts) -> None:
     assert facts["export"]["types"] == [FLOAT]
 
