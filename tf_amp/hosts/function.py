@@ -37,7 +37,7 @@ from tf_amp.hosts.function_calls import FunctionCalls, TracedFunction
 from tf_amp.hosts.function_counts import FunctionCounts
 from tf_amp.hosts.function_deferred import DeferredFunctions
 from tf_amp.hosts.function_names import SIZES_NEAR, keras_step, readable_name
-from tf_amp.hosts.function_redirects import CALLED_BY_ITSELF, called_apart, definition_in
+from tf_amp.hosts.function_redirects import called_apart, definition_in
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_size_sources import size_of_calls
 from tf_amp.hosts.function_sizes import plan_anew
@@ -114,14 +114,10 @@ class FunctionHost:
         # What is traced inside a v1 graph runs in a session, which copies the original.
         if not ops.executing_eagerly_outside_functions():
             return
-        name = function.name.decode()
-        if not self._pipelines.covers(attrs):
-            if not any(part in name for part in _SKIPPED):
-                self._deferred.add(function)
-        elif attributes.TF_DATA_FUNCTION in attrs:
+        # What is nested in a pipeline's function is traced before it, and it calls a copy of that.
+        if attributes.TF_DATA_FUNCTION in attrs and self._pipelines.covers(attrs):
             self._keep_float32(function)
-        elif name.startswith(CALLED_BY_ITSELF):
-            # The pipeline's function, which is traced after it, calls a copy.
+        elif not any(part in function.name.decode() for part in _SKIPPED):
             self._deferred.add(function)
 
     @contextlib.contextmanager

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Find = Callable[[str], function_pb2.FunctionDef | None]
 
 _PLANNED_SUFFIX = "__tf_amp_planned"
-CALLED_BY_ITSELF = "__inference_"
+_CALLED_BY_ITSELF = "__inference_"
 """How the names of functions begin that a program can call by themselves: no branches or bodies."""
 
 
@@ -107,7 +107,7 @@ def call_as_planned(
     def replacement(name: str) -> function_pb2.FunctionDef | None:
         if name in added or name not in kept:
             return None
-        may_change = name.startswith(CALLED_BY_ITSELF) and waits(name)
+        may_change = name.startswith(_CALLED_BY_ITSELF) and waits(name)
         return running(name) if may_change or originals.find(context, name) else None
 
     return _call_others(result, added, running, replacement, _PLANNED_SUFFIX)

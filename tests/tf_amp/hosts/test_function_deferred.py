@@ -66,8 +66,8 @@ def test_a_pipeline_keeps_float32(facts: Facts) -> None:
 
 def test_what_a_pipeline_traced_is_rewritten_for_other_callers(facts: Facts) -> None:
     seen = facts["traced_by_a_pipeline"]
-    assert seen["first"] == seen["again"] < 1e-4
-    assert 1e-3 < seen["alone"] < 5.0
+    assert seen["first"] == seen["again"] == 0.0
+    assert 0.0 < seen["alone"] < 0.5
 
 
 def test_export_is_float32(facts: Facts) -> None:
