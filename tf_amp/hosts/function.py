@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context as context_lib
-from tensorflow.python.eager.polymorphic_function import atomic_function, attributes
+from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import ops
 
 from graph_passes.collector import collector_paused
@@ -41,7 +41,7 @@ from tf_amp.hosts.function_redirects import called_apart, definition_in
 from tf_amp.hosts.function_shapes import called_shapes, traced_shapes
 from tf_amp.hosts.function_size_sources import size_of_calls
 from tf_amp.hosts.function_sizes import plan_anew
-from tf_amp.hosts.function_tf_data import PipelineMark, call_originals
+from tf_amp.hosts.function_tf_data import LoopMark, call_originals
 from tf_amp.hosts.function_upstream import hold_off
 from tf_amp.hosts.function_xla import call_compilable
 from tf_amp.loss_scale.data_flow import Program
@@ -64,7 +64,7 @@ class FunctionHost:
         self._installation = installation
         self._patches = Patches()
         self._originals = function_originals.installed()
-        self._pipelines = PipelineMark()
+        self._loops = LoopMark()
         self._calls = FunctionCalls(installation)
         self._deferred = DeferredFunctions(self._rewrite_called)
         self._counts = FunctionCounts(installation)
@@ -72,7 +72,7 @@ class FunctionHost:
     def install(self) -> None:
         """Hooks TensorFlow."""
         self._patches.replace(atomic_function, "from_func_graph", self._make_from_func_graph)
-        self._pipelines.install(self._patches)
+        self._loops.install(self._patches)
         self._deferred.install(self._patches)
         self._calls.install(self._patches)
         self._patches.replace(context_lib.Context, "call_function", self._make_call_function)
@@ -115,7 +115,7 @@ class FunctionHost:
         if not ops.executing_eagerly_outside_functions():
             return
         # What is nested in a pipeline's function is traced before it, and it calls a copy of that.
-        if attributes.TF_DATA_FUNCTION in attrs and self._pipelines.covers(attrs):
+        if self._loops.is_of_pipeline(attrs):
             self._keep_float32(function)
         elif not any(part in function.name.decode() for part in _SKIPPED):
             self._deferred.add(function)

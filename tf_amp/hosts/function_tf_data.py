@@ -2,18 +2,16 @@
 
 Input pipelines run on the CPU and prepare data, so lower precision there is noise without gain.
 Their functions carry an attribute, but what is nested in them (cond branches, loop bodies, other
-tf.functions) does not and is traced first; the thread that builds the pipeline is therefore marked.
-A tf.function among these may be called by the program too, and is rewritten then: pipelines call
-copies of it.
+tf.functions) does not and is traced first. The program may call that too, and has it rewritten
+then: pipelines call copies of it.
 
 A loop over a dataset in a tf.function is no pipeline, although TensorFlow makes one of it
 (tensorflow/python/data/ops/dataset_autograph.py): what it runs is the program, such as a training
-step, and is rewritten as any other part of that function.
+step, and is rewritten as any other part of that function. The thread that builds one is marked.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 import threading
 from collections.abc import Callable, Collection
@@ -33,16 +31,8 @@ if TYPE_CHECKING:
 _FLOAT32_SUFFIX = "__tf_amp_float32"
 
 
-class _Within(enum.Enum):
-    """What a thread is tracing a function for."""
-
-    NEITHER = enum.auto()
-    LOOP = enum.auto()
-    PIPELINE = enum.auto()
-
-
-class PipelineMark:
-    """Marks the thread that is building a tf.data function."""
+class LoopMark:
+    """Marks the thread that is building the body of a loop over a dataset."""
 
     def __init__(self) -> None:
         self._thread = threading.local()
@@ -53,26 +43,21 @@ class PipelineMark:
 
         def make(init: Callable[..., None]) -> Callable[..., None]:
             def marking_init(self: Any, *args: Any, **kwargs: Any) -> None:
-                before = getattr(mark, "within", _Within.NEITHER)
-                if before is not _Within.PIPELINE:
-                    function = args[0] if args else kwargs.get("func")
-                    is_body = getattr(function, "__module__", "") == dataset_autograph.__name__
-                    mark.within = _Within.LOOP if is_body else _Within.PIPELINE
+                outer = getattr(mark, "is_body", False)
+                function = args[0] if args else kwargs.get("func")
+                mark.is_body = getattr(function, "__module__", "") == dataset_autograph.__name__
                 try:
                     init(self, *args, **kwargs)
                 finally:
-                    mark.within = before
+                    mark.is_body = outer
 
             return marking_init
 
         patches.replace(structured_function.StructuredFunctionWrapper, "__init__", make)
 
-    def covers(self, attrs: Collection[str]) -> bool:
+    def is_of_pipeline(self, attrs: Collection[str]) -> bool:
         """Whether a function just traced by this thread, with these attributes, is a pipeline's."""
-        within = getattr(self._thread, "within", _Within.NEITHER)
-        if within is _Within.NEITHER:
-            return attributes.TF_DATA_FUNCTION in attrs
-        return within is _Within.PIPELINE
+        return attributes.TF_DATA_FUNCTION in attrs and not getattr(self._thread, "is_body", False)
 
 
 def call_originals(
