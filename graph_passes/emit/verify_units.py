@@ -110,10 +110,17 @@ class _Comparison:
         before = _needed_for(original, ends)
         after = _needed_for(fused, self._numbers[ends].tolist())
         for number in np.flatnonzero(_has_effect(original)).tolist():
-            if number in before and self._numbers[number] not in after:
+            if number in before and not self._happens(int(self._numbers[number]), after):
                 raise VerificationError(
                     f"what is fetched no longer needs {original.names[number]!r}"
                 )
+
+    def _happens(self, number: int, needed: set[int]) -> bool:
+        """Whether a node is needed, or what was added and does in its place what it did."""
+        fused = self._fused
+        stands_in = fused.node_type(number).op == "NoOp"
+        instead = [fused.index[name] for name in fused.waits.get(number, ()) if stands_in]
+        return number in needed or any(self._is_added[n] and n in needed for n in instead)
 
 
 def require_same_outputs(view: GraphView, number: int, now: NodeType) -> None:

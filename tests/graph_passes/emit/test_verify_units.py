@@ -84,6 +84,24 @@ def test_who_asks_for_an_effect_may_go_where_nothing_fetched_needs_it(
     verify({"z": ""}, preserve, given)
 
 
+@pytest.mark.parametrize(("waits", "is_needed"), [("new", True), ("add", False)])
+def test_what_stands_for_an_effect_waits_for_what_was_added_in_its_place(
+    waits: str, is_needed: bool
+) -> None:
+    chain = "r = ReadVariableOp(v, dtype=float32)\nw = AssignAddVariableOp(v, r)\n"
+    given = f"{GIVEN}{chain}other = AssignAddVariableOp(v, one)\nz = Exp(x, after=[other])\n"
+    changes = {
+        "z": "",
+        "r": "new = AssignSubVariableOp(v, one)\nr = NoOp(after=[new])",
+        "w": f"w = NoOp(after=[{waits}])",
+    }
+    if is_needed:
+        verify(changes, ("w",), given)
+    else:
+        with pytest.raises(VerificationError, match="no longer needs 'r'"):
+            verify(changes, ("w",), given)
+
+
 def test_a_location_names_no_node_that_is_gone() -> None:
     node_types = NodeTypeTable(lambda _: None)
     before, after = (graph(GIVEN), graph(GIVEN.replace("c = Tanh(b)\n", "").replace("(c,", "(b,")))

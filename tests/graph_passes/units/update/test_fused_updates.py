@@ -493,6 +493,27 @@ def test_the_caller_may_know_where_the_variables_of_a_function_are(config, place
     assert found == (config.device in fused)
 
 
+def test_what_nobody_reads_may_wait_for_another_assignment():
+    """It goes; that the updates still happen is seen in the ops that stand for them."""
+    held, counter = variables(tf_keras), tf.Variable(0.0)
+    optimizer = tf_keras.optimizers.SGD(momentum=0.9)
+    optimizer.build(held)
+
+    def step(weight: tf.Tensor, bias: tf.Tensor, by: tf.Tensor) -> None:
+        with tf.control_dependencies([counter.assign_add(1.0, read_value=False)]):
+            tf.identity(bias)
+        optimizer.apply_gradients(zip((weight @ by, bias), held, strict=True))
+
+    concrete = tf.function(step, autograph=False).get_concrete_function(
+        *map(tf.TensorSpec, (*SHAPES, (5, 5)))
+    )
+    definition = concrete.function_def
+    shapes = traced_shapes(concrete.graph, definition)
+    result = rewrite_function_def(definition, CPU, shapes=shapes)
+    assert result.failure is None
+    assert result.report.fused_updates == 2
+
+
 def test_the_order_of_nodes_does_not_matter():
     program = update(keras, "AdamW", global_clipnorm=1.0)
     left = rewrite_graph(program, CPU).graph_def
