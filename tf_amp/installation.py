@@ -83,7 +83,9 @@ class Installation:
     def start(self) -> None:
         """Hooks TensorFlow and the optimizers, completely or, on an exception, not at all."""
         hooks: dict[str, Callable[[Installation], str | None]] = {
-            "loss scaling": lambda _: auto_wrap.install(wraps=self.loss_scaling)
+            "loss scaling": lambda _: auto_wrap.install(
+                wraps=self.loss_scaling, waits=self.config is not None
+            )
         }
         if self.config is not None:
             hooks |= {"function": function.install, "session": session.install}

@@ -27,13 +27,13 @@ class _Hooks:
         self.patches: Patches | None = None
         self.waiting: AfterImport | None = None
         self.model_classes: weakref.WeakSet[type] = weakref.WeakSet()
-        self.notices = {name: CustomLoopNotice() for name in ("keras", "tf_keras")}
+        self.notices = {name: CustomLoopNotice() for name in ("keras", "tf_keras", "v1")}
 
 
 _hooks = _Hooks()
 
 
-def install(*, wraps: bool) -> str | None:
+def install(*, wraps: bool, waits: bool = False) -> str | None:
     """Hooks the libraries that are imported, and the others as soon as they are.
 
     Installing again changes nothing.
@@ -41,6 +41,7 @@ def install(*, wraps: bool) -> str | None:
     Args:
         wraps: Whether optimizers get a loss scale without being asked to one by one; `fit` reports
             the skipped steps of those that were wrapped by hand in any case.
+        waits: Whether `UnscaledNotice` is shown what runs, so that loops need not be told earlier.
 
     Returns:
         None, or why a library that is imported already could not be hooked.
@@ -49,6 +50,8 @@ def install(*, wraps: bool) -> str | None:
         return None
     patches = Patches()
     failures: list[str] = []
+    for notice in _hooks.notices.values():
+        notice.waits = waits
 
     def hook(name: str, apply: Callable[[ModuleType | None], None]) -> Callable[[Any], None]:
         def guarded(module: ModuleType | None) -> None:
@@ -81,7 +84,7 @@ def install(*, wraps: bool) -> str | None:
         del module
         from tf_amp.loss_scale import v1_optimizer
 
-        v1_optimizer.hook(patches)
+        v1_optimizer.hook(patches, _hooks.notices["v1"])
 
     _hooks.patches = patches
     _hooks.waiting = AfterImport(

@@ -195,16 +195,12 @@ def _make_train_step(original: _Method) -> _Method:
 
 def _make_seen(original: _Method, notice: CustomLoopNotice) -> _Method:
     """`apply` or `apply_gradients` of a class: of an optimizer that nobody gave a loss scale."""
-    gradients = [*inspect.signature(original).parameters][1:2]
 
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         driven = getattr(self, "_is_wrapped_by_loss_scale_optimizer", False)
         if not driven and not is_applying() and not is_wrapped(self):
-            if not args:
-                args = tuple(kwargs.pop(name) for name in gradients if name in kwargs)
-            args = (list(args[0]), *args[1:]) if args else ()  # it may be read once only
-            text = OWN_GRADIENTS_IN_A_LOOP if _has_own_gradients(self) else NOT_WRAPPED
-            notice.give(self, text, gradients=args[0] if args else ())
+            own = _has_own_gradients(self)
+            notice.give(self, OWN_GRADIENTS_IN_A_LOOP if own else NOT_WRAPPED)
         return original(self, *args, **kwargs)
 
     return apply

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_amp.env_variables import DTYPE, ENABLE_LOSS_SCALING
-from tf_amp.loss_scale.seen_graphs import gradients_are_given, is_scaled_by_others, mark_seen
-from tf_amp.loss_scale.unscaled import are_unscaled
+from tf_amp.loss_scale.seen_graphs import gradients_are_given, is_scaled_by_others, note
 from tf_amp.patches import Patches
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
@@ -65,7 +64,13 @@ OWN_GRADIENTS_IN_A_LOOP = (
 
 
 class CustomLoopNotice:
-    """Gives each notice once for each set of hooks."""
+    """Gives each notice once for each set of hooks.
+
+    Attributes:
+        waits: Whether it is given only once it is known that what runs trains in float16.
+    """
+
+    waits = False
 
     def __init__(self) -> None:
         self._patches: Patches | None = None
@@ -81,27 +86,29 @@ class CustomLoopNotice:
         """Whether the hooks are on."""
         return self._patches is not None and self._patches.active
 
-    def give(self, optimizer: Any, text: str = NOT_WRAPPED, gradients: Iterable[Any] = ()) -> None:
-        """Logs a notice, the first time, unless the loop unscales what it gives the optimizer.
+    def give(self, optimizer: Any, text: str = NOT_WRAPPED) -> None:
+        """Says, the first time, what a loop is to do that applies gradients of an unscaled loss.
 
-        What runs eagerly is not converted, but gradients may come from a function that is. Where
-        others scale a loss, `UnscaledNotice` finds out whether these gradients are those of it.
+        Where it waits, it is noted at the graph that is being built, and `UnscaledNotice` has it
+        said once it is known that the graph trains in float16 and that nothing scales there. What
+        runs eagerly is not converted, but gradients may come from a function that is.
 
         Args:
-            optimizer: The optimizer whose gradients are those of a loss that was not scaled.
+            optimizer: The optimizer, to which nobody here gave a loss scale, or not for this loop.
             text: One of the notices of this module.
-            gradients: What the optimizer is given: gradients, or pairs of one and its variable.
         """
+        say = functools.partial(self._say, text, type(optimizer).__name__)
         if tf.executing_eagerly():
-            if not gradients_are_given():
-                return
+            if gradients_are_given():
+                say()
         elif is_scaled_by_others():
-            return
-        mark_seen()
-        given = [one[0] if isinstance(one, (tuple, list)) else one for one in gradients]
-        given = [getattr(gradient, "values", gradient) for gradient in given]
-        tensors = [gradient for gradient in given if tf.is_symbolic_tensor(gradient)]
-        if text in self._given or (tensors and are_unscaled(tensors)):
-            return
-        self._given.add(text)
-        _LOGGER.warning(text, type(optimizer).__name__)
+            return  # which gradients are those of that loss, is seen in the graph alone
+        elif self.waits:
+            note(text, say)
+        else:
+            say()
+
+    def _say(self, text: str, name: str) -> None:
+        if text not in self._given:
+            self._given.add(text)
+            _LOGGER.warning(text, name)

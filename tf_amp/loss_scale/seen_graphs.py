@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import types
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import tensorflow as tf
+
+Say: TypeAlias = Callable[[], None]
+NOTHING: Mapping[str, Say] = types.MappingProxyType({})
 
 _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 _scaled: weakref.WeakSet[Any] = weakref.WeakSet()
 _giving: weakref.WeakSet[Any] = weakref.WeakSet()
+_notes: weakref.WeakKeyDictionary[Any, dict[str, Say]] = weakref.WeakKeyDictionary()
 
 
 def mark_seen() -> None:
     """Marks the graph being built, and the functions around it; nothing while executing eagerly.
 
-    It is for whoever scales a loss there by a rule, be it one that never scales, or has warned that
-    nobody does.
+    It is for whoever scales a loss there by a rule, be it one that never scales.
     """
     _seen.update(_being_built())
 
@@ -25,6 +29,22 @@ def mark_seen() -> None:
 def is_seen(graph: Any) -> bool:
     """Whether a graph was marked; None is none."""
     return graph is not None and graph in _seen
+
+
+def note(text: str, say: Say) -> None:
+    """Notes at the same graphs as `mark_seen` what to say if they train in float16, unscaled.
+
+    Args:
+        text: What it is; of the same one the first counts.
+        say: Says it.
+    """
+    for graph in _being_built():
+        _notes.setdefault(graph, {}).setdefault(text, say)
+
+
+def notes_of(graph: Any) -> Mapping[str, Say]:
+    """What was noted at a graph; None has none."""
+    return NOTHING if graph is None else _notes.get(graph, NOTHING)
 
 
 def mark_scaled() -> None:
@@ -47,7 +67,7 @@ def mark_giving(graph: Any) -> None:
 
 
 def gradients_are_given() -> bool:
-    """Whether a graph was marked so, whose gradients may be applied eagerly."""
+    """Whether a graph was marked so, whose gradients may be applied elsewhere."""
     return bool(_giving)
 
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-import tensorflow as tf
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.core.framework.types_pb2 import DT_FLOAT, DT_HALF, DT_RESOURCE
 from tensorflow.python.framework import tensor_util
@@ -74,30 +73,14 @@ def trains_unscaled(traced: Program, running: Program) -> bool:
     return not unscaled.issuperset(trained)
 
 
-def are_unscaled(gradients: Sequence[tf.Tensor]) -> bool:
-    """Whether gradients are divided by a scale that went into them, as the program is written.
-
-    Args:
-        gradients: Tensors of a graph, as an optimizer is given them.
-    """
-    if len({id(gradient.graph) for gradient in gradients}) != 1:
-        return False
-    graph = gradients[0].graph.as_graph_def()
-    functions = {function.signature.name: function for function in graph.library.function}
-    flow = DataFlow(Program(graph, functions.get))
-    computed = [place for place, node in flow.nodes.items() if _OF_GRADIENT.search(node.name)]
-
-    def onward(place: Place) -> Iterable[Place]:
-        return flow.readers.get(place, ())
-
-    unscaling = _unscaling(flow, set(walk(computed, onward)), flow.back(computed))
-    return {("", gradient.op.name, 0) for gradient in gradients} <= set(walk(unscaling, onward))
+def computes_gradients(running: Program) -> bool:
+    """Whether a program computes gradients in float16."""
+    return any(map(_is_low_gradient, running.nodes()))
 
 
 def gives_gradients(running: Program) -> bool:
-    """Whether a program computes gradients in float16 and trains nothing itself."""
-    nodes = list(running.nodes())
-    return any(map(_is_low_gradient, nodes)) and not any(map(_is_write, nodes))
+    """Whether a program does so and trains nothing itself."""
+    return computes_gradients(running) and not any(map(_is_write, running.nodes()))
 
 
 def _is_write(node: NodeDef) -> bool:

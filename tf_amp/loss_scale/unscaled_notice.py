@@ -8,8 +8,13 @@ from typing import Any
 
 from tf_amp.env_variables import DTYPE, ENABLE_LOSS_SCALING
 from tf_amp.loss_scale.data_flow import Program
-from tf_amp.loss_scale.seen_graphs import is_seen, mark_giving
-from tf_amp.loss_scale.unscaled import gives_gradients, trains_unscaled
+from tf_amp.loss_scale.seen_graphs import (
+    gradients_are_given,
+    is_seen,
+    mark_giving,
+    notes_of,
+)
+from tf_amp.loss_scale.unscaled import computes_gradients, gives_gradients, trains_unscaled
 
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 
@@ -44,6 +49,8 @@ class UnscaledNotice:
     ) -> None:
         """Warns if a graph trains in float16 without a loss scale, once for each name.
 
+        What was noted while the graph was built tells better what to do, and is said instead.
+
         Args:
             name: The name of the graph, for people.
             traced: The graph or function as it was traced.
@@ -51,14 +58,16 @@ class UnscaledNotice:
             built: The graph of Python's that it was made of, None where that is not known.
             kind: What it shares the warning with, by default graphs of its own name.
         """
-        kind = kind or name
-        # What tf_amp scales, or has warned of otherwise, is none of the silent ones.
-        if not self._active or kind in self._names or is_seen(built):
+        kind, notes = kind or name, notes_of(built)
+        # What tf_amp scales is none of the silent ones.
+        if not self._active or kind in self._names or (is_seen(built) and not notes):
             return
         try:
             found = trains_unscaled(traced, running)
             if not found and gives_gradients(running):
                 mark_giving(built)
+            elif not found and notes and gradients_are_given():
+                found = not computes_gradients(running)  # it takes them from another graph
         except Exception:  # a fault of ours must not stop the user's program
             found = False
             _LOGGER.exception(
@@ -70,7 +79,10 @@ class UnscaledNotice:
             if not found or kind in self._names:
                 return
             self._names[kind] = name
-        _LOGGER.warning(_TEXT, name)
+        for say in notes.values():
+            say()
+        if not notes:
+            _LOGGER.warning(_TEXT, name)
 
 
 _TEXT = (

@@ -180,7 +180,7 @@ class V1LossScaleOptimizer(
         return getattr(inner, name)
 
 
-def hook(patches: Patches) -> None:
+def hook(patches: Patches, notice: CustomLoopNotice) -> None:
     """Hooks the base class of v1 optimizers, and `Saver.restore`.
 
     `minimize` needs no hook of its own, since it computes and applies gradients through the two
@@ -190,10 +190,10 @@ def hook(patches: Patches) -> None:
 
     Args:
         patches: Collects what is replaced.
+        notice: Is for loops of optimizers that have no loss scale.
     """
     require(V1_OPTIMIZERS)
     base = tf.compat.v1.train.Optimizer
-    notice = CustomLoopNotice()
     notice.begin(patches)
     scales = OwnScales(patches)
     patches.replace(base, "__init__", lambda original: _make_init(original, scales))
@@ -258,8 +258,7 @@ def _make_apply_gradients(
         if wrapper is not None:
             return wrapper.apply_gradients(*args, **kwargs)
         if not is_applying() and not is_wrapped(self) and wrapper_of(self) is None:
-            args = (list(args[0]), *args[1:]) if args else ()  # it may be read once only
-            notice.give(self, gradients=args[0] if args else ())
+            notice.give(self)
         return original(self, *args, **kwargs)
 
     return apply_gradients

@@ -119,6 +119,32 @@ def loop(optimizer):
         loss, _, tape = model.take(x)
         model.update(optimizer, tape.gradient(loss, weights))
     step()
+def float32_loop():
+    weight, optimizer = tf.Variable(tf.ones([64])), optimizers.SGD()
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((weight * x) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+    step()
+def applied_by_a_function():
+    model, weights = made()
+    optimizer = optimizers.SGD()
+    @tf.function
+    def gradients():
+        loss, _, tape = model.take(x)
+        return tape.gradient(loss, weights)
+    tf.function(lambda found: model.update(optimizer, found))(gradients())
+def one_of_two_wrapped():
+    model, weights = made()
+    wrapped, other = wrap_optimizer(optimizers.Adam()), optimizers.SGD()
+    @tf.function
+    def step():
+        loss, scaled, tape = model.take(x, wrapped.scale_loss)
+        found, theirs = tape.gradient(scaled, weights), tape.gradient(loss, weights)
+        wrapped.apply_gradients(list(zip(found[:2], weights[:2])))
+        other.apply_gradients(list(zip(theirs[2:], weights[2:])))
+    step()
 def of_a_function():
     model, weights = made()
     forward = tf.function(lambda: tf.reduce_mean(model(x) ** 2))
@@ -197,7 +223,10 @@ print({
     "by hand, not back": heard(scaled_by_hand, optimizers.SGD(), 0.1),
     "one loss": heard(two_optimizers, True),
     "two losses": heard(two_optimizers, False),
+    "one wrapped": heard(one_of_two_wrapped),
+    "in float32": heard(float32_loop),
     "given": heard(given_by_a_function),
+    "given to a function": heard(applied_by_a_function),
     "of a function": heard(of_a_function),
     "own gradients": [] if library is keras else heard(fit_by, OwnGradients(1.0)),
     "own gradients in a loop": [] if library is keras else heard(loop, OwnGradients(1.0)),
@@ -233,10 +262,15 @@ def test_what_runs_eagerly_is_not_told(heard) -> None:
 
 
 def test_gradients_of_a_converted_function_are_told_of(heard) -> None:
-    for name in ("given", "of a function"):
+    for name in ("given", "given to a function", "of a function"):
         (line,) = heard[name]
         assert line.startswith(NOT_WRAPPED)
         assert "a library's, bfloat16 needs no scale: TF_AUTO_MIXED_PRECISION_GRAPH" in line
+
+
+def test_what_trains_in_float32_is_not_told(heard) -> None:
+    """A loop is told once it is known what runs, and not as it is traced."""
+    assert heard["in float32"] == []
 
 
 def test_a_step_of_the_models_own(heard, library: str) -> None:
@@ -288,6 +322,8 @@ def test_a_loop_that_scales_by_hand(heard) -> None:
 def test_of_two_optimizers_one_scales(heard) -> None:
     """What counts is the loss that the gradients are of."""
     assert heard["one loss"] == []
+    (line,) = heard["one wrapped"]
+    assert line.startswith(NOT_WRAPPED)
     (line,) = heard["two losses"]
     assert line.startswith("'step' trains in float16, and no loss scale of tf_amp's is in it")
 

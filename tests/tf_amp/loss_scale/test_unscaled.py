@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 from tf_amp.loss_scale.data_flow import Program
-from tf_amp.loss_scale.unscaled import are_unscaled, trains_unscaled
+from tf_amp.loss_scale.unscaled import trains_unscaled
 
 v1 = tf.compat.v1
 Write = Callable[[Any], Any]
@@ -90,20 +90,3 @@ def test_only_float16_gradients_count() -> None:
 
 def test_what_is_written_to_other_variables_is_no_training() -> None:
     assert not graph_of(1.0, lambda w, g, own: own.assign(tf.reduce_sum(g)))
-
-
-@pytest.mark.parametrize(
-    ("scale", "by", "unscaled"),
-    [(*case, True) for case in SCALING] + [(*case, False) for case in NOT_SCALING],
-)
-def test_gradients_that_an_optimizer_is_given(scale: Any, by: Any, unscaled: bool) -> None:
-    given: list[Any] = []
-
-    def write(w: Any, gradient: Any, own: Any) -> None:
-        given.append((by(gradient, own), gradient))
-        assert are_unscaled(given[-1][:1]) == unscaled
-        assert not are_unscaled(given[-1])  # one of them is not
-
-    graph_of(scale, write)
-    graph_of(scale, write)
-    assert not are_unscaled([one for one, _ in given])  # of two graphs

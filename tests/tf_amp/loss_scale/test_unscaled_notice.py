@@ -40,7 +40,9 @@ def test_loops(run_forked: RunPython) -> None:
     assert told == expected
     assert float32 == "kept_float32"
     lines = said(done)
-    assert [line.split("'")[1] for line in lines] == told.split()
+    names = [line.split("'")[1] for line in lines]
+    assert [name for name in told.split() if name not in names] == ["with_an_optimizer_not_wrapped"]
+    assert len(names) == len(told.split()) - 1
     assert all(line.startswith("tf_amp: WARNING: ") for line in lines)
     assert [remedy for remedy in REMEDIES if remedy not in lines[0]] == []
     assert done.stderr.count("A custom training loop applies gradients with SGD") == 1
