@@ -9,23 +9,19 @@ of them for a CPU takes many times as long: the gradient of 32 filters of 3 x 3 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from tensorflow.core.framework import function_pb2, types_pb2
 
 from graph_passes.functions.call_tree import MUST_COMPILE, Region, is_set
+from graph_passes.ir.convolutions import CONVOLUTIONS, has_groups
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.graph_view import FunctionShapes, Shape, Shapes
 from graph_passes.policy.config import PrecisionConfig
 
 RULE = "grouped-convolution"
-# Op -> the inputs that are its image and its filter; None for the one that it makes.
-_CONVOLUTIONS: Mapping[str, tuple[int | None, int | None]] = {
-    "Conv2D": (0, 1),
-    "Conv2DBackpropInput": (None, 1),
-    "Conv2DBackpropFilter": (0, None),
-}
 _MOVES = ("BatchToSpaceND", "ExpandDims", "Identity", "Reshape", "SpaceToBatchND", "Squeeze")
 # Gradients of second order add up.
 _BESIDE = frozenset(("AddN", "Const", "NoOp", "ReadVariableOp", "Shape", "ShapeN", *_MOVES))
@@ -41,8 +37,9 @@ def is_grouped_convolution(function: function_pb2.FunctionDef, shapes: Shapes | 
     """Whether XLA compiles a function of nothing but convolutions of groups, as its shapes show."""
     if shapes is None or not is_set(function.attr, MUST_COMPILE):
         return False
+    shape = functools.partial(_shape, shapes)
     work = [node for node in function.node_def if node.op not in _BESIDE]
-    return bool(work) and all(_has_kernel(node) and _has_groups(node, shapes) for node in work)
+    return bool(work) and all(_has_kernel(node) and has_groups(node, shape) for node in work)
 
 
 def released(function: function_pb2.FunctionDef) -> function_pb2.FunctionDef:
@@ -100,23 +97,13 @@ def _has_kernel(node: Any) -> bool:
     """Whether it is a convolution for which oneDNN's kernels take groups, gradients included."""
     attr = node.attr
     return (
-        node.op in _CONVOLUTIONS
+        node.op in CONVOLUTIONS
         and attr["T"].type == types_pb2.DT_FLOAT
         and attr["padding"].s in (b"SAME", b"VALID")
         and not ("data_format" in attr and attr["data_format"].s != b"NHWC")
     )
 
 
-def _has_groups(node: Any, shapes: Shapes) -> bool:
-    image, weights = (
-        _shape(node.name if port is None else node.input[port], shapes)
-        for port in _CONVOLUTIONS[node.op]
-    )
-    if not image or not weights or None in (image[-1], weights[2]):
-        return False
-    return image[-1] != weights[2]
-
-
-def _shape(tensor: str, shapes: Shapes) -> Shape | None:
+def _shape(shapes: Shapes, tensor: str) -> Shape | None:
     found = shapes(tensor.partition(":")[0])
     return found[0] if found else None

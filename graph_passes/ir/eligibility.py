@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from tensorflow.core.framework import types_pb2
+
+from graph_passes.ir.convolutions import refused_off_onednn
 from graph_passes.ir.graph_view import ARGUMENT, RESULT, GraphView
 from graph_passes.ops.reasons import Reason
 from graph_passes.policy.config import PrecisionConfig
@@ -41,9 +44,11 @@ def find_ineligible(
         config: names the device whose nodes may be converted.
 
     Returns:
-        Node number -> `Reason.PRESERVED` or `Reason.OTHER_DEVICE`.
+        Node number -> `Reason.PRESERVED`, `Reason.OTHER_DEVICE` or `Reason.NO_KERNEL`.
     """
     ineligible: dict[int, Reason] = {}
+    if config.device == "CPU" and config.target == types_pb2.DT_HALF and not config.parity:
+        ineligible.update(dict.fromkeys(refused_off_onednn(view), Reason.NO_KERNEL))
     wanted = config.device.lower()
     for device, numbers in view.devices.items():
         place = device.rpartition("/")[2].lower()
