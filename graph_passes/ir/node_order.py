@@ -52,7 +52,8 @@ def without_order(makers: np.ndarray, readers: np.ndarray, place: np.ndarray) ->
     Args:
         makers: for each edge the node that is read.
         readers: for each edge the node that reads it.
-        place: for each node where it stands; it is changed. float64 [nodes].
+        place: for each node where it stands; changed to where it stands in that order, if it
+            can. float64 [nodes].
     """
     for _ in range(_MOST_ROUNDS):
         (wrong,) = (place[makers] >= place[readers]).nonzero()
@@ -61,4 +62,6 @@ def without_order(makers: np.ndarray, readers: np.ndarray, place: np.ndarray) ->
         if len(wrong) > len(place) // 2 + 64:
             break
         np.maximum.at(place, readers[wrong], place[makers[wrong]] + _STEP)
-    return set(range(len(place))).difference(in_order(len(place), makers, readers))
+    order = in_order(len(place), makers, readers)
+    place[order] = np.arange(len(order))
+    return set(range(len(place))).difference(order)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 
+import numpy as np
 from tensorflow.core.framework import types_pb2
 
-from graph_passes.ir.adjacency import Neighbours, in_order, walk
-from graph_passes.ir.graph_view import ARGUMENT, GraphView, Shape
-from graph_passes.ir.node_order import order_edges
+from graph_passes.ir.adjacency import Neighbours, walk
+from graph_passes.ir.graph_view import ARGUMENT, Shape
+from graph_passes.ir.node_order import order_edges, without_order
 from graph_passes.ops.node_types import NodeType
 from graph_passes.rewriter.effects import admit_contraction
 from graph_passes.rewriter.matcher import SHAPERS, SIZES, Matcher, NoMatchError
@@ -52,7 +53,6 @@ class Gate:
     def __init__(self, matcher: Matcher, kept: Collection[int], preserved: Collection[int]) -> None:
         self.kept, self.preserved = kept, preserved
         self._m = matcher
-        self._levels: list[int] = []
         self._is_boundary = bytearray(matcher.view.is_of_node_type(_is_boundary))
 
     def admit(self, new: Replacement) -> None:
@@ -68,8 +68,10 @@ class Gate:
         self._check_results(new)
         interior = _Interior(self._m, new, self._is_boundary)
         self._check_interior(new, interior)
+        behind = _dependents(new)
+        self._check_order(new, behind)
         if interior.waits():
-            self._inherit_controls(new, interior)
+            self._inherit_controls(new, interior, behind)
 
     def _check_operands(self, new: Replacement) -> None:
         for node, node_type, facts in new.new_nodes:
@@ -143,10 +145,21 @@ class Gate:
             return False  # the result of a function, or an op that has an effect
         return all(self.is_idle(reader, depth - 1) for reader in self._m.readers(number))
 
-    def _inherit_controls(self, new: Replacement, interior: _Interior) -> None:
+    def _check_order(self, new: Replacement, behind: Mapping[str, Set[str]]) -> None:
+        """No new node reads what comes of a tensor that it makes, or that is made with it."""
+        split, index = self._m.view.split, self._m.view.index
+        for node, _, _ in new.new_nodes:
+            names = [split(tensor)[0] for tensor in node.input if tensor not in new.makers]
+            read = {index[name] for name in names if name in index}  # not of units before
+            if read:
+                later = [t for t, made in new.redirect.items() if made in behind[node.name]]
+                self._require_no_cycle(read, later)
+
+    def _inherit_controls(
+        self, new: Replacement, interior: _Interior, behind: Mapping[str, Set[str]]
+    ) -> None:
         """Lets what takes the place of nodes wait for what they waited for, where it can."""
-        ends = new.redirect
-        behind = _dependents(new)
+        ends, index = new.redirect, self._m.view.index
         for tensor, target in ends.items():
             waits = interior.controls_of(self._m.maker(tensor))
             heir = new.makers.get(target)
@@ -154,7 +167,8 @@ class Gate:
                 raise NoMatchError(f"{tensor!r} waits for {min(waits)!r}")
             if heir is not None:
                 later = [t for t, made in ends.items() if made in behind[heir.name]]
-                self.require_no_cycle(waits, [t for t in later if t != tensor])
+                awaited = {index[name] for name in waits}
+                self._require_no_cycle(awaited, [t for t in later if t != tensor])
                 known = set(heir.input)
                 heir.input.extend(c for w in sorted(waits) if (c := f"^{w}") not in known)
         for name, dropped in interior.dropped.items():
@@ -162,26 +176,36 @@ class Gate:
             if waits:
                 new.controls[name] = tuple(f"^{w}" for w in sorted(waits))
 
-    def require_no_cycle(self, waits: Collection[str], later: Sequence[str]) -> None:
-        """Asks that nothing waited for comes of tensors that a replacement will make.
-
-        A node never comes of one that is as far from the sources of the graph as itself.
-
-        Args:
-            waits: names of nodes that a new node waits for, or reads.
-            later: tensors that it will make.
+    def _require_no_cycle(self, before: Collection[int], later: Sequence[str]) -> None:
+        """Asks that nothing that a new node reads or waits for comes of tensors it will make.
 
         Raises:
-            NoMatchError: something may.
+            NoMatchError: something does, or may.
         """
-        if not later or not waits:
-            return
-        if not self._levels:
-            self._levels = _levels(self._m.view)
-        limit = min(self._levels[self._m.maker(tensor)] for tensor in later)
-        for name in waits:
-            if self._levels[self._m.view.index[name]] >= limit:
-                raise NoMatchError(f"waiting for {name!r} could make a cycle")
+        ends = {self._m.maker(tensor) for tensor in later}
+        limit = min(map(self._places.__getitem__, ends), default=_ANY)
+        late = [number for number in before if self._places[number] >= limit]
+
+        def makers(number: int) -> list[int]:
+            return [n for n in self._makers[number].tolist() if self._places[n] >= limit]
+
+        for count, number in enumerate(walk(late, makers)):
+            if number in ends or count > _MOST_NODES:
+                name = self._m.view.names[number]
+                raise NoMatchError(f"reading or waiting for {name!r} could make a cycle")
+
+    @functools.cached_property
+    def _makers(self) -> Neighbours:
+        """For each node those that run before it."""
+        makers, readers = order_edges(self._m.view)
+        return Neighbours(len(self._m.view.nodes), readers, makers)
+
+    @functools.cached_property
+    def _places(self) -> list[float]:
+        """For each node where it stands in an order in which each stands behind what it reads."""
+        places = np.arange(len(self._m.view.nodes), dtype=np.float64)
+        without_order(*order_edges(self._m.view), places)
+        return places.tolist()  # type: ignore[no-any-return]
 
 
 class _Interior:
@@ -290,15 +314,6 @@ def _dependents(new: Replacement) -> dict[str, set[str]]:
             if maker is not None:
                 of_node[maker.name] |= of_node[node.name]
     return of_node
-
-
-def _levels(view: GraphView) -> list[int]:
-    """For each node the length of the longest way to it, going round no loop."""
-    makers, readers = order_edges(view)
-    before, levels = Neighbours(len(view.nodes), readers, makers), [0] * len(view.nodes)
-    for number in in_order(len(view.nodes), makers, readers):
-        levels[number] = max([levels[maker] + 1 for maker in before[number]], default=0)
-    return levels
 
 
 def _name(dtype: int) -> str:

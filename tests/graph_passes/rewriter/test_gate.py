@@ -227,6 +227,38 @@ out = AddV2(late, d)
     assert "could make a cycle" in why(edits)
 
 
+@pytest.mark.parametrize("comes_of", ["b", "x"])
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_what_is_read_comes_of_nothing_that_is_made(comes_of: str, is_in_order: bool) -> None:
+    """However far from the sources it is, and whatever the order of nodes."""
+    lines = [
+        "axis0 = Const(0)",
+        "x = Const(0.5, [4, 8])",
+        "b = Exp(x)",
+        f"late = Tanh({comes_of})",
+        "later = Neg(late)",
+        "d = Mul(x, later)",
+        "out = AddV2(b, d)",
+    ]
+    graph_def = graph("\n".join(lines))
+    nodes = list(graph_def.node)
+    del graph_def.node[:]
+    graph_def.node.extend(nodes if is_in_order else nodes[::-1])
+
+    def write(new: Replacement) -> None:
+        left, right = new.op.Split(
+            "axis0", new.op.ConcatV2("x", "later", "axis0", N=2), num_split=2
+        )
+        new.replace(new.view.index["b"], left)
+        new.replace(new.view.index["d"], right)
+
+    edits = GraphEdits(view_body(graph_def), ("out",))
+    made = edits.propose("rule", edits.view.index["b"], write)
+    assert made == (comes_of == "x")
+    if not made:
+        assert "could make a cycle" in why(edits)
+
+
 def test_survivors_move_to_what_takes_the_place_of_what_is_gone() -> None:
     before = graph(TEXT)
     for node in before.node:

@@ -25,10 +25,11 @@ from layer_graphs import (
     whole_numbers,
     wide_casts,
 )
+from programs import trace as trace_program
 from tensorflow.core.framework import types_pb2
 from traced_graphs import trace
 
-from graph_passes import PrecisionConfig
+from graph_passes import PrecisionConfig, rewrite_graph_def
 from graph_passes.ir.view import view_body
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.cost_table import CostTable
@@ -106,6 +107,42 @@ def test_gradients_and_stored_statistics_are_those_of_float32(
     for part in (y, dx):
         assert_near(found[part], wanted[part], ROUNDING[config.device])
     assert_near(found[2:], wanted[2:], 1e-5)
+
+
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
+def test_no_scale_is_read_behind_what_is_made_with_it(config: PrecisionConfig) -> None:
+    """Written by hand, a layer may read its scale once its moving statistics are updated."""
+    before, behind = (tf.Variable(0.25 * tf.eye(16)) for _ in range(2))
+    moving_mean, beta = (tf.Variable(tf.zeros(16)) for _ in range(2))
+    moving_variance, gamma = (tf.Variable(tf.ones(16)) for _ in range(2))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            h = x @ before
+            mean, variance = tf.nn.moments(h, [0])
+            updates = [
+                held.assign_sub(0.1 * (held - batch))
+                for held, batch in ((moving_mean, mean), (moving_variance, variance))
+            ]
+            with tf.control_dependencies(updates):
+                y = tf.nn.batch_normalization(h, mean, variance, beta, gamma, 1e-3)
+            loss = tf.reduce_mean(tf.square(y @ behind))
+        trained = [before, gamma, beta, behind]
+        for weight, gradient in zip(trained, tape.gradient(loss, trained), strict=True):
+            weight.assign_sub(0.01 * gradient)
+        return loss
+
+    data = np.random.default_rng(0).standard_normal((32, 16), np.float32)
+    program = trace_program(step, data)
+    result = rewrite_graph_def(
+        program.graph_def, config, preserve=program.preserve, shapes=program.shapes
+    )
+    assert result.failure is None
+    assert any("could make a cycle" in miss.why for miss in result.report.near_misses)
+    assert "FusedBatchNormV3" not in {node.op for node in result.graph_def.node}
+    found, wanted = (program.run(one) for one in (result.graph_def, program.graph_def))
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, atol=4 * ROUNDING[config.device])
 
 
 def test_the_values_of_these_tests_need_statistics_in_float32() -> None:
