@@ -14,6 +14,8 @@ import tensorflow as tf
 from programs import FLOATS, Program, import_copy, variable_handle
 from tensorflow.core.framework import node_def_pb2
 
+from graph_passes.ir.adjacency import walk
+
 COUNTER = "steps_counted"
 SOURCES = ("Placeholder", "VarHandleOp")
 
@@ -70,6 +72,35 @@ def _dtype(program: Program, name: str) -> int:
 
 def _control_input(program: Program, mutation: Mutation) -> Program:
     """The node waits for a counter that each step adds one to."""
+    program, nodes = _counting(program)
+    nodes[mutation.node].input.append(f"^{COUNTER}/add")
+    return program.with_nodes(list(nodes.values()))
+
+
+def _behind(program: Program, mutation: Mutation) -> Program:
+    """The counter waits for what reads the node, and what reads no other node for the counter.
+
+    As under `tf.control_dependencies` with an update that is made of the node.
+    """
+    program, nodes = _counting(program)
+    reader = node_def_pb2.NodeDef(name=f"behind/{mutation.node}", op="Neg", input=[mutation.node])
+    reader.attr["T"].type = _dtype(program, mutation.node)
+    nodes[reader.name] = reader
+    nodes[f"{COUNTER}/add"].input.append(f"^{reader.name}")
+
+    def makers(name: str) -> list[str]:
+        names = (tensor.lstrip("^").partition(":")[0] for tensor in nodes[name].input)
+        return [maker for maker in names if nodes[maker].op not in SOURCES]
+
+    before = set(walk([f"{COUNTER}/add"], makers))
+    for name in nodes.keys() - before:
+        if nodes[name].op not in SOURCES and not makers(name):
+            nodes[name].input.append(f"^{COUNTER}/add")
+    return program.with_nodes(list(nodes.values()))
+
+
+def _counting(program: Program) -> tuple[Program, dict[str, node_def_pb2.NodeDef]]:
+    """The program with a counter, and a copy of its nodes, the counter's among them."""
     nodes = _copy(program)
     if COUNTER not in nodes:
         value = np.float32(0)
@@ -82,8 +113,7 @@ def _control_input(program: Program, mutation: Mutation) -> Program:
         add.attr["dtype"].type = tf.float32.as_datatype_enum
         nodes |= {n.name: n for n in (variable_handle(COUNTER, value), one, add)}
         program = dataclasses.replace(program, state={**program.state, COUNTER: value})
-    nodes[mutation.node].input.append(f"^{COUNTER}/add")
-    return program.with_nodes(list(nodes.values()))
+    return program, nodes
 
 
 def _fetched(program: Program, mutation: Mutation) -> Program:
@@ -206,6 +236,7 @@ def _without_any(program: Program, mutation: Mutation) -> Program:
 
 KINDS: Mapping[str, Callable[[Program, Mutation], Program]] = {
     "control input": _control_input,
+    "behind it": _behind,
     "fetched": _fetched,
     "fed": _fed,
     "read": _reader("Neg"),
