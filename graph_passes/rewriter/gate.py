@@ -190,9 +190,11 @@ class Gate:
             return [n for n in self._makers[number].tolist() if self._places[n] >= limit]
 
         for count, number in enumerate(walk(late, makers)):
-            if number in ends or count > _MOST_NODES:
+            if number in ends:
                 name = self._m.view.names[number]
-                raise NoMatchError(f"reading or waiting for {name!r} could make a cycle")
+                raise NoMatchError(f"it would wait for what comes of {name!r}, which it makes")
+            if count > _MOST_NODES:
+                raise NoMatchError("what it would wait for comes of too much to look through")
 
     @functools.cached_property
     def _makers(self) -> Neighbours:
