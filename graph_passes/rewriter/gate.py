@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Set
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
@@ -146,13 +146,15 @@ class Gate:
         return all(self.is_idle(reader, depth - 1) for reader in self._m.readers(number))
 
     def _check_order(self, new: Replacement, behind: Mapping[str, Set[str]]) -> None:
-        """No new node reads what comes of a tensor that it makes, or that is made with it."""
-        split, index = self._m.view.split, self._m.view.index
+        """No new node reads what comes of a tensor, or of a node, that is to be made with it."""
+        m, split, index = self._m, self._m.view.split, self._m.view.index
         for node, _, _ in new.new_nodes:
             names = [split(tensor)[0] for tensor in node.input if tensor not in new.makers]
             read = {index[name] for name in names if name in index}  # not of units before
             if read:
-                later = [t for t, made in new.redirect.items() if made in behind[node.name]]
+                made = behind[node.name]
+                later = {m.maker(tensor) for tensor, by in new.redirect.items() if by in made}
+                later.update(index[n] for n, inputs in new.inputs.items() if made & {*inputs})
                 self._require_no_cycle(read, later)
 
     def _inherit_controls(
@@ -166,9 +168,9 @@ class Gate:
             if waits and heir is None:
                 raise NoMatchError(f"{tensor!r} waits for {min(waits)!r}")
             if heir is not None:
-                later = [t for t, made in ends.items() if made in behind[heir.name]]
+                others = [t for t, by in ends.items() if by in behind[heir.name] and t != tensor]
                 awaited = {index[name] for name in waits}
-                self._require_no_cycle(awaited, [t for t in later if t != tensor])
+                self._require_no_cycle(awaited, {*map(self._m.maker, others)})
                 known = set(heir.input)
                 heir.input.extend(c for w in sorted(waits) if (c := f"^{w}") not in known)
         for name, dropped in interior.dropped.items():
@@ -176,23 +178,22 @@ class Gate:
             if waits:
                 new.controls[name] = tuple(f"^{w}" for w in sorted(waits))
 
-    def _require_no_cycle(self, before: Collection[int], later: Sequence[str]) -> None:
-        """Asks that nothing that a new node reads or waits for comes of tensors it will make.
+    def _require_no_cycle(self, before: Collection[int], later: Collection[int]) -> None:
+        """Asks that nothing that a new node reads or waits for comes of nodes made with it.
 
         Raises:
             NoMatchError: something does, or may.
         """
-        ends = {self._m.maker(tensor) for tensor in later}
-        limit = min(map(self._places.__getitem__, ends), default=_ANY)
+        limit = min(map(self._places.__getitem__, later), default=_ANY)
         late = [number for number in before if self._places[number] >= limit]
 
         def makers(number: int) -> list[int]:
             return [n for n in self._makers[number].tolist() if self._places[n] >= limit]
 
         for count, number in enumerate(walk(late, makers)):
-            if number in ends:
+            if number in later:
                 name = self._m.view.names[number]
-                raise NoMatchError(f"it would wait for what comes of {name!r}, which it makes")
+                raise NoMatchError(f"it would wait for what comes of {name!r}, made with it")
             if count > _MOST_NODES:
                 raise NoMatchError("what it would wait for comes of too much to look through")
 

@@ -241,7 +241,7 @@ out = AddV2(b, d)
 @pytest.mark.parametrize("is_in_order", [True, False])
 @pytest.mark.parametrize(
     ("comes_of", "length", "message"),
-    [("x", 1, ""), ("b", 1, "comes of 'b', which it makes"), ("x", 2100, "too much to look")],
+    [("x", 1, ""), ("b", 1, "comes of 'b', made with it"), ("x", 2100, "too much to look")],
 )
 def test_what_is_read_comes_of_nothing_that_is_made(
     comes_of: str, length: int, message: str, is_in_order: bool
@@ -264,6 +264,17 @@ def test_what_is_read_comes_of_nothing_that_is_made(
     assert edits.propose("rule", edits.view.index["b"], write) == (not message)
     if message:
         assert message in why(edits)
+
+
+@pytest.mark.parametrize("read", ["x", "c"])
+def test_a_node_with_other_inputs_is_read_by_none_of_what_makes_them(read: str) -> None:
+    def write(new: Replacement) -> None:
+        new.inputs["b"] = [new.op.AddV2("x", read)]
+
+    edits = proposed(graph(TEXT), write)
+    assert edits.units == (["rule: b"] if read == "x" else [])
+    if read == "c":
+        assert "comes of 'b', made with it" in why(edits)
 
 
 def test_survivors_move_to_what_takes_the_place_of_what_is_gone() -> None:
