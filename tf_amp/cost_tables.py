@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from tf_amp.env_config import EnvConfigError, Settings
 from tf_amp.env_variables import COST_TABLE, IGNORE_PERFORMANCE
-from tf_amp.hardware import CPU_FLAGS, Target, probe_cpu_flags, probe_gpu_capabilities
+from tf_amp.hardware import (
+    CPU_FLAGS,
+    Target,
+    probe_cpu_flags,
+    probe_gpu_capabilities,
+    probe_onednn,
+)
 
 if TYPE_CHECKING:
     from graph_passes.policy.cost_table import CostTable
@@ -46,7 +52,8 @@ def device_class(
         cpu_flags: CPU flags as /proc/cpuinfo spells them; None probes the machine.
 
     Returns:
-        "cpu-" and the best unit for the dtype ("cpu-avx512_bf16"), "cpu-plain" without one;
+        "cpu-" and the best unit for the dtype ("cpu-avx512_bf16"), "cpu-plain" without one or
+        without oneDNN's kernels, which use it;
         "gpu-" and the lowest compute capability ("gpu-9.0"), "gpu-unknown" where none is told.
     """
     if target.device == "GPU":
@@ -56,7 +63,7 @@ def device_class(
     flags = probe_cpu_flags() if cpu_flags is None else cpu_flags
     # The later a unit stands in the row, the faster it is.
     units = [unit for unit in CPU_FLAGS.get(str(target.target_dtype), ()) if unit in flags]
-    return f"cpu-{units[-1]}" if units else "cpu-plain"
+    return f"cpu-{units[-1]}" if units and probe_onednn() else "cpu-plain"
 
 
 def table_class(target: Target, *, compiled: bool) -> str:

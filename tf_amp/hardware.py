@@ -88,11 +88,19 @@ def probe_cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
     return frozenset()
 
 
+def probe_onednn() -> bool:
+    """Whether TensorFlow uses oneDNN, without whose kernels bfloat16 is slow on a CPU."""
+    from tensorflow.python.util import _pywrap_util_port
+
+    return bool(_pywrap_util_port.IsMklEnabled())
+
+
 def choose_target(
     settings: Settings,
     *,
     gpu_capabilities: Sequence[tuple[int, int] | None] | None = None,
     cpu_flags: Collection[str] | None = None,
+    onednn: bool | None = None,
 ) -> Target:
     """Chooses the dtype and the device type to rewrite for.
 
@@ -103,6 +111,7 @@ def choose_target(
         settings: Of these, `target_dtype` and `ignore_performance` count.
         gpu_capabilities: Compute capability of each GPU; None probes the machine.
         cpu_flags: CPU flags as /proc/cpuinfo spells them; None probes the machine.
+        onednn: Whether TensorFlow uses oneDNN's kernels; None asks it.
 
     Returns:
         The target. Its dtype is None if the hardware has no fast units for it and
@@ -119,9 +128,8 @@ def choose_target(
     if gpu_capabilities:
         fast, fact = _judge_gpus(dtype, gpu_capabilities)
     else:
-        fast, fact = _judge_cpu(
-            dtype, probe_cpu_flags() if cpu_flags is None else frozenset(cpu_flags)
-        )
+        flags = probe_cpu_flags() if cpu_flags is None else frozenset(cpu_flags)
+        fast, fact = _judge_cpu(dtype, flags, probe_onednn() if onednn is None else onednn)
     if fast:
         return Target(dtype, device, f"{dtype} on {device}: {fact}")
     if settings.ignore_performance:
@@ -146,11 +154,16 @@ def _judge_gpus(dtype: str, capabilities: Sequence[tuple[int, int] | None]) -> t
     )
 
 
-def _judge_cpu(dtype: str, flags: frozenset[str]) -> tuple[bool, str]:
+def _judge_cpu(dtype: str, flags: frozenset[str], onednn: bool) -> tuple[bool, str]:
     names = [flag.upper() for flag in CPU_FLAGS[dtype]]
     found = [flag.upper() for flag in CPU_FLAGS[dtype] if flag in flags]
-    if found:
+    if found and onednn:
         return True, f"the CPU has {' and '.join(found)}"
+    if found:
+        return False, (
+            f"the CPU has {' and '.join(found)}, but TensorFlow does not use oneDNN "
+            "(TF_ENABLE_ONEDNN_OPTS=0 switches it off), and its own kernels are slow in bfloat16"
+        )
     if not names:
         others = [other for other, units in CPU_FLAGS.items() if not flags.isdisjoint(units)]
         return False, (

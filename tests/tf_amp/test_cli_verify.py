@@ -68,9 +68,16 @@ def test_both_plans_are_the_same(
     assert found["differences"] == []
 
 
-def test_a_cpu_on_which_the_other_pass_does_nothing(run_forked: RunPython, models: Path) -> None:
+@pytest.mark.parametrize(
+    "probe",
+    ["probe_cpu_flags = lambda: {'avx2'}", "probe_onednn = lambda: False"],
+    ids=["units", "kernels"],
+)
+def test_a_cpu_on_which_the_other_pass_does_nothing(
+    run_forked: RunPython, models: Path, probe: str
+) -> None:
     """What differs there would say nothing of either."""
-    without = f"from tf_amp.cli import verify; verify.probe_cpu_flags = lambda: {{'avx2'}}; {MAIN}"
+    without = f"from tf_amp.cli import verify; verify.{probe}; {MAIN}"
     args = ("verify", str(models / "same.pb"), "--dtype", "bfloat16")
     done = run_forked(without, args=args, check=False)
     assert (done.returncode, done.stdout) == (1, "")

@@ -37,9 +37,17 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_classes_of_devices(
-    target: Target, gpus: tuple[tuple[int, int] | None, ...], flags: tuple[str, ...], name: str
+    monkeypatch: pytest.MonkeyPatch,
+    target: Target,
+    gpus: tuple[tuple[int, int] | None, ...],
+    flags: tuple[str, ...],
+    name: str,
 ) -> None:
+    monkeypatch.setattr(cost_tables, "probe_onednn", lambda: True)
     assert device_class(target, gpu_capabilities=gpus, cpu_flags=flags) == name
+    monkeypatch.setattr(cost_tables, "probe_onednn", lambda: False)
+    without = name if target.device == "GPU" else "cpu-plain"
+    assert device_class(target, gpu_capabilities=gpus, cpu_flags=flags) == without
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

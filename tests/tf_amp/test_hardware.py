@@ -42,7 +42,7 @@ def test_fast_units_decide(
     device: str,
 ) -> None:
     settings = Settings(target_dtype=asked)
-    target = choose_target(settings, gpu_capabilities=gpus, cpu_flags=flags)
+    target = choose_target(settings, gpu_capabilities=gpus, cpu_flags=flags, onednn=True)
     assert (target.target_dtype, target.device) == (dtype, device)
 
 
@@ -81,9 +81,20 @@ def test_a_refusal_says_what_is_missing_and_the_remedy(
     asked: str, gpus: list[tuple[int, int] | None], flags: tuple[str, ...], said: list[str]
 ) -> None:
     settings = Settings(target_dtype=asked)
-    reason = choose_target(settings, gpu_capabilities=gpus, cpu_flags=flags).reason
+    reason = choose_target(settings, gpu_capabilities=gpus, cpu_flags=flags, onednn=True).reason
     for part in [*said, "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE=1"]:
         assert part in reason
+
+
+def test_units_that_tensorflow_does_not_use() -> None:
+    """Its own kernels for bfloat16 take several times as long as those for float32."""
+    given = {"gpu_capabilities": (), "cpu_flags": ("avx512_bf16",), "onednn": False}
+    target = choose_target(Settings(), **given)
+    assert target.target_dtype is None
+    for part in ("AVX512_BF16", "oneDNN", "TF_ENABLE_ONEDNN_OPTS=0", "IGNORE_PERFORMANCE=1"):
+        assert part in target.reason
+    asked = choose_target(Settings(ignore_performance=True), **given)
+    assert asked.target_dtype == "bfloat16"
 
 
 def test_flags_are_read_from_the_first_processor(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tf_amp.cli.numbers import count_or_none
 from tf_amp.env_config import read_settings
 from tf_amp.env_variables import DTYPE, LOG_PATH, REWRITE, EnvConfigError
-from tf_amp.hardware import CPU_FLAGS, probe_cpu_flags
+from tf_amp.hardware import CPU_FLAGS, probe_cpu_flags, probe_onednn
 from tf_amp.tool_error import ToolError
 
 if TYPE_CHECKING:
@@ -61,11 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
     asked = arguments.dtype or settings.target_dtype
     dtype = cast("TargetDtype", "float16" if asked == "auto" else asked)
     flags = probe_cpu_flags()  # none are known elsewhere than on Linux
-    if dtype == "bfloat16" and flags and flags.isdisjoint(CPU_FLAGS[dtype]):
+    has_units = not flags or not flags.isdisjoint(CPU_FLAGS["bfloat16"])
+    if dtype == "bfloat16" and not (has_units and probe_onednn()):
         raise ToolError(
-            "TensorFlow's own pass converts nothing to bfloat16 on a CPU without units for it, and "
-            "this one has none. Compare on a CPU with AVX512_BF16 or AMX_BF16, or with --dtype "
-            "float16."
+            "TensorFlow's own pass converts nothing to bfloat16 on a CPU without units for it, or "
+            f"without oneDNN's kernels, and here are no {'kernels' if has_units else 'units'}. "
+            "Compare on a CPU with AVX512_BF16 or AMX_BF16 and without TF_ENABLE_ONEDNN_OPTS=0, or "
+            "with --dtype float16."
         )
     # TensorFlow's pass reads these once a process, when it is first run.
     os.environ.pop(LOG_PATH, None)

@@ -11,9 +11,9 @@ import dataclasses
 
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context as context_lib
-from tensorflow.python.util import _pywrap_util_port
 
 from graph_passes import PrecisionConfig
+from tf_amp.hardware import probe_onednn
 
 _RULES = frozenset(("product-tail", "grouped-convolution"))
 _OFF = rewriter_config_pb2.RewriterConfig.OFF
@@ -23,13 +23,13 @@ def runs_in_functions() -> bool:
     """Whether it runs, with oneDNN's kernels, on functions made from now on."""
     options = context_lib.context().get_optimizer_experimental_options()
     is_off = options.get("disable_meta_optimizer", False) or not options.get("remapping", True)
-    return _pywrap_util_port.IsMklEnabled() and not is_off
+    return probe_onednn() and not is_off
 
 
 def runs_in_session(config: config_pb2.ConfigProto) -> bool:
     """Whether it runs, with oneDNN's kernels, on the graphs of a session with a config."""
     is_off = config.graph_options.rewrite_options.remapping == _OFF
-    return _pywrap_util_port.IsMklEnabled() and not is_off
+    return probe_onednn() and not is_off
 
 
 def without_it(config: PrecisionConfig) -> PrecisionConfig:

@@ -25,6 +25,7 @@ import tf_amp.cost_tables
 import tf_amp.hardware
 
 tf_amp.hardware.probe_cpu_flags = lambda: frozenset({"avx512_bf16"})
+tf_amp.hardware.probe_onednn = lambda: True
 tf_amp.cost_tables.device_class = lambda _: sys.argv[1]
 tf_amp.cost_tables.tensorflow_release = lambda: "2.21"
 tf_amp.enable_mixed_precision_graph_rewrite()

@@ -68,7 +68,7 @@ def test_the_tail_of_a_gelu_is_there(
 
 
 def test_without_onednn_as_well(run_python: RunPython) -> None:
-    """It is switched off before TensorFlow is imported."""
+    """It is switched off before TensorFlow is imported; then nothing is fast in bfloat16."""
     done = run_python(FUNCTION, {**BFLOAT16, "TF_ENABLE_ONEDNN_OPTS": "0"}, args=("{}",))
     assert "MatMul 2 of 2 in bfloat16" in done.stderr
     true = tf.nn.gelu(tf.constant(-3.5, tf.float64)).numpy()
