@@ -30,6 +30,13 @@ CPU_FLAGS: Mapping[str, tuple[str, ...]] = {
     "bfloat16": ("avx512_bf16", "amx_bf16"),
 }
 
+# oneDNN's own variables, the first before the second, and values at which it uses no such units;
+# from AVX2 down, its kernels for bfloat16 end in an error.
+_ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+_WITHOUT_UNITS = frozenset(
+    ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
+)
+
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -89,10 +96,11 @@ def probe_cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
 
 
 def probe_onednn() -> bool:
-    """Whether TensorFlow uses oneDNN, without whose kernels bfloat16 is slow on a CPU."""
+    """Whether TensorFlow uses oneDNN, and with the CPU's units for bfloat16, if it has any."""
     from tensorflow.python.util import _pywrap_util_port
 
-    return bool(_pywrap_util_port.IsMklEnabled())
+    limit = next(filter(None, map(os.environ.get, _ISA_LIMITS)), "")
+    return bool(_pywrap_util_port.IsMklEnabled()) and limit.upper() not in _WITHOUT_UNITS
 
 
 def choose_target(
@@ -111,7 +119,7 @@ def choose_target(
         settings: Of these, `target_dtype` and `ignore_performance` count.
         gpu_capabilities: Compute capability of each GPU; None probes the machine.
         cpu_flags: CPU flags as /proc/cpuinfo spells them; None probes the machine.
-        onednn: Whether TensorFlow uses oneDNN's kernels; None asks it.
+        onednn: Whether TensorFlow uses oneDNN, with those units; None asks it.
 
     Returns:
         The target. Its dtype is None if the hardware has no fast units for it and
@@ -161,8 +169,8 @@ def _judge_cpu(dtype: str, flags: frozenset[str], onednn: bool) -> tuple[bool, s
         return True, f"the CPU has {' and '.join(found)}"
     if found:
         return False, (
-            f"the CPU has {' and '.join(found)}, but TensorFlow does not use oneDNN "
-            "(TF_ENABLE_ONEDNN_OPTS=0 switches it off), and its own kernels are slow in bfloat16"
+            f"the CPU has {' and '.join(found)}, but TensorFlow does not use oneDNN's "
+            "kernels for it, as with TF_ENABLE_ONEDNN_OPTS=0 or ONEDNN_MAX_CPU_ISA"
         )
     if not names:
         others = [other for other, units in CPU_FLAGS.items() if not flags.isdisjoint(units)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cpu_units import HAS_ONEDNN
 
 from tf_amp.env_config import Settings
-from tf_amp.hardware import choose_target, probe_cpu_flags
+from tf_amp.hardware import choose_target, probe_cpu_flags, probe_onednn
 
 V100, A100, P100 = (7, 0), (8, 0), (6, 0)
 PLAIN = ("avx2", "avx512f")
@@ -95,6 +96,24 @@ def test_units_that_tensorflow_does_not_use() -> None:
         assert part in target.reason
     asked = choose_target(Settings(ignore_performance=True), **given)
     assert asked.target_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("variables", "used"),
+    [
+        ({}, HAS_ONEDNN),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, HAS_ONEDNN),
+        ({"ONEDNN_MAX_CPU_ISA": "avx2"}, False),
+        ({"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, False),
+        ({"ONEDNN_MAX_CPU_ISA": "ALL", "DNNL_MAX_CPU_ISA": "AVX512_CORE"}, HAS_ONEDNN),
+    ],
+)
+def test_what_onednn_may_use(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], used: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert probe_onednn() == used
 
 
 def test_flags_are_read_from_the_first_processor(tmp_path: Path) -> None:
