@@ -161,7 +161,8 @@ def paint(
         _keep_unselected(coloring, config.selection)
     starts = (coloring.list_codes == ALLOW) & coloring.eligible
     allowed = any(rule.action == "allow" for rule in coloring.rules.values())
-    if not (coloring.lists.force_all or allowed or starts.any()):
+    works = coloring.lists.force_all or allowed or starts.any()
+    if not (config.converts and works):
         return coloring
     for stage in STAGES:
         if stage.applies(config):

@@ -65,7 +65,8 @@ class TreeRewriter:
     def trees(self, main: Graph, others: Collection[str] = ()) -> Callable[[Graph], Region]:
         """Gives the call tree of a graph; without calls where functions are planned alone."""
         lists = load_op_lists(self.config)
-        if self.library is no_library or not self.config.has_rule("function-signatures"):
+        joins = self.config.converts and self.config.has_rule("function-signatures")
+        if self.library is no_library or not joins:
             return Region
 
         def works(op: str) -> bool:
@@ -99,7 +100,8 @@ class TreeRewriter:
                 done = report(plan=one.plan_in_vain, matched=matched)
                 return RewriteResult(proto=tree.proto, report=done)
             converted, fusion = one.convert()
-            plan, applied = converted.plan, converted.applied
+            applied = converted.applied
+            plan = converted.plan if self.config.converts else None
             done = report(plan=plan, applied=applied, fusion=fusion, matched=one.matched())
             if converted.root is None:
                 return RewriteResult(proto=tree.proto, report=done)
@@ -248,7 +250,9 @@ class _TreeRewrite:
         return ordered
 
     def plan_in_vain(self) -> Plan | None:
-        """What a plan says of a graph with nothing to convert, None of an invalid one."""
+        """What a plan says of a graph with nothing to convert, None where it says nothing."""
+        if not self._config.converts:
+            return None
         try:
             fusion = self._prepare(self._tree, self._tree.proto, {})
             painted = paint(

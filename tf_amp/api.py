@@ -253,7 +253,7 @@ def _wrap(opt: _Optimizer, loss_scale: Any, installed: Installation) -> _Optimiz
     if isinstance(loss_scale, str) and not installed.settings.loss_scaling_asked:
         dtype = installed.plan.target.target_dtype
         if loss_scale == "dynamic" and dtype != "float16":
-            why = f"{dtype} has the range of float32" if dtype else "no graph is rewritten"
+            why = f"{dtype} has the range of float32" if dtype else "nothing is converted"
             _log.info("Loss scaling is off by itself: %s.", why)
             loss_scale = NoLossScale()
     return wrap_optimizer(opt, loss_scale)

@@ -37,7 +37,7 @@ class Explanation:
             for rule, count in status.rules.items():
                 yield f"rule {rule}: meets {count or 'no'} node{'s'[: count != 1]}"
         else:
-            yield f"AMP is on, {status.why}, and rewrites no graph: {status.reason}"
+            yield f"AMP is on, {status.why}, and converts nothing: {status.reason}"
         scaling = "on" if status.loss_scaling else "off"
         yield f"loss scaling: {scaling} ({status.loss_scaling_reason})"
         for scale in status.loss_scale.get("loss_scales", ()):

@@ -18,7 +18,7 @@ _LINES_PER_NAME = 10
 class GraphLog:
     """Says what was done to graphs. Every method may be called from any thread."""
 
-    def __init__(self, target_dtype: str) -> None:
+    def __init__(self, target_dtype: str | None) -> None:
         self._target_dtype = target_dtype
         # A handler of a signal may trace a function while this thread is in here.
         self._lock = threading.RLock()

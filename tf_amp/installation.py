@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import tensorflow
@@ -71,8 +72,10 @@ class Installation:
         self._said_policy = False
         self.tally = Tally()
         self._tracebacks = TracebackFilters()
-        self._dumps = Dumps(plan.settings.log_path, lambda: describe(plan)) if plan.config else None
-        self.graph_log = GraphLog(str(plan.target.target_dtype))
+        self._dumps = (
+            Dumps(plan.settings.log_path, lambda: describe(plan)) if plan.converts else None
+        )
+        self.graph_log = GraphLog(plan.target.target_dtype)
         self.unscaled = UnscaledNotice(active=plan.misses_loss_scale)
 
     @property
@@ -80,15 +83,23 @@ class Installation:
         """Whether optimizers are wrapped without being asked to one by one."""
         return self.plan.loss_scaling
 
+    @property
+    def _hosts(self) -> dict[str, ModuleType]:
+        """What graphs are rewritten by."""
+        if self.config is None:
+            return {}
+        # Optimizers of sessions write their updates as one op by themselves.
+        of_sessions = {"session": session} if self.plan.converts else {}
+        return {"function": function, **of_sessions}
+
     def start(self) -> None:
         """Hooks TensorFlow and the optimizers, completely or, on an exception, not at all."""
         hooks: dict[str, Callable[[Installation], str | None]] = {
             "loss scaling": lambda _: auto_wrap.install(
-                wraps=self.loss_scaling, waits=self.config is not None
+                wraps=self.loss_scaling, waits=self.plan.converts
             )
         }
-        if self.config is not None:
-            hooks |= {"function": function.install, "session": session.install}
+        hooks |= {name: host.install for name, host in self._hosts.items()}
         hooks["tracebacks"] = lambda _: self._tracebacks.install()
         try:
             for name, hook in hooks.items():
@@ -219,7 +230,7 @@ class Installation:
 
     def status(self) -> Status:
         """Returns the state; `tf_amp.status` documents it."""
-        hosts = dict.fromkeys(("function", "session") if self.config else (), "hooked")
+        hosts = dict.fromkeys(self._hosts, "hooked")
         return dataclasses.replace(
             self.plan.status(),
             hosts=hosts | self.refusals,
@@ -242,11 +253,14 @@ class Installation:
     def _announce(self) -> None:
         """Says once what is on and who decided it."""
         _log.info("AMP on: %s.", self.plan.summary)
-        if self.settings.graph_rewrite and self.config is None:
+        if self.settings.graph_rewrite and not self.plan.converts:
             trace = self.settings.log_path
             _log.warning(
-                "AMP was asked for, but every graph stays in float32: %s%s",
+                "AMP was asked for, but every graph stays in float32: %s%s%s",
                 self.plan.target.reason,
+                " All that changes is that updates of optimizers become one op each."
+                if self.config
+                else "",
                 f" No trace is written to {trace}." if trace else "",
             )
         for note in self.plan.notes:
@@ -254,7 +268,9 @@ class Installation:
 
     def say_if_nothing_happened(self) -> None:
         """Warns, at the end of the process, that AMP was on and converted no graph."""
-        if self.config is not None and not self.tally.converted:
+        if not self.plan.converts:
+            return
+        if not self.tally.converted:
             if self.tally.seen or not hasattr(sys, "last_type"):  # else it died before its work
                 _log.warning("AMP was on, but %s", self.tally.why_nothing())
         elif unmet := [str(rule) for rule, count in self._matches().items() if not count]:

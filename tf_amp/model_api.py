@@ -295,7 +295,7 @@ def _config_in_force() -> PrecisionConfig:
 
     module = sys.modules.get("tf_amp.installation")
     installed: Installation | None = module.current() if module else None
-    if installed is not None and installed.config is not None:
+    if installed is not None and installed.config is not None and installed.config.converts:
         return installed.config
     device: Device = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     return graph_passes.PrecisionConfig(target_dtype="float16", device=device)

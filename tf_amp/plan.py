@@ -45,6 +45,11 @@ class Plan:
     loss_scaling_reason: str
 
     @property
+    def converts(self) -> bool:
+        """Whether graphs are rewritten for low precision, and not for float32 alone."""
+        return self.config is not None and self.config.converts
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the author of the settings should know, one sentence each."""
         return (*self.settings.notes, *(list_notes(self.config) if self.config else ()))
@@ -60,7 +65,7 @@ class Plan:
         """The settings as they came out on this machine, whatever decided them."""
         return dataclasses.replace(
             self.settings,
-            graph_rewrite=self.config is not None,
+            graph_rewrite=self.converts,
             target_dtype=str(self.target.target_dtype),
             loss_scaling=self.loss_scaling,
             loss_scaling_asked=False,
@@ -74,8 +79,8 @@ class Plan:
         settings = self.settings
         if not settings.graph_rewrite:
             what = "graph rewrite off"
-        elif self.config is None:
-            what = "no graph is rewritten"
+        elif not self.converts:
+            what = "nothing is converted"
         else:
             what = self.target.reason
         edits = f"{len(settings.list_edits)} list edits"
@@ -94,7 +99,7 @@ class Plan:
             enabled=True,
             why=f"switched on by {self.source}",
             decided_by=dict(settings.decided_by),
-            graph_rewrite=self.config is not None,
+            graph_rewrite=self.converts,
             target_dtype=self.target.target_dtype,
             device=self.target.device,
             reason=self.target.reason,
@@ -105,7 +110,7 @@ class Plan:
             rules={f"{rule} ({rule.action})": 0 for rule in settings.rules},
             loss_scaling=self.loss_scaling,
             loss_scaling_reason=self.loss_scaling_reason,
-            log_path=settings.log_path if self.config else None,
+            log_path=settings.log_path if self.converts else None,
         )
 
 
@@ -123,7 +128,9 @@ def make_plan(settings: Settings, source: str) -> Plan:
     target = choose_target(settings) if settings.graph_rewrite else _NO_REWRITE
     costs = choose_table(settings, target)
     loss_scaling, why = _decide_loss_scaling(settings, target, source)
-    config = precision_config(settings, target, costs)
+    config = precision_config(settings, target, costs) if settings.graph_rewrite else None
+    if config is not None and not (config.converts or config.has_rule("fused-update")):
+        config = None
     if config is not None and target.device == "CPU":
         # Without a GPU, functions run here what the program puts on one.
         config = dataclasses.replace(config, only_device=True)
@@ -139,20 +146,18 @@ def make_plan(settings: Settings, source: str) -> Plan:
     )
 
 
-def precision_config(
-    settings: Settings, target: Target, costs: TableChoice
-) -> PrecisionConfig | None:
-    """What graphs are rewritten with; None for a target without a dtype.
+def precision_config(settings: Settings, target: Target, costs: TableChoice) -> PrecisionConfig:
+    """What graphs are rewritten with; for a target without a dtype, what pays in float32 too.
 
     Raises:
         tf_amp.env_config.EnvConfigError: settings that are legal one by one do not go together.
     """
-    if target.target_dtype is None:
-        return None
     try:
         return PrecisionConfig(
-            target_dtype=target.target_dtype,
+            target_dtype=target.target_dtype
+            or ("float16" if target.device == "GPU" else "bfloat16"),
             device=target.device,
+            converts=target.target_dtype is not None,
             level=cast("Level", settings.level),
             list_edits=settings.list_edits,
             rules=settings.rules,
@@ -174,7 +179,7 @@ def _decide_loss_scaling(settings: Settings, target: Target, source: str) -> tup
     if settings.loss_scaling_asked or not settings.graph_rewrite:
         return True, "asked for"
     if target.target_dtype is None:
-        return False, "no graph is rewritten"
+        return False, "nothing is converted"
     if target.target_dtype == "bfloat16":
         return False, "bfloat16 has the range of float32 and needs none"
     return True, "float16 needs it"

@@ -36,7 +36,7 @@ class Status(Mapping[str, Any]):
         enabled: Whether AMP is on.
         why: Who switched it on, or why it is off.
         decided_by: Setting -> the variable or call that decided it; defaults are not in it.
-        graph_rewrite: Whether graphs are rewritten.
+        graph_rewrite: Whether graphs are rewritten for the target dtype.
         target_dtype: The dtype chosen, None if there is none.
         device: The device type that it was chosen for, None while AMP is off.
         reason: Why both were chosen, or what the hardware lacks.

@@ -72,8 +72,13 @@ class NodeCounts:
             products[op, Reason.SLOWER_HERE] += count
         return NodeCounts(total=self.total, products=products)
 
-    def line(self, name: str, target_dtype: str) -> str:
-        """Says in one line what was done to the graph `name`, the products first."""
+    def line(self, name: str, target_dtype: str | None) -> str:
+        """Says in one line what was done to the graph `name`, the products first.
+
+        Without a target dtype no graph has anything converted, which need not be said of each.
+        """
+        if target_dtype is None:
+            return f"{name}: {_fused(self.updates)}"
         all_of: Counter[str] = Counter()
         low: Counter[str] = Counter()
         for (op, reason), count in self.products.items():

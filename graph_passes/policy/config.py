@@ -84,6 +84,8 @@ class PrecisionConfig:
         target_dtype: the low-precision dtype, "float16" or "bfloat16".
         device: the device type whose kernels must exist, "GPU" or "CPU". A plan for a GPU needs
             no GPU: it is made from the kernels that this TensorFlow build has registered.
+        converts: whether anything is converted. False, for a device that has no fast units for the
+            dtype, leaves the rules that pay in float32 too ("fused-update").
         only_device: whether there is no other, so that TensorFlow puts everything on this one.
         parity: plan as TensorFlow's own `auto_mixed_precision` pass does, with its lists.
             False (the default) uses the lists and rules of this project.
@@ -109,6 +111,7 @@ class PrecisionConfig:
 
     target_dtype: TargetDtype = "float16"
     device: Device = "GPU"
+    converts: bool = True
     only_device: bool = False
     parity: bool = False
     level: Level = ""

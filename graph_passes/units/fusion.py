@@ -83,7 +83,7 @@ def find_units(
         observe: is told of each pass, by its rule, and of the graph as it has left it.
     """
     lists = load_op_lists(config)
-    works = any(lists.list_of(op) == "allow" for op in view.ops)
+    works = config.converts and any(lists.list_of(op) == "allow" for op in view.ops)
     effects: Collection[str] = proto.control_ret.values() if view.is_function else ()
     passes = [each for each in passes_in_force(config) if works or each.alone]
     passes = [each for each in passes if not (each.ops and view.ops.isdisjoint(each.ops))]
@@ -126,6 +126,8 @@ def ops_at_work(config: PrecisionConfig) -> frozenset[str]:
     """The ops without any of which no plan and no unit changes a graph, or has products to tell."""
     lists = load_op_lists(config)
     alone = [op for each in passes_in_force(config) if each.alone for op in each.ops]
+    if not config.converts:
+        return frozenset(alone)
     return frozenset((*lists.ops("allow"), *lists.ops("deny"), *alone, *product_ops()))
 
 

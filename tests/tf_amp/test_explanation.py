@@ -48,7 +48,7 @@ def test_a_table_for_functions_that_xla_compiles_has_a_line_where_it_is_another(
 
 def test_where_no_graph_is_rewritten_no_function_is_said_to_be_missing() -> None:
     lines = str(Explanation(Status(enabled=True, why="by hand", reason="no units"))).splitlines()
-    assert lines[0] == "AMP is on, by hand, and rewrites no graph: no units"
+    assert lines[0] == "AMP is on, by hand, and converts nothing: no units"
     assert not any("traced" in line or "LOG_PATH" in line for line in lines)
 
 

@@ -74,7 +74,7 @@ NOTHING = Target(None, "CPU", "")
         (FLOAT16, {"loss_scaling": True}, True, "float16 needs it"),
         (BFLOAT16, {"loss_scaling": True}, False, "range of float32"),
         (BFLOAT16, {"loss_scaling": True, "loss_scaling_asked": True}, True, "asked for"),
-        (NOTHING, {"loss_scaling": True}, False, "no graph is rewritten"),
+        (NOTHING, {"loss_scaling": True}, False, "nothing is converted"),
         (NOTHING, {"loss_scaling": True, "loss_scaling_asked": True}, True, "asked for"),
         (NOTHING, {"loss_scaling": True, "graph_rewrite": False}, True, "asked for"),
         (FLOAT16, {"loss_scaling": False}, False, "not asked for"),
@@ -128,28 +128,37 @@ def test_one_line_when_switched_on_and_one_for_the_graph(run_forked: RunPython) 
     assert (status["loss_scaling"], status["loss_scale"]["skipped_steps"]) == (False, 0)
 
 
-def test_hardware_without_units_hooks_nothing(run_forked: RunPython) -> None:
-    script = """
+@pytest.mark.parametrize("updates", [True, False], ids=["updates", "nothing"])
+def test_on_hardware_without_units_nothing_is_converted(
+    run_forked: RunPython, updates: bool
+) -> None:
+    """Sessions are left alone, and without the rule for updates functions too."""
+    script = f"""
         from tf_amp import hardware
-        hardware.probe_cpu_flags = lambda: frozenset({"sse2"})
+        hardware.probe_cpu_flags = lambda: frozenset({{"sse2"}})
         hardware.probe_gpu_capabilities = list
+        off = frozenset(() if {updates} else ("fused-update",))
         installed = installation.install(
-            Settings(graph_rewrite=True, loss_scaling=True, log_path="trace"), source="environment"
+            Settings(graph_rewrite=True, loss_scaling=True, log_path="trace", disabled_rules=off),
+            source="environment",
         )
-        assert atomic_function.from_func_graph is NOT_HOOKED
+        assert (atomic_function.from_func_graph is not NOT_HOOKED) is {updates}
         assert product().dtype == tf.float32
+        session()
         print(json.dumps(installed.status().as_dict()))
     """
     done = run(run_forked, script)
     on, warning = ours(done)
-    assert "AMP on: no graph is rewritten" in on
+    assert "AMP on: nothing is converted" in on
     assert warning.startswith(
         "tf_amp: WARNING: AMP was asked for, but every graph stays in float32"
     )
     assert "AVX512_BF16" in warning
     assert "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE=1" in warning
     status = json.loads(done.stdout)
-    assert (status["enabled"], status["graph_rewrite"], status["hosts"]) == (True, False, {})
+    hosts = {"function": "hooked"} if updates else {}
+    assert (status["enabled"], status["graph_rewrite"], status["hosts"]) == (True, False, hosts)
+    assert (status["graphs_rewritten"], status["nodes_converted"], status["casts"]) == (0, 0, 0)
     assert "AVX512_BF16" in status["reason"]
     assert warning.endswith("No trace is written to trace.")
     assert status["log_path"] is None

@@ -115,6 +115,4 @@ def config_for(settings: Settings, arguments: argparse.Namespace) -> PrecisionCo
             raise EnvConfigError(f"--rules: {error}") from error
         settings = dataclasses.replace(settings, rules=settings.rules + rules)
     target = Target(dtype, device, f"{dtype} on {device}, as asked for")
-    config = precision_config(settings, target, choose_table(settings, target))
-    assert config is not None  # the target has a dtype
-    return config
+    return precision_config(settings, target, choose_table(settings, target))

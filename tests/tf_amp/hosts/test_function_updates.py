@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from environments import BFLOAT16, REWRITE, RunPython
+from environments import AMP, BFLOAT16, REWRITE, RunPython
 
 FLOAT16 = {**BFLOAT16, f"{REWRITE}_DTYPE": "float16"}
 OFF = {f"{REWRITE}_RULES_DISABLE": "fused-update"}
@@ -24,6 +24,12 @@ from function_harness import most_nodes
 
 def updates():
     return most_nodes(lambda node: node.op == "ResourceApplyAdam")
+"""
+
+WITHOUT_UNITS = """
+import tf_amp.hardware
+tf_amp.hardware.probe_cpu_flags = frozenset
+tf_amp.hardware.probe_gpu_capabilities = list
 """
 
 FIT = """
@@ -45,7 +51,9 @@ with place:
 x = np.random.default_rng(0).standard_normal((32, 8)).astype("f")
 history = model.fit(x, np.tanh(x[:, :4]), batch_size=16, epochs=2, shuffle=False, verbose=0)
 weights = np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
-print(json.dumps({"updates": updates(), "loss": history.history["loss"], "weights": weights}))
+casts = most_nodes(lambda node: node.op == "Cast" and node.attr["DstT"].type == 14)
+losses = history.history["loss"]
+print(json.dumps({"updates": updates(), "casts": casts, "loss": losses, "weights": weights}))
 """
 
 SKIPPED = """
@@ -96,6 +104,19 @@ def test_training_is_the_same_with_fused_updates(
     assert (on["updates"], off["updates"]) == (fused, 0)
     assert on["loss"] == pytest.approx(off["loss"], rel=0.01)
     assert on["weights"] == pytest.approx(off["weights"], abs=0.005)  # an eighth of four steps
+
+
+def test_on_hardware_without_units_updates_are_all_that_changes(run_forked: RunPython) -> None:
+    done = run_forked(WITHOUT_UNITS + PRELUDE + FIT, {AMP: "1"})
+    plain = run_forked(WITHOUT_UNITS + PRELUDE + FIT, {AMP: "1", **OFF})
+    found, true = result(done), result(plain)
+    assert (found["updates"], found["casts"], true["updates"]) == (4, 0, 0)
+    assert found["weights"] == pytest.approx(true["weights"], abs=1e-6)
+    for each in (done, plain):
+        assert "AMP was asked for, but every graph stays in float32" in each.stderr
+        assert ("updates of optimizers become one op each" in each.stderr) is (each is done)
+    assert "(fit): 4 updates fused\n" in done.stderr
+    assert "in bfloat16" not in done.stderr
 
 
 def test_a_skipped_step_changes_nothing(run_forked: RunPython) -> None:

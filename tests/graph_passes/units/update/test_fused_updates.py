@@ -126,6 +126,30 @@ def test_gradients_are_read_from_before_they_are_handed_on_together(between):
     assert bool(left) is (between != "nothing")
 
 
+@pytest.mark.parametrize("updated", [True, False])
+def test_all_that_is_done_where_nothing_is_converted(updated):
+    """No op but the update changes, and a graph without any is not looked through."""
+    w, x = tf.Variable(tf.ones([64, 512])), tf.Variable(tf.ones([512]))
+    optimizer = keras.optimizers.Adam()
+    held = [keras.Variable(np.ones((64, 512), np.float32))]
+    optimizer.build(held)
+
+    def step(images: tf.Tensor) -> tf.Tensor:
+        y = tf.nn.bias_add(images @ w, x)
+        if updated:
+            optimizer.apply_gradients([(tf.linalg.matmul(images, y, transpose_a=True), held[0])])
+        return tf.nn.softmax(y)
+
+    program = traced(step, np.ones((8, 64), np.float32))
+    result = rewritten(program, dataclasses.replace(CPU, converts=False))
+    assert updates(result) == ({ADAM: 1} if updated else {})
+    assert result.changed is updated
+    assert not result.report.converted_nodes
+    assert not result.report.products
+    low = types_pb2.DT_BFLOAT16
+    assert not any(low in (a.type for a in node.attr.values()) for node in result.graph_def.node)
+
+
 def test_descent_without_slots():
     assert updates(rewritten(update(keras, "SGD"))) == {DESCENT: 2}
     # With a momentum of 0, tf_keras keeps a slot all the same.
