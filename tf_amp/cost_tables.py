@@ -139,7 +139,7 @@ def choose_table(settings: Settings, target: Target, *, compiled: bool = False) 
     from graph_passes.policy.cost_table_files import CostTableError, load_table, shipped_table
 
     if target.target_dtype is None:
-        return TableChoice(None, "nothing is rewritten")
+        return TableChoice(None, "nothing is converted")
     if settings.cost_table == "off":
         return TableChoice(None, "switched off")
     if settings.cost_table != "auto":

@@ -166,7 +166,7 @@ VARIABLES: tuple[Variable, ...] = (
         DTYPE,
         "choice",
         "The target dtype. `auto`: float16 on a GPU of compute capability 7.0 or more, bfloat16 on "
-        "a CPU with AVX512_BF16 or AMX, otherwise nothing is rewritten and one warning says why.",
+        "a CPU with AVX512_BF16 or AMX, otherwise nothing is converted and one warning says why.",
         default="auto",
         choices=("auto", "float16", "bfloat16"),
     ),
@@ -210,7 +210,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         IGNORE_PERFORMANCE,
         "boolean",
-        "Rewrite even where the hardware has no fast units for the target dtype, and whatever it "
+        "Convert even where the hardware has no fast units for the target dtype, and whatever it "
         f"costs: `{COST_TABLE}=auto` then means off.",
         default="0",
     ),

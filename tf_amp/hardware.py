@@ -1,7 +1,7 @@
 """What the hardware is fast at, and the target dtype that follows from it.
 
 A dtype for which there are no fast units makes a program slower (float16 on a CPU without such
-units by a factor of 2 to 7), so without them nothing is rewritten unless that is asked for
+units by a factor of 2 to 7), so without them nothing is converted unless that is asked for
 explicitly.
 """
 
@@ -145,7 +145,7 @@ def choose_target(
     return Target(
         None,
         device,
-        f"{dtype} on {device} would be slow: {fact}. {IGNORE_PERFORMANCE}=1 rewrites all the same.",
+        f"{dtype} on {device} would be slow: {fact}. {IGNORE_PERFORMANCE}=1 converts all the same.",
     )
 
 

@@ -164,7 +164,7 @@ def test_no_table_where_none_was_measured_or_wanted(monkeypatch: pytest.MonkeyPa
         (read_settings({}), gpu, "none is shipped for gpu-9.0; `tf-amp tune`"),
         (read_settings({COST_TABLE: "OFF"}), CPU, "switched off"),
         (read_settings({IGNORE_PERFORMANCE: "1"}), CPU, f"{IGNORE_PERFORMANCE} asks not to weigh"),
-        (read_settings({}), Target(None, "CPU", ""), "nothing is rewritten"),
+        (read_settings({}), Target(None, "CPU", ""), "nothing is converted"),
     ):
         choice = choose_table(settings, target)
         assert choice.table is None

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: Parsed arguments.
 
     Returns:
-        0; 1 if nothing is rewritten on this hardware or XLA has no table for it, a row is unknown
+        0; 1 if nothing is converted on this hardware or XLA has no table for it, a row is unknown
         or a file cannot be written; 2 for rows without a file.
 
     Raises:
