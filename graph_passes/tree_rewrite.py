@@ -21,6 +21,7 @@ from graph_passes.functions.loop_sum_moves import prepare_tree
 from graph_passes.functions.specialization import ConvertedTree, convert_tree, name_functions
 from graph_passes.functions.verify_calls import verify_tree
 from graph_passes.ir.constants import FunctionConstants, no_constants
+from graph_passes.ir.convolutions import CONVOLUTIONS
 from graph_passes.ir.copying import Graph
 from graph_passes.ir.graph_view import (
     FunctionDevices,
@@ -65,11 +66,14 @@ class TreeRewriter:
     def trees(self, main: Graph, others: Collection[str] = ()) -> Callable[[Graph], Region]:
         """Gives the call tree of a graph; without calls where functions are planned alone."""
         lists = load_op_lists(self.config)
-        joins = self.config.converts and self.config.has_rule("function-signatures")
+        converts = self.config.converts
+        joins = self.config.has_rule("function-signatures" if converts else GROUPED_CONVOLUTION)
         if self.library is no_library or not joins:
             return Region
 
         def works(op: str) -> bool:
+            if not converts:
+                return op in CONVOLUTIONS
             return lists.list_of(op) == "allow" or op in DECOMPOSITIONS
 
         return CallTrees(self.library, works, main, others).build

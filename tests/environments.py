@@ -15,3 +15,10 @@ CONVERTS = {f"{REWRITE}_IGNORE_PERFORMANCE": "1", f"{REWRITE}_DTYPE": "bfloat16"
 """On any CPU, once AMP is switched on."""
 BFLOAT16 = {AMP: "1", **CONVERTS}
 FLOAT16 = {**BFLOAT16, f"{REWRITE}_DTYPE": "float16"}
+
+WITHOUT_UNITS = """
+import tf_amp.hardware
+tf_amp.hardware.probe_cpu_flags = frozenset
+tf_amp.hardware.probe_gpu_capabilities = list
+"""
+"""Before AMP is switched on, this makes a machine of one that is fast in float32 alone."""

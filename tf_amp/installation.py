@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow
 
+from graph_passes.policy.config import PAY_IN_FLOAT32
 from tf_amp.compatibility import unsupported
 from tf_amp.compiled import CompiledFunctions
 from tf_amp.env_config import Settings
@@ -255,12 +256,11 @@ class Installation:
         _log.info("AMP on: %s.", self.plan.summary)
         if self.settings.graph_rewrite and not self.plan.converts:
             trace = self.settings.log_path
+            rules = [*filter(self.config.has_rule, PAY_IN_FLOAT32)] if self.config else []
             _log.warning(
                 "AMP was asked for, but every graph stays in float32: %s%s%s",
                 self.plan.target.reason,
-                " All that changes is that updates of optimizers become one op each."
-                if self.config
-                else "",
+                f" What pays in float32 too is done: {', '.join(rules)}." if rules else "",
                 f" No trace is written to {trace}." if trace else "",
             )
         for note in self.plan.notes:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, cast
 
 from graph_passes import PrecisionConfig, list_notes
+from graph_passes.policy.config import PAY_IN_FLOAT32
 from tf_amp.cost_tables import TableChoice, choose_table
 from tf_amp.env_config import EnvConfigError, Settings
 from tf_amp.hardware import Target, choose_target
@@ -129,7 +130,7 @@ def make_plan(settings: Settings, source: str) -> Plan:
     costs = choose_table(settings, target)
     loss_scaling, why = _decide_loss_scaling(settings, target, source)
     config = precision_config(settings, target, costs) if settings.graph_rewrite else None
-    if config is not None and not (config.converts or config.has_rule("fused-update")):
+    if config is not None and not (config.converts or any(map(config.has_rule, PAY_IN_FLOAT32))):
         config = None
     if config is not None and target.device == "CPU":
         # Without a GPU, functions run here what the program puts on one.

@@ -29,8 +29,10 @@ _BESIDE = frozenset(("AddN", "Const", "NoOp", "ReadVariableOp", "Shape", "ShapeN
 
 def is_in_force(config: PrecisionConfig) -> bool:
     """Whether kernels of oneDNN are known to run what a configuration makes of a convolution."""
-    has_kernels = (config.device, config.target_dtype, config.fused) == ("CPU", "bfloat16", False)
-    return config.has_rule(RULE) and has_kernels and config.cost_table is not None
+    if not config.has_rule(RULE) or (config.device, config.fused) != ("CPU", False):
+        return False
+    has_kernels = config.target_dtype == "bfloat16" and config.cost_table is not None
+    return has_kernels or not config.converts
 
 
 def is_grouped_convolution(function: function_pb2.FunctionDef, shapes: Shapes | None) -> bool:

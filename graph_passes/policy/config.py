@@ -18,6 +18,9 @@ Level = Literal["", "TENSOR_CORES_ONLY", "TREAT_INFER_AS_DENY", "UNSAFE_FORCE_AL
 ListName = Literal["allow", "infer", "clear", "deny"]
 Action = Literal["add", "remove"]
 
+PAY_IN_FLOAT32 = ("fused-update", "grouped-convolution")
+"""The rules that are at work where nothing is converted."""
+
 UNKNOWN_DIMENSION = 32
 """The length of an unknown dimension, unless the caller knows better."""
 
@@ -85,7 +88,7 @@ class PrecisionConfig:
         device: the device type whose kernels must exist, "GPU" or "CPU". A plan for a GPU needs
             no GPU: it is made from the kernels that this TensorFlow build has registered.
         converts: whether anything is converted. False, for a device that has no fast units for the
-            dtype, leaves the rules that pay in float32 too ("fused-update").
+            dtype, leaves the rules that pay in float32 too (`PAY_IN_FLOAT32`).
         only_device: whether there is no other, so that TensorFlow puts everything on this one.
         parity: plan as TensorFlow's own `auto_mixed_precision` pass does, with its lists.
             False (the default) uses the lists and rules of this project.

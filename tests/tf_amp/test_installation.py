@@ -128,21 +128,22 @@ def test_one_line_when_switched_on_and_one_for_the_graph(run_forked: RunPython) 
     assert (status["loss_scaling"], status["loss_scale"]["skipped_steps"]) == (False, 0)
 
 
-@pytest.mark.parametrize("updates", [True, False], ids=["updates", "nothing"])
+@pytest.mark.parametrize("hooked", [True, False])
 def test_on_hardware_without_units_nothing_is_converted(
-    run_forked: RunPython, updates: bool
+    run_forked: RunPython, hooked: bool
 ) -> None:
-    """Sessions are left alone, and without the rule for updates functions too."""
+    """Sessions are left alone, and without the rules that pay in float32 functions too."""
     script = f"""
+        from graph_passes.policy.config import PAY_IN_FLOAT32
         from tf_amp import hardware
         hardware.probe_cpu_flags = lambda: frozenset({{"sse2"}})
         hardware.probe_gpu_capabilities = list
-        off = frozenset(() if {updates} else ("fused-update",))
+        off = frozenset(PAY_IN_FLOAT32[{hooked}:])
         installed = installation.install(
             Settings(graph_rewrite=True, loss_scaling=True, log_path="trace", disabled_rules=off),
             source="environment",
         )
-        assert (atomic_function.from_func_graph is not NOT_HOOKED) is {updates}
+        assert (atomic_function.from_func_graph is not NOT_HOOKED) is {hooked}
         assert product().dtype == tf.float32
         session()
         print(json.dumps(installed.status().as_dict()))
@@ -156,7 +157,8 @@ def test_on_hardware_without_units_nothing_is_converted(
     assert "AVX512_BF16" in warning
     assert "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE=1" in warning
     status = json.loads(done.stdout)
-    hosts = {"function": "hooked"} if updates else {}
+    assert ("is done: fused-update." in warning) is hooked
+    hosts = {"function": "hooked"} if hooked else {}
     assert (status["enabled"], status["graph_rewrite"], status["hosts"]) == (True, False, hosts)
     assert (status["graphs_rewritten"], status["nodes_converted"], status["casts"]) == (0, 0, 0)
     assert "AVX512_BF16" in status["reason"]

@@ -185,13 +185,20 @@ def test_a_penalty_on_gradients() -> None:
         assert np.abs(found - true).max() < 0.03 * np.abs(true).max()
 
 
-def test_also_where_nothing_is_converted() -> None:
-    edits = tuple(
-        ListEdit(list_name="deny", action="add", op=op)
-        for op in ("MatMul", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
-    )
+DENIED = tuple(
+    ListEdit(list_name="deny", action="add", op=op)
+    for op in ("MatMul", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"list_edits": DENIED}, {"converts": False, "cost_table": None}],
+    ids=["by the lists", "without fast units"],
+)
+def test_also_where_nothing_is_converted(change: dict[str, Any]) -> None:
     made = program(convolution())
-    result = made.rewrite(dataclasses.replace(CONFIG, list_edits=edits))
+    result = made.rewrite(dataclasses.replace(CONFIG, **change))
     assert not result.report.converted_nodes
     assert not compiled_calls(result.graph_def)
     fed = values(IMAGES, FILTERS)

@@ -8,11 +8,12 @@ import subprocess
 
 import numpy as np
 import pytest
-from environments import REWRITE, RunPython
+from cpu_units import HAS_ONEDNN, NO_ONEDNN
+from environments import AMP, REWRITE, WITHOUT_UNITS, RunPython
 
 from tf_amp.hardware import probe_cpu_flags
 
-ON = {"TF_ENABLE_AUTO_MIXED_PRECISION": "1", f"{REWRITE}_DTYPE": "bfloat16"}
+ON = {AMP: "1", f"{REWRITE}_DTYPE": "bfloat16"}
 needs_bfloat16 = pytest.mark.skipif(
     "avx512_bf16" not in probe_cpu_flags(), reason="the CPU has no units for bfloat16"
 )
@@ -91,6 +92,18 @@ def test_they_run_without_xla_and_are_exported_as_they_were(run_forked: RunPytho
     for name in ("losses", "predicted", "served", "eager"):
         assert np.asarray(found[name]) == pytest.approx(np.asarray(true[name]), abs=0.01), name
     assert found["losses"] != true["losses"]
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason=NO_ONEDNN)
+def test_on_hardware_without_units_they_run_without_xla_in_float32(run_forked: RunPython) -> None:
+    done = run_forked(WITHOUT_UNITS + PROGRAM, {AMP: "1"})
+    true = facts_of(run_forked(PROGRAM, {}))
+    found = facts_of(done)
+    assert (true["calls"], found["calls"]) == ([6, 6], [6, 0])
+    assert true["exported"] == found["exported"] == [3, 3]
+    assert "What pays in float32 too is done: fused-update, grouped-convolution." in done.stderr
+    for name in ("losses", "predicted", "served", "eager"):
+        assert np.asarray(found[name]) == pytest.approx(np.asarray(true[name]), abs=1e-4), name
 
 
 @pytest.mark.slow
