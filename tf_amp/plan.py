@@ -129,9 +129,10 @@ def make_plan(settings: Settings, source: str) -> Plan:
     target = choose_target(settings) if settings.graph_rewrite else _NO_REWRITE
     costs = choose_table(settings, target)
     loss_scaling, why = _decide_loss_scaling(settings, target, source)
-    config = precision_config(settings, target, costs) if settings.graph_rewrite else None
-    if config is not None and not (config.converts or any(map(config.has_rule, PAY_IN_FLOAT32))):
-        config = None
+    # What pays in float32 was measured on CPUs.
+    pays = target.device == "CPU" and not settings.disabled_rules.issuperset(PAY_IN_FLOAT32)
+    works = settings.graph_rewrite and (target.target_dtype is not None or pays)
+    config = precision_config(settings, target, costs) if works else None
     if config is not None and target.device == "CPU":
         # Without a GPU, functions run here what the program puts on one.
         config = dataclasses.replace(config, only_device=True)
@@ -155,8 +156,7 @@ def precision_config(settings: Settings, target: Target, costs: TableChoice) -> 
     """
     try:
         return PrecisionConfig(
-            target_dtype=target.target_dtype
-            or ("float16" if target.device == "GPU" else "bfloat16"),
+            target_dtype=target.target_dtype or "bfloat16",
             device=target.device,
             converts=target.target_dtype is not None,
             level=cast("Level", settings.level),

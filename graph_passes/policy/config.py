@@ -18,7 +18,7 @@ Level = Literal["", "TENSOR_CORES_ONLY", "TREAT_INFER_AS_DENY", "UNSAFE_FORCE_AL
 ListName = Literal["allow", "infer", "clear", "deny"]
 Action = Literal["add", "remove"]
 
-PAY_IN_FLOAT32 = ("fused-update", "grouped-convolution")
+PAY_IN_FLOAT32 = ("batch-norm", "fused-update", "grouped-convolution")
 """The rules that are at work where nothing is converted."""
 
 UNKNOWN_DIMENSION = 32
@@ -184,7 +184,8 @@ class PrecisionConfig:
 
     def has_rule(self, name: str) -> bool:
         """Whether the named rule of the default mode is in force."""
-        return not self.parity and name not in self.disabled_rules
+        pays = self.converts or name in PAY_IN_FLOAT32
+        return pays and not self.parity and name not in self.disabled_rules
 
 
 RULES: dict[str, str] = read_shipped("lists/rules.toml")

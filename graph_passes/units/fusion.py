@@ -83,7 +83,7 @@ def find_units(
         observe: is told of each pass, by its rule, and of the graph as it has left it.
     """
     lists = load_op_lists(config)
-    works = config.converts and any(lists.list_of(op) == "allow" for op in view.ops)
+    works = not config.converts or any(lists.list_of(op) == "allow" for op in view.ops)
     effects: Collection[str] = proto.control_ret.values() if view.is_function else ()
     passes = [each for each in passes_in_force(config) if works or each.alone]
     passes = [each for each in passes if not (each.ops and view.ops.isdisjoint(each.ops))]
@@ -100,6 +100,7 @@ def find_units(
     edits = search.edits
     search.keep_inside()
     new = edits.apply()
+    alone = alone or (new.is_edited and not config.converts)
     node_lists = {n: where for n, where in edits.node_lists.items() if n in new.index}
     units, misses = tuple(edits.units), tuple(edits.misses)
     return Fusion(proto, new, units, misses, edits.shapes, node_lists, alone=alone)
@@ -125,9 +126,10 @@ def passes_in_force(config: PrecisionConfig) -> list[UnitPass]:
 def ops_at_work(config: PrecisionConfig) -> frozenset[str]:
     """The ops without any of which no plan and no unit changes a graph, or has products to tell."""
     lists = load_op_lists(config)
-    alone = [op for each in passes_in_force(config) if each.alone for op in each.ops]
+    passes = passes_in_force(config)
     if not config.converts:
-        return frozenset(alone)
+        return frozenset(op for each in passes for op in each.ops)
+    alone = [op for each in passes if each.alone for op in each.ops]
     return frozenset((*lists.ops("allow"), *lists.ops("deny"), *alone, *product_ops()))
 
 

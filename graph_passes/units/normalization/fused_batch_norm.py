@@ -63,15 +63,18 @@ def fuse_batch_norms(search: UnitSearch) -> None:
     edits, m, products = search.edits, search.edits.matcher, search.lists.ops("allow")
     unknown = search.config.unknown_dimension
     has_kernels = has_fused_kernels(search.support)
+    has_bound = search.knows_times or not search.config.converts
     keep = functools.partial(search.keep_float32, f"{RULE} in float32", is_exact=True)
     for found in search.norms:
         if found.rule != RULE:
             continue
         norm, gradient = found.forward, found.gradient
         output, is_stored = norm.output, norm.is_stored
+        if is_stored and not search.config.converts:
+            continue  # in float32 it is as fast in primitives
         stray = misaligned(m, norm)
         holds_data, holds_products = _made_of(edits, norm.x, products)
-        size = elements(norm.shape, unknown) if search.knows_times and norm.shape else None
+        size = elements(norm.shape, unknown) if has_bound and norm.shape else None
         is_slow = size is not None and size <= _FEW_ELEMENTS
         folds = is_stored and search.is_bfloat16_cpu and stray is None
         if has_kernels and not (folds and fold_batch_norm(edits, norm, unknown)) and not is_slow:

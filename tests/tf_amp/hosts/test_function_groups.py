@@ -101,7 +101,10 @@ def test_on_hardware_without_units_they_run_without_xla_in_float32(run_forked: R
     found = facts_of(done)
     assert (true["calls"], found["calls"]) == ([6, 6], [6, 0])
     assert true["exported"] == found["exported"] == [3, 3]
-    assert "What pays in float32 too is done: fused-update, grouped-convolution." in done.stderr
+    assert (
+        "What pays in float32 too is done: batch-norm, fused-update, grouped-convolution."
+        in done.stderr
+    )
     for name in ("losses", "predicted", "served", "eager"):
         assert np.asarray(found[name]) == pytest.approx(np.asarray(true[name]), abs=1e-4), name
 

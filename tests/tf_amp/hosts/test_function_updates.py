@@ -108,9 +108,43 @@ def test_on_hardware_without_units_updates_are_all_that_changes(run_forked: RunP
     assert found["weights"] == pytest.approx(true["weights"], abs=1e-6)
     for each in (done, plain):
         assert "AMP was asked for, but every graph stays in float32" in each.stderr
-        assert ("is done: fused-update, grouped-convolution." in each.stderr) is (each is done)
+        assert ("is done: batch-norm, fused-update, grouped-convolution." in each.stderr) is (
+            each is done
+        )
     assert "(fit): 4 updates fused\n" in done.stderr
     assert "in bfloat16" not in done.stderr
+
+
+NORMALIZED = """
+import keras
+keras.utils.set_random_seed(0)
+layers = keras.layers
+model = keras.Sequential([
+    keras.Input((16, 16, 8)),
+    layers.Conv2D(32, 3, padding="same", use_bias=False),
+    layers.BatchNormalization(),
+    layers.ReLU(),
+    layers.GlobalAveragePooling2D(),
+    layers.Dense(4),
+])
+model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+draw = np.random.default_rng(0)
+x, y = draw.normal(size=(40, 16, 16, 8)).astype("f"), draw.normal(size=(40, 4)).astype("f")
+losses = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0).history["loss"]
+fused = most_nodes(lambda node: node.op == "FusedBatchNormGradV3")
+losses.append(model.evaluate(x, y, verbose=0))
+stored = most_nodes(lambda node: node.op == "FusedBatchNormV3" and not node.attr["is_training"].b)
+statistics = [float(np.abs(v).sum()) for v in model.non_trainable_variables]
+print(json.dumps({"fused": [fused, stored], "values": losses + statistics}))
+"""
+
+
+def test_nor_is_more_than_batch_normalizations(run_forked: RunPython) -> None:
+    """The last batch is smaller, and none was known when the step was traced."""
+    found = result(run_forked(WITHOUT_UNITS + PRELUDE + NORMALIZED, {AMP: "1"}))
+    true = result(run_forked(WITHOUT_UNITS + PRELUDE + NORMALIZED, {}))
+    assert (found["fused"], true["fused"]) == ([1, 0], [0, 0])
+    assert found["values"] == pytest.approx(true["values"], rel=1e-4)
 
 
 def test_a_skipped_step_changes_nothing(run_forked: RunPython) -> None:

@@ -95,6 +95,21 @@ def test_every_form_is_one_op_each_way(
     assert wide_casts(layer, result) == OF_PRODUCTS, "x, y, dy and dx stay in the target dtype"
 
 
+@pytest.mark.parametrize("few", [True, False])
+def test_in_float32_too_where_nothing_is_converted(few: bool) -> None:
+    """Where that is faster: not for few elements."""
+    shape = (8, 4, 4, 16) if few else (32, 16, 16, 16)
+    layer = trace_layer(keras.layers.BatchNormalization(), shape)
+    result = layer.rewrite(dataclasses.replace(CPU, converts=False))
+    nodes = [n for n in result.graph_def.node if n.op.startswith("FusedBatchNorm")]
+    assert [n.op for n in nodes] == ([] if few else ["FusedBatchNormV3", "FusedBatchNormGradV3"])
+    low = types_pb2.DT_BFLOAT16
+    assert not any(low in (a.type for a in node.attr.values()) for node in result.graph_def.node)
+    given = whole_numbers(shape)
+    wanted = layer.run(layer.graph_def, *given)
+    assert_near(layer.run(result.graph_def, *given), wanted, 3e-5)  # sums of 8,192 numbers
+
+
 @pytest.mark.parametrize("config", [CPU, GPU], ids=["CPU", "GPU"])
 def test_gradients_and_stored_statistics_are_those_of_float32(
     form: tuple[str, LayerGraph], config: PrecisionConfig
