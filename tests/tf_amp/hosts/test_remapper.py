@@ -6,7 +6,7 @@ import json
 
 import pytest
 import tensorflow as tf
-from environments import BFLOAT16, RunPython
+from environments import AMP, BFLOAT16, RunPython
 from tensorflow.core.protobuf import config_pb2
 
 from graph_passes import PrecisionConfig
@@ -65,6 +65,11 @@ def test_the_tail_of_a_gelu_is_there(
     assert "MatMul 2 of 2 in bfloat16" in done.stderr
     true = tf.nn.gelu(tf.constant(-3.5, tf.float64)).numpy()
     assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(true, rel=0.05)
+
+
+def test_without_onednn_no_rule_is_named_that_needs_it(run_python: RunPython) -> None:
+    done = run_python(FUNCTION, {AMP: "1", "TF_ENABLE_ONEDNN_OPTS": "0"}, args=("{}",))
+    assert "What pays in float32 too is done: batch-norm, fused-update." in done.stderr
 
 
 def test_without_onednn_as_well(run_python: RunPython) -> None:
