@@ -34,7 +34,7 @@ class StepWorker:
     def _start(self, _: Message) -> Message:
         """Builds, traces and warms up; answers with the evidence of what runs."""
         arguments = self._arguments
-        prepare(arguments.variant, arguments.dtype)
+        prepare(arguments.variant, arguments.dtype, times_float32=True)
         # TensorFlow may be imported only after the variant is in force.
         import tensorflow as tf
         from small_workloads import SMALL_WORKLOADS

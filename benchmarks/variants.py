@@ -55,12 +55,14 @@ def environment(
     return env
 
 
-def prepare(variant: str, dtype: str = "bfloat16") -> None:
+def prepare(variant: str, dtype: str = "bfloat16", *, times_float32: bool = False) -> None:
     """Puts this process into a variant; call it before TensorFlow is imported.
 
     Args:
         variant: the one whose `environment` this process was started with.
         dtype: as for `environment`.
+        times_float32: whether what tf_amp does where it converts nothing, for want of fast units,
+            is worth a measurement too.
 
     Raises:
         RuntimeError: the variant is ``tf_amp``, and it rewrites nothing or for another dtype.
@@ -74,8 +76,8 @@ def prepare(variant: str, dtype: str = "bfloat16") -> None:
 
     if variant == "tf_amp":
         status = amp_status()
-        # Without fast units there is no dtype, and updates are fused all the same.
-        if status["target_dtype"] not in (dtype, None) or not status["hosts"]:
+        pays = times_float32 and status["target_dtype"] is None and status["hosts"]
+        if status["target_dtype"] != dtype and not pays:
             raise RuntimeError(
                 f"AMP is not on for {dtype}: {status['why']}; {status['reason']}. "
                 "A measurement would compare float32 with itself."
