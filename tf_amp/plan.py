@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, cast
 
 from graph_passes import PrecisionConfig, list_notes
+from graph_passes.functions.grouped_convolutions import RULE as GROUPED_CONVOLUTION
 from graph_passes.policy.config import PAY_IN_FLOAT32
 from tf_amp.cost_tables import TableChoice, choose_table
 from tf_amp.env_config import EnvConfigError, Settings
@@ -133,12 +134,12 @@ def make_plan(settings: Settings, source: str) -> Plan:
     pays = target.device == "CPU" and not settings.disabled_rules.issuperset(PAY_IN_FLOAT32)
     works = settings.graph_rewrite and (target.target_dtype is not None or pays)
     config = precision_config(settings, target, costs) if works else None
-    if config is not None and not (config.converts or probe_onednn()):
-        off = config.disabled_rules | {"grouped-convolution"}  # for which no other has kernels
-        config = dataclasses.replace(config, disabled_rules=off)
     if config is not None and target.device == "CPU":
         # Without a GPU, functions run here what the program puts on one.
         config = dataclasses.replace(config, only_device=True)
+        if not probe_onednn():  # no other kernels have the gradients
+            off = config.disabled_rules | {GROUPED_CONVOLUTION}
+            config = dataclasses.replace(config, disabled_rules=off)
     return Plan(
         settings=settings,
         source=source,

@@ -1,8 +1,7 @@
 """Whether oneDNN's kernels run, and TensorFlow's remapper makes one of a product and its tail.
 
 The rule `product-tail` writes biases and activations for it. Its GELU is no good by itself: near -1
-nothing is left of 1 + Erf in bfloat16, where the kernel computes in float32. Kernels other than
-oneDNN's have no gradients of the convolutions that `grouped-convolution` gives them.
+nothing is left of 1 + Erf in bfloat16, where the kernel computes in float32.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context as context_lib
 
 from graph_passes import PrecisionConfig
+from graph_passes.units.product.product_tail import RULE
 from tf_amp.hardware import probe_onednn
 
-_RULES = frozenset(("product-tail", "grouped-convolution"))
 _OFF = rewriter_config_pb2.RewriterConfig.OFF
 
 
@@ -34,4 +33,4 @@ def runs_in_session(config: config_pb2.ConfigProto) -> bool:
 
 def without_it(config: PrecisionConfig) -> PrecisionConfig:
     """The configuration for graphs on which it does not run."""
-    return dataclasses.replace(config, disabled_rules=config.disabled_rules | _RULES)
+    return dataclasses.replace(config, disabled_rules=config.disabled_rules | {RULE})

@@ -97,4 +97,4 @@ def test_a_session_and_a_configuration_without_it() -> None:
     assert not remapper.runs_in_session(config)
     assert remapper.runs_in_session(config_pb2.ConfigProto()) == remapper.runs_in_functions()
     without = remapper.without_it(PrecisionConfig(disabled_rules=frozenset(("loss",))))
-    assert without.disabled_rules == {"loss", "product-tail", "grouped-convolution"}
+    assert without.disabled_rules == {"loss", "product-tail"}
