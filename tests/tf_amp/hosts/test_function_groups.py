@@ -11,12 +11,16 @@ import pytest
 from cpu_units import HAS_ONEDNN, NO_ONEDNN
 from environments import AMP, REWRITE, WITHOUT_UNITS, RunPython
 
-from tf_amp.hardware import probe_cpu_flags
-
 ON = {AMP: "1", f"{REWRITE}_DTYPE": "bfloat16"}
-needs_bfloat16 = pytest.mark.skipif(
-    "avx512_bf16" not in probe_cpu_flags(), reason="the CPU has no units for bfloat16"
-)
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason=NO_ONEDNN)
+# oneDNN has the kernels on CPUs without such units too.
+UNITS = """
+import tf_amp.cost_tables
+import tf_amp.hardware
+tf_amp.hardware.probe_cpu_flags = lambda: frozenset({"avx512_bf16"})
+tf_amp.hardware.probe_gpu_capabilities = list
+tf_amp.cost_tables.device_class = lambda _: "cpu-avx512_bf16"
+"""
 
 PROGRAM = """
 import json
@@ -79,10 +83,10 @@ def facts_of(done: subprocess.CompletedProcess[str]) -> dict[str, list[float]]:
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-@needs_bfloat16
+@needs_onednn
 def test_they_run_without_xla_and_are_exported_as_they_were(run_forked: RunPython) -> None:
     # Convolutions so small are slower in bfloat16 on some CPUs.
-    done = run_forked(PROGRAM, {**ON, f"{REWRITE}_RULES_DISABLE": "cost"})
+    done = run_forked(UNITS + PROGRAM, {**ON, f"{REWRITE}_RULES_DISABLE": "cost"})
     true = facts_of(run_forked(PROGRAM, {}))
     found = facts_of(done)
     assert (true["calls"], found["calls"]) == ([6, 6], [6, 0])
@@ -94,7 +98,7 @@ def test_they_run_without_xla_and_are_exported_as_they_were(run_forked: RunPytho
     assert found["losses"] != true["losses"]
 
 
-@pytest.mark.skipif(not HAS_ONEDNN, reason=NO_ONEDNN)
+@needs_onednn
 def test_on_hardware_without_units_they_run_without_xla_in_float32(run_forked: RunPython) -> None:
     done = run_forked(WITHOUT_UNITS + PROGRAM, {AMP: "1"})
     true = facts_of(run_forked(PROGRAM, {}))
@@ -110,13 +114,17 @@ def test_on_hardware_without_units_they_run_without_xla_in_float32(run_forked: R
 
 
 @pytest.mark.slow
-@needs_bfloat16
+@needs_onednn
 @pytest.mark.parametrize(
-    "more", [{"TF_ENABLE_ONEDNN_OPTS": "0"}, {f"{REWRITE}_RULES_DISABLE": "grouped-convolution"}]
+    ("more", "said"),
+    [
+        ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "every graph stays in float32"),
+        ({f"{REWRITE}_RULES_DISABLE": "grouped-convolution"}, "it is compiled by XLA"),
+    ],
 )
 def test_xla_keeps_them_where_nothing_else_has_their_gradients(
-    run_python: RunPython, more: dict[str, str]
+    run_python: RunPython, more: dict[str, str], said: str
 ) -> None:
-    done = run_python(PROGRAM, {**ON, **more})
+    done = run_python(UNITS + PROGRAM, {**ON, **more})
     assert facts_of(done)["calls"] == [6, 6]
-    assert "it is compiled by XLA" in done.stderr
+    assert said in done.stderr
