@@ -18,8 +18,8 @@ as a fault:
 The bound: the error of all numbers of an output together (2-norm, relative to float32's) may be
 2^-5, the rounding of bfloat16 (2^-9) of 256 layers added up at random. A network can be sensitive
 by itself: with a batch of two, a batch normalization tells little more than which is larger. So
-what lies beyond is run a third time with the pass that TensorFlow has itself, and may be 4 times as
-far from float32 as with that.
+what lies beyond is run with the pass that TensorFlow has itself, and may be 4 times as far from
+float32 as with that; and once more in float32, which must repeat itself, or nothing can be told.
 
 Times are CPU times. The processes take turns; the ratios of a turn's steps are in the table as
 their median, the first step (tracing and rewriting included) happens once and is a single figure.
@@ -78,18 +78,19 @@ def trial(program: Program, python: str, options: argparse.Namespace) -> dict[st
     logs: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
 
-        def start(variant: str) -> bool:
-            path = str(Path(folder) / f"{variant}.npz")
-            workers[variant] = _worker(program, variant, python, options)
+        def start(variant: str, name: str = "") -> bool:
+            name = name or variant
+            path = str(Path(folder) / f"{name}.npz")
+            workers[name] = _worker(program, variant, python, options)
             try:
-                answers[variant] = workers[variant].ask(
+                answers[name] = workers[name].ask(
                     do="start", outputs=path, timeout_s=options.timeout
                 )
             except WorkerError as error:
-                found["faults"].append(f"{variant}: {error}")
+                found["faults"].append(f"{name}: {error}")
                 return False
             with np.load(path) as file:
-                answers[variant]["outputs"] = dict(file)
+                answers[name]["outputs"] = dict(file)
             return True
 
         try:
@@ -98,6 +99,10 @@ def trial(program: Program, python: str, options: argparse.Namespace) -> dict[st
                 found |= _judged(program, answers["float32"], answers["tf_amp"])
                 found["error"] = error
                 if error["worst"] > _BOUND[options.dtype]:
+                    if start("float32", "again"):
+                        again = distance(answers["float32"], answers["again"])["worst"]
+                        if again > _BOUND[options.dtype]:
+                            found["faults"].append(f"float32 does not repeat itself: {again:.3g}")
                     upstream = math.inf
                     if start("upstream"):
                         upstream = distance(answers["float32"], answers["upstream"])["worst"]
