@@ -22,7 +22,6 @@ from graph_passes.policy.rules import Rule
 from graph_passes.remarks import FunctionRemarks, Remark
 from graph_passes.units.fusion import Fusion
 from graph_passes.units.reduction.ones_product import is_ones_product
-from graph_passes.units.update.fused_updates import RULE
 
 NO_MATCHES: Mapping[Rule, int] = types.MappingProxyType({})
 # Dtypes of floating-point ops that the rewrite leaves as they are.
@@ -52,7 +51,7 @@ class Report:
         casts_to_float32: Casts added back to float32.
         notes: what the author of list edits should know.
         fused_units: the subgraphs replaced as units: "pattern: node" of each.
-        fused_updates: how many of them are updates of variables.
+        fused: how many of them each pattern has.
         near_misses: subgraphs that look like a pattern, each with what is amiss.
         matched: rule of the user -> how many nodes meet its criteria, for those that any does.
     """
@@ -77,7 +76,7 @@ class Report:
         self._in_plan, self._called_apart = planned_with, called_apart
         self.notes = notes
         self.fused_units = fusion.units if fusion else ()
-        self.fused_updates = sum(unit.startswith(f"{RULE}: ") for unit in self.fused_units)
+        self.fused = Counter(unit.partition(": ")[0] for unit in self.fused_units)
         self.near_misses = fusion.misses if fusion else ()
         self.matched = matched
         self._given_plan = plan

@@ -39,7 +39,7 @@ class GraphLog:
             said = self._said.get(key, [])
             announce = (
                 announce
-                and bool(counts.converted or counts.products or counts.updates)
+                and bool(counts.converted or counts.products or counts.fused.total())
                 and len(said) < _LINES_PER_NAME
                 and line not in said
             )

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from graph_passes.ops.reasons import Reason
+from graph_passes.policy.config import PAY_IN_FLOAT32
 from tf_amp.state import FunctionStatus
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ SLOWER = {
     Reason.SLOWER_UNDER_XLA: "slower under XLA here",
 }
 """The reasons that a cost table gives, in few words."""
+_FUSED = {
+    "fused-update": "update{} fused",
+    "batch-norm": "batch normalization{} fused",
+    "grouped-convolution": "grouped convolution{} without XLA",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +38,14 @@ class NodeCounts:
         casts: casts inserted, in both directions.
         products: matrix products and convolutions, by op type and by the reason why they were
             converted or not.
-        updates: updates of variables that became one op.
+        fused: what became one op, or needs XLA no more, by the rule, of `PAY_IN_FLOAT32`.
     """
 
     total: int = 0
     converted: int = 0
     casts: int = 0
     products: Counter[tuple[str, Reason]] = dataclasses.field(default_factory=Counter)
-    updates: int = 0
+    fused: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def __add__(self, other: NodeCounts) -> NodeCounts:
         return NodeCounts(
@@ -47,7 +53,7 @@ class NodeCounts:
             converted=self.converted + other.converted,
             casts=self.casts + other.casts,
             products=self.products + other.products,
-            updates=self.updates + other.updates,
+            fused=self.fused + other.fused,
         )
 
     @classmethod
@@ -58,12 +64,12 @@ class NodeCounts:
             converted=report.converted_nodes,
             casts=report.casts_to_low + report.casts_to_float32,
             products=report.products,
-            updates=report.fused_updates,
+            fused=Counter({rule: report.fused[rule] for rule in PAY_IN_FLOAT32}),
         )
 
     def converted_alone(self) -> NodeCounts:
         """Returns what was converted, without the nodes that were looked at."""
-        return NodeCounts(converted=self.converted, casts=self.casts, updates=self.updates)
+        return NodeCounts(converted=self.converted, casts=self.casts, fused=self.fused)
 
     def in_float32(self) -> NodeCounts:
         """Returns the counts where the original runs, because it is faster."""
@@ -78,7 +84,7 @@ class NodeCounts:
         Without a target dtype no graph has anything converted, which need not be said of each.
         """
         if target_dtype is None:
-            return f"{name}: {_fused(self.updates)}"
+            return f"{name}: {_said(self.fused)}"
         all_of: Counter[str] = Counter()
         low: Counter[str] = Counter()
         for (op, reason), count in self.products.items():
@@ -88,8 +94,8 @@ class NodeCounts:
         what = ", ".join(f"{op} {low[op]} of {count}" for op, count in all_of.most_common())
         line = f"{name}: {what or f'{self.converted} nodes'} in {target_dtype}, "
         line += f"{self.casts} cast{'s'[: self.casts != 1]}"
-        if self.updates:
-            line += f", {_fused(self.updates)}"
+        if self.fused.total():
+            line += f", {_said(self.fused)}"
         if not (what or self.converted):
             line += "; it has no matrix product or convolution in float32"
         return "; ".join((line, *self.said_of_kept()))
@@ -126,8 +132,13 @@ def _largest(name: str, why: str) -> str:
     return f"the largest graph looked at was {name!r}: {why}"
 
 
-def _fused(updates: int) -> str:
-    return f"{updates} update{'s'[: updates > 1]} fused"
+def _said(fused: Counter[str]) -> str:
+    parts = [
+        f"{fused[rule]} {text.format('s'[: fused[rule] > 1])}"
+        for rule, text in _FUSED.items()
+        if fused[rule]
+    ]
+    return ", ".join(parts) or "nothing fused"
 
 
 class Tally:
@@ -147,7 +158,8 @@ class Tally:
         self.rewritten = 0
         self.failed = 0
         self._faults = 0
-        self._nodes = self.converted = self._casts = self._updates = 0
+        self._nodes = self.converted = self._casts = 0
+        self._fused: Counter[str] = Counter()
         self._matched: Counter[Rule] = Counter()
         self._functions: dict[int, tuple[str, NodeCounts]] = {}  # by the id of the counts
         self._unchanged_weight = (0, -1)
@@ -232,7 +244,8 @@ class Tally:
         return lost
 
     def _count(self, counts: NodeCounts, sign: int) -> None:
-        self._updates += sign * counts.updates
+        for rule, count in counts.fused.items():
+            self._fused[rule] += sign * count
         if counts.converted:  # else they were not counted either
             self._nodes += sign * counts.total
             self.converted += sign * counts.converted
@@ -272,8 +285,8 @@ class Tally:
                     "run_eagerly off."
                 )
             what = "no graph was converted"
-            if self._updates:
-                what = f"no matrix product or convolution was converted ({_fused(self._updates)})"
+            if self._fused.total():
+                what = f"no matrix product or convolution was converted ({_said(self._fused)})"
             return f"{what}: {self._unchanged_reason}"
 
     def matches(self, rules: Iterable[Rule]) -> dict[Rule, int]:

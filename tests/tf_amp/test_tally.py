@@ -10,6 +10,7 @@ import pytest
 from tensorflow.core.framework import graph_pb2, types_pb2
 
 from graph_passes import PrecisionConfig, Reason, RewriteResult, rewrite_graph_def
+from graph_passes.policy.config import PAY_IN_FLOAT32
 from tf_amp.tally import NodeCounts, Tally
 
 CONFIG = PrecisionConfig(target_dtype="bfloat16", device="CPU")
@@ -213,18 +214,37 @@ def test_what_was_converted_alone_has_no_nodes_looked_at() -> None:
     assert counts.converted_alone() == NodeCounts(0, 2, 3)
 
 
-def test_fused_updates_are_counted_and_said() -> None:
-    counts = NodeCounts(products=Counter({MATMUL: 1}), updates=1) + NodeCounts(updates=2)
-    assert counts.converted_alone().updates == 3
+def updates(count: int) -> Counter[str]:
+    return Counter({"fused-update": count})
+
+
+def test_what_was_fused_is_counted_and_said() -> None:
+    counts = NodeCounts(products=Counter({MATMUL: 1}), fused=updates(1))
+    counts += NodeCounts(fused=updates(2))
+    assert counts.converted_alone().fused.total() == 3
     assert counts.line("step", "bfloat16").endswith("0 casts, 3 updates fused")
-    line = NodeCounts(updates=1).line("step", "bfloat16")
+    line = NodeCounts(fused=updates(1)).line("step", "bfloat16")
     assert line.endswith("1 update fused; it has no matrix product or convolution in float32")
     assert NodeCounts(converted=1, casts=1).line("step", "bfloat16").endswith("1 cast")
+    both = Counter({"grouped-convolution": 2, "batch-norm": 1})
+    assert NodeCounts(fused=both).line("step", None) == (
+        "step: 1 batch normalization fused, 2 grouped convolutions without XLA"
+    )
+    assert NodeCounts(total=3).line("step", None) == "step: nothing fused"
+
+
+@pytest.mark.parametrize("rule", PAY_IN_FLOAT32)
+def test_every_rule_that_pays_in_float32_is_counted(rule: str) -> None:
+    report = converted().report
+    report.fused = Counter({rule: 2, "ones-product": 1})
+    counts = NodeCounts.of(report)
+    assert counts.fused.total() == 2
+    assert counts.line("step", None).startswith("step: 2 ")
 
 
 def test_reason_for_nothing_does_not_deny_what_was_fused() -> None:
     tally = Tally()
-    counts = NodeCounts(total=9, updates=2)
+    counts = NodeCounts(total=9, fused=updates(2))
     tally.add("part", unchanged(), counts, is_top=False)
     tally.add("step", unchanged(), counts + NodeCounts(1), [counts])
     start = "no matrix product or convolution was converted (2 updates fused): the largest graph"
