@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence, Set
 
-from tensorflow.core.framework import kernel_def_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import kernels
 
 from graph_passes.ops.node_types import NodeType
@@ -32,30 +32,10 @@ _Constraints = tuple[tuple[str, frozenset[int]], ...]
 
 
 @functools.cache
-def _registered() -> dict[str, bytes]:
-    """Op -> its kernels, a serialized KernelList: as messages all would take 14 MB."""
-    found: dict[str, list[kernel_def_pb2.KernelDef]] = {}
-    for kernel in kernels.get_all_registered_kernels().kernel:
-        found.setdefault(kernel.op, []).append(kernel)
-    return {
-        op: kernel_def_pb2.KernelList(kernel=of_op).SerializeToString()
-        for op, of_op in found.items()
-    }
-
-
-def _read(registered: bytes) -> Sequence[kernel_def_pb2.KernelDef]:
-    return kernel_def_pb2.KernelList.FromString(registered).kernel  # type: ignore[no-any-return]
-
-
-@functools.cache
 def _devices_of(op: str) -> dict[str, list[_Constraints]]:
     """Device type -> the constraints of each kernel of an op."""
     found: dict[str, list[_Constraints]] = {}
-    # TensorFlow walks all kernels of the process whether it is asked for those of one op or of all.
-    known = _registered().get(op)
-    # A library may have been loaded since.
-    registered = _read(known) if known else kernels.get_registered_kernels_for_op(op).kernel
-    for kernel in registered:
+    for kernel in kernels.get_registered_kernels_for_op(op).kernel:
         if kernel.label not in ("", ONEDNN_LABEL.decode()):
             continue  # chosen by a `_kernel` attr only
         constraints = tuple(
@@ -79,10 +59,8 @@ def has_kernel(op: str, device: str) -> bool:
 
 def registered_gpu_kernels() -> int:
     """How many op types have a GPU kernel in this build: few under `tensorflow-cpu`."""
-    return sum(
-        any(kernel.device_type == "GPU" and not kernel.label for kernel in _read(of_op))
-        for of_op in _registered().values()
-    )
+    registered = kernels.get_all_registered_kernels().kernel
+    return len({one.op for one in registered if one.device_type == "GPU" and not one.label})
 
 
 def missing_kernels_note(device: str) -> str | None:

@@ -53,9 +53,9 @@ def test_gpu_kernels_are_registered_without_a_gpu() -> None:
 
 def test_a_build_without_gpu_kernels_says_so(monkeypatch):
     assert missing_kernels_note("GPU") is None
-    kernel = kernel_def_pb2.KernelDef(op="MatMul", device_type="CPU")
-    cpu_alone = kernel_def_pb2.KernelList(kernel=[kernel]).SerializeToString()
-    monkeypatch.setattr(kernels, "_registered", lambda: {"MatMul": cpu_alone})
+    cpu_alone = kernel_def_pb2.KernelList()
+    cpu_alone.kernel.add(op="MatMul", device_type="CPU")
+    monkeypatch.setattr(kernels.kernels, "get_all_registered_kernels", lambda: cpu_alone)
     monkeypatch.setattr(kernels, "_devices_of", lambda op: {"CPU": ((),)})
     note = missing_kernels_note("GPU")
     assert note is not None
@@ -64,25 +64,10 @@ def test_a_build_without_gpu_kernels_says_so(monkeypatch):
     assert missing_kernels_note("CPU") is None
 
 
-def test_the_kernels_of_many_ops_are_asked_for_once(monkeypatch):
-    """TensorFlow takes as long for the kernels of one op as for those of all."""
-    asked: list[str] = []
-    ask = kernels.kernels.get_registered_kernels_for_op
-    monkeypatch.setattr(
-        kernels.kernels,
-        "get_registered_kernels_for_op",
-        lambda op: asked.append(op) or ask(op),
-    )
-    kernels._devices_of.cache_clear()
-    for op in ("MatMul", "Relu", "Softmax", "NoSuchOp"):
-        kernels._kernels_of(op, "CPU")
-    assert asked == ["NoSuchOp"]
-
-
 def test_kernels_of_a_library_that_was_loaded_late_are_found(monkeypatch):
     late = kernel_def_pb2.KernelList()
     late.kernel.add(op="LateOp", device_type="CPU")
-    assert "LateOp" not in kernels._registered()
+    assert not kernels.kernels.get_registered_kernels_for_op("LateOp").kernel
     monkeypatch.setattr(kernels.kernels, "get_registered_kernels_for_op", lambda op: late)
     assert kernels._kernels_of("LateOp", "CPU")
     kernels._devices_of.cache_clear()
