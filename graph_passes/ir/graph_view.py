@@ -180,9 +180,13 @@ class GraphView:
 
     def of_op(self, *ops: str) -> list[int]:
         """The nodes that have one of some ops, in order."""
-        if self.node_index.node_types.families.keys().isdisjoint(ops):
+        families = self.node_index.node_types.families
+        numbers = [n for op in ops if op in families for n in families[op].numbers.values()]
+        if not numbers:
             return []
-        return self.of_node_type(lambda node_type: node_type.op in ops)
+        fits = np.zeros(len(self.node_types), bool)
+        fits[numbers] = True
+        return fits[np.asarray(self.node_type_of)].nonzero()[0].tolist()
 
     def per_slot(self, values: Callable[[NodeType], Sequence[Any]], dtype: type) -> np.ndarray:
         """A value for each vertex that depends on its node's type alone.
@@ -196,7 +200,13 @@ class GraphView:
 
     def is_vertex_of(self, fits: Callable[[NodeType], bool]) -> np.ndarray:
         """For each vertex whether its node's type fits; bool [vertices]."""
-        return self.per_slot(lambda node_type: [fits(node_type)] * len(node_type.dtypes), bool)
+        return np.array([*map(fits, self.node_types), False], bool)[self._vertex_types]
+
+    @functools.cached_property
+    def _vertex_types(self) -> np.ndarray:
+        """For each vertex the number of its node's type, -1 for `OPAQUE`; int32 [vertices]."""
+        types = np.append(np.asarray(self.node_type_of), np.int32(-1))
+        return types[np.asarray(self.vertex_nodes)]
 
     def float_constants(self, among: np.ndarray) -> Iterator[tuple[int, tensor_pb2.TensorProto]]:
         """The float32 constants in a mask of vertices, in order, with their values as stored."""
