@@ -38,6 +38,9 @@ class Explanation:
                 yield f"rule {rule}: meets {count or 'no'} node{'s'[: count != 1]}"
         else:
             yield f"AMP is on, {status.why}, and converts nothing: {status.reason}"
+        if status.fused:
+            counts = (f"{rule} {count}" for rule, count in status.fused.items())
+            yield f"done in float32 too: {', '.join(counts)}"
         scaling = "on" if status.loss_scaling else "off"
         yield f"loss scaling: {scaling} ({status.loss_scaling_reason})"
         for scale in status.loss_scale.get("loss_scales", ()):

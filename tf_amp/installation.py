@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import tensorflow
 
-from graph_passes.policy.config import PAY_IN_FLOAT32
 from tf_amp.compatibility import unsupported
 from tf_amp.compiled import CompiledFunctions
 from tf_amp.env_config import Settings
@@ -232,13 +231,15 @@ class Installation:
     def status(self) -> Status:
         """Returns the state; `tf_amp.status` documents it."""
         hosts = dict.fromkeys(self._hosts, "hooked")
+        status = self.plan.status()
         return dataclasses.replace(
-            self.plan.status(),
+            status,
             hosts=hosts | self.refusals,
             loss_scale=counters(),
             trained_unscaled=self.unscaled.names,
             traced_before=tuple(self.traced_before),
             rules={f"{r} ({r.action})": n for r, n in self._matches().items()},
+            fused=self.tally.fused(status.fused),
             **self.tally.as_dict(),
         )
 
@@ -256,7 +257,7 @@ class Installation:
         _log.info("AMP on: %s.", self.plan.summary)
         if self.settings.graph_rewrite and not self.plan.converts:
             trace = self.settings.log_path
-            rules = [*filter(self.config.has_rule, PAY_IN_FLOAT32)] if self.config else []
+            rules = self.plan.float32_rules
             _log.warning(
                 "AMP was asked for, but every graph stays in float32: %s%s%s",
                 self.plan.target.reason,

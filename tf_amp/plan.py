@@ -52,6 +52,11 @@ class Plan:
         return self.config is not None and self.config.converts
 
     @property
+    def float32_rules(self) -> tuple[str, ...]:
+        """The rules in force that need no low precision."""
+        return tuple(filter(self.config.has_rule, PAY_IN_FLOAT32)) if self.config else ()
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the author of the settings should know, one sentence each."""
         return (*self.settings.notes, *(list_notes(self.config) if self.config else ()))
@@ -110,6 +115,7 @@ class Plan:
             cost_table_xla=self.compiled_costs.reason,
             list_edits=tuple(f"{e.list_name} {e.action} {e.op}" for e in settings.list_edits),
             rules={f"{rule} ({rule.action})": 0 for rule in settings.rules},
+            fused=dict.fromkeys(self.float32_rules, 0),
             loss_scaling=self.loss_scaling,
             loss_scaling_reason=self.loss_scaling_reason,
             log_path=settings.log_path if self.converts else None,

@@ -45,6 +45,8 @@ class Status(Mapping[str, Any]):
         cost_table_xla: The same for functions that XLA compiles.
         list_edits: Edits of the op lists in force, such as "allow add Relu".
         rules: Rules on single nodes -> how many nodes met their criteria so far.
+        fused: Rules in force that need no low precision, such as "fused-update" -> in how many
+            places each did its work so far.
         loss_scaling: Whether optimizers are wrapped by themselves.
         loss_scaling_reason: Why.
         log_path: Where graphs are written, None if they are not, as where none is rewritten.
@@ -76,6 +78,7 @@ class Status(Mapping[str, Any]):
     cost_table_xla: str = _OFF
     list_edits: tuple[str, ...] = ()
     rules: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    fused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     loss_scaling: bool = False
     loss_scaling_reason: str = _OFF
     log_path: str | None = None

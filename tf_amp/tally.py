@@ -294,6 +294,11 @@ class Tally:
         with self._lock:
             return {rule: self._matched[rule] for rule in rules}
 
+    def fused(self, rules: Iterable[str]) -> dict[str, int]:
+        """How much each of some rules did of what is said of it, in all graphs together."""
+        with self._lock:
+            return {rule: self._fused[rule] for rule in rules}
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the counters under the names that `status()` gives them."""
         with self._lock:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from environments import AMP, BFLOAT16, REWRITE, RunPython
+from environments import AMP, BFLOAT16, REWRITE, WITHOUT_UNITS, RunPython
 
 MAIN = "import sys; from tf_amp.cli.main import main; sys.exit(main())"
 
@@ -315,6 +315,15 @@ def test_env_prints_what_is_in_force(run_forked: RunPython) -> None:
     assert f"did you mean {REWRITE}_LEVEL?" in notes
     assert "MatMul" in notes and "MatMull" in notes
     assert "Conv2D" in notes
+
+
+def test_env_tells_which_rules_are_at_work_where_nothing_is_converted(
+    run_forked: RunPython,
+) -> None:
+    env = {AMP: "1", f"{REWRITE}_DTYPE": "float16", f"{REWRITE}_RULES_DISABLE": "batch-norm"}
+    done = run_forked(WITHOUT_UNITS + MAIN, env, args=("env", "--json"))
+    rules = [rule.split(": ")[0] for rule in json.loads(done.stdout)["rules"] if ": on (" in rule]
+    assert set(rules) - {"grouped-convolution"} == {"fused-update"}
 
 
 def test_env_with_nothing_set_says_off(run_forked: RunPython) -> None:

@@ -52,6 +52,15 @@ def test_where_no_graph_is_rewritten_no_function_is_said_to_be_missing() -> None
     assert not any("traced" in line or "LOG_PATH" in line for line in lines)
 
 
+def test_what_is_done_in_float32_is_said_wherever_there_is_some() -> None:
+    some = Status(enabled=True, why="by hand", fused={"batch-norm": 2, "fused-update": 0})
+    line = "done in float32 too: batch-norm 2, fused-update 0"
+    assert line in str(Explanation(some)).splitlines()
+    low = dataclasses.replace(some, graph_rewrite=True)
+    assert line in str(Explanation(low)).splitlines()
+    assert "done in" not in str(Explanation(dataclasses.replace(some, fused={})))
+
+
 def test_without_amp_it_says_why_and_needs_no_tensorflow(run_python: RunPython) -> None:
     code = "import sys, tf_amp; print(tf_amp.explain()); print('tensorflow' in sys.modules)"
     off, imported = run_python(code).stdout.splitlines()

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         },
         "node_rules": list(status.rules),
         "rules": [
-            f"{name}: {'off' if name in settings.disabled_rules else 'on'} ({meaning})"
+            f"{name}: {'on' if plan.config and plan.config.has_rule(name) else 'off'} ({meaning})"
             for name, meaning in RULES.items()
         ],
         "decided_by": dict(settings.decided_by),

@@ -19,6 +19,7 @@ from tf_amp import autoload
 autoload.activate()
 import numpy as np
 import tensorflow as tf
+import tf_amp
 sys.path.append({str(Path(__file__).parent)!r})
 from function_harness import most_nodes
 
@@ -133,7 +134,8 @@ fused = most_nodes(lambda node: node.op == "FusedBatchNormGradV3")
 losses.append(model.evaluate(x, y, verbose=0))
 stored = most_nodes(lambda node: node.op == "FusedBatchNormV3" and not node.attr["is_training"].b)
 statistics = [float(np.abs(v).sum()) for v in model.non_trainable_variables]
-print(json.dumps({"fused": [fused, stored], "values": losses + statistics}))
+counted = dict(tf_amp.status().fused)
+print(json.dumps({"fused": [fused, stored], "counted": counted, "values": losses + statistics}))
 """
 
 
@@ -144,6 +146,8 @@ def test_batch_normalizations_are_fused_on_hardware_without_units(run_forked: Ru
     assert ": 5 updates fused, 1 batch normalization fused\n" in done.stderr
     true = result(run_forked(WITHOUT_UNITS + PRELUDE + NORMALIZED, {}))
     assert (found["fused"], true["fused"]) == ([1, 0], [0, 0])
+    counted = found["counted"]
+    assert (counted["batch-norm"], counted["fused-update"], true["counted"]) == (1, 5, {})
     assert found["values"] == pytest.approx(true["values"], rel=1e-4)
 
 
