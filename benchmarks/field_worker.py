@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from field_programs import PROGRAMS
 from field_programs.program import Running
-from variants import DTYPES, VARIANTS, amp_status, prepare
+from variants import DTYPES, FLOAT32, VARIANTS, amp_status, prepare
 from worker_channel import Message, serve
 
 _STEPS_COMPARED = 3
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", choices=PROGRAMS, required=True)
     parser.add_argument("--variant", choices=VARIANTS, required=True)
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--dtype", choices=(*DTYPES, FLOAT32), default="bfloat16")
     serve(FieldWorker(parser.parse_args()).handle)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from results import RESULTS, geometric_mean, print_table, spread, write_json
 from step_worker import MODES
-from variants import DTYPES, VARIANTS, environment
+from variants import DTYPES, FLOAT32, VARIANTS, environment, variants_for
 from worker_channel import Worker, WorkerError
 
 # `workloads.py` imports TensorFlow, which only the workers may do.
@@ -215,18 +215,22 @@ def main() -> None:
         const=SMALL_NAMES,
         help="the small networks alone",
     )
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="(all that fit the dtype)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--jit", choices=("off", "on", "both"), default="off", help="jit_compile")
     parser.add_argument(
         "--unknown-batch", action="store_true", help="step on a data set whose last batch may vary"
     )
     parser.add_argument("--rows", type=int, help="rows of a batch (default: the workload's)")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="the target dtype")
+    parser.add_argument(
+        "--dtype", choices=(*DTYPES, FLOAT32), default="bfloat16",
+        help="the target dtype, or float32 for what is done on a CPU without fast units",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=9, help="turns of every variant (9)")
     parser.add_argument("--steps", type=int, help="steps a turn (default: about one second's)")
     parser.add_argument("--json", type=Path, default=RESULTS / "step_time.json")
     options = parser.parse_args()
+    options.variants = options.variants or variants_for(options.dtype)
     if options.rounds < 1:
         parser.error(f"--rounds must be at least 1; received {options.rounds}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from variants import DTYPES, VARIANTS, amp_status, prepare
+from variants import DTYPES, FLOAT32, VARIANTS, amp_status, prepare
 from worker_channel import Message, serve
 
 from tf_amp.comparison.resident_memory import peak_resident_bytes, reset_peak
@@ -34,7 +34,7 @@ class StepWorker:
     def _start(self, _: Message) -> Message:
         """Builds, traces and warms up; answers with the evidence of what runs."""
         arguments = self._arguments
-        prepare(arguments.variant, arguments.dtype, times_float32=True)
+        prepare(arguments.variant, arguments.dtype)
         # TensorFlow may be imported only after the variant is in force.
         import tensorflow as tf
         from small_workloads import SMALL_WORKLOADS
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--workload", required=True)
     parser.add_argument("--variant", choices=VARIANTS, required=True)
     parser.add_argument("--mode", choices=MODES, required=True)
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--dtype", choices=(*DTYPES, FLOAT32), default="bfloat16")
     parser.add_argument("--jit-compile", action="store_true")
     parser.add_argument("--unknown-batch", action="store_true")
     parser.add_argument("--rows", type=int)
