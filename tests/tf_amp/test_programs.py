@@ -184,10 +184,10 @@ model.fit(X, X[:, :1], verbose=0)
 square = tf.function(lambda x: tf.matmul(x, x, transpose_b=True))
 square(X)
 tf.function(lambda x: square(x) + 1.0)(X)
-print(*((row.name.split()[0], row.products) for row in tf_amp.status().functions))
+print(*(row.products for row in tf_amp.status().functions))
 """
     done = run(run_forked, program, TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_DENYLIST_ADD="MatMul")
-    assert done.stdout == "('multi_step_on_iterator', 5) ('<lambda>', 1)\n"
+    assert done.stdout == "5 1\n"
     assert "no matrix product or convolution was converted (4 updates fused)" in done.stderr
 
 

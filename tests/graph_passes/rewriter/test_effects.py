@@ -33,7 +33,7 @@ def rewritten(text: str, fetched: tuple[str, ...] = ("end",)) -> tuple[graph_pb2
     result = rewrite_graph_def(graph_def, CPU, preserve=fetched, shapes=inferred_shapes(graph_def))
     assert result.failure is None
     misses = [miss.why for miss in result.report.near_misses]
-    assert bool(misses) is not bool(result.report.fused_updates)
+    assert bool(misses) is not bool(result.report.fused["fused-update"])
     return result.graph_def, misses[0] if misses else ""
 
 
@@ -61,7 +61,7 @@ def test_what_one_node_waited_for_the_new_op_waits_for(waiting: str) -> None:
     next(node for node in before.node if node.name == waiting).input.append("^add")
     shapes = inferred_shapes(before)
     after = rewrite_graph_def(before, CPU, shapes=shapes)
-    assert after.report.fused_updates
+    assert after.report.fused["fused-update"]
     (new,) = (node for node in after.graph_def.node if node.name.startswith("last/Resource"))
     assert "^add" in new.input
 
@@ -171,7 +171,7 @@ def test_what_keeps_one_apart_keeps_no_other_before_or_behind_it(first: str, the
             node.input.append(f"^{then}")
     result = rewrite_graph_def(graph_def, CPU, shapes=inferred_shapes(graph_def))
     assert result.failure is None
-    assert result.report.fused_updates == 1
+    assert result.report.fused["fused-update"] == 1
     assert [miss.why for miss in result.report.near_misses] == [
         "something runs between the parts of the update"
     ]
@@ -183,4 +183,4 @@ def test_an_update_of_which_a_part_may_be_dead_is_left() -> None:
     graph_def = graph(VARIABLES + branch + text)
     result = rewrite_graph_def(graph_def, CPU, shapes=inferred_shapes(graph_def))
     assert result.failure is None
-    assert not result.report.fused_updates
+    assert not result.report.fused["fused-update"]

@@ -102,7 +102,7 @@ def test_an_update_becomes_one_op(library, name, options, ops):
     program = update(library, name, **options)
     result = rewritten(program)
     assert updates(result) == ops
-    assert result.report.fused_updates == sum(ops.values())
+    assert result.report.fused["fused-update"] == sum(ops.values())
     assert not reasons(result)
     off = dataclasses.replace(CPU, disabled_rules=frozenset(("fused-update",)))
     assert not rewritten(program, off).changed
@@ -512,7 +512,7 @@ def test_the_caller_may_know_where_the_variables_of_a_function_are(config, place
         devices=lambda function, argument: devices[argument],
     )
     assert result.failure is None
-    assert result.report.fused_updates >= 1
+    assert result.report.fused["fused-update"] >= 1
     found = any(node.op == ADAM for node in result.proto.node_def)
     assert found == (config.device in fused)
 
@@ -535,7 +535,7 @@ def test_what_nobody_reads_may_wait_for_another_assignment():
     shapes = traced_shapes(concrete.graph, definition)
     result = rewrite_function_def(definition, CPU, shapes=shapes)
     assert result.failure is None
-    assert result.report.fused_updates == 2
+    assert result.report.fused["fused-update"] == 2
 
 
 def test_the_order_of_nodes_does_not_matter():

@@ -85,7 +85,7 @@ def test_a_table_is_updated_by_one_op_and_its_rows(read, dtype):
     step = program(read, IDS.astype(dtype))
     result = rewritten(step)
     assert updates(result) == {ADAM: 1}
-    assert sum(each.fused_updates for each in result.function_reports.values()) == 1
+    assert sum(each.fused["fused-update"] for each in result.function_reports.values()) == 1
     ops = Counter(node.op for node in body(result))
     assert (ops["ResourceScatterAdd"], ops["Unique"]) == (1, 1)
     # One sum is over the whole table; those of what was read are few.
