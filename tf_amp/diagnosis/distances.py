@@ -18,7 +18,8 @@ class Error:
         reference: the same in float32, None where there is none like it.
         error: the distance, by the length of that.
         before: the largest distance of what its node reads.
-        length: the largest length of what its node reads, in the target dtype.
+        length: the largest length of what its node reads, in the target dtype; of what a unit
+            gives, where it reads such, that of what the unit is made of.
     """
 
     record: Record
@@ -46,10 +47,16 @@ def errors(
             # Of what a unit gives nothing is known but that it is no nearer than what it reads.
             error=before if error is None else error,
             before=before,
-            length=max((each.record.length for each in read), default=0.0),
+            length=max(map(_length, read), default=0.0),
         )
         last = found.setdefault((calls, function, node), known)
         if known.error > last.error:
             found[calls, function, node] = known
         if error is not None:
             yield known
+
+
+def _length(read: Error) -> float:
+    if read.reference is None:
+        return max(read.length, read.record.length)
+    return read.record.length

@@ -175,6 +175,24 @@ def cancelled() -> dict:
     return _said_of_training([keras.layers.Conv2D(8, 3), keras.layers.BatchNormalization()], x)
 
 
+class Offset(keras.layers.Layer):
+    """Adds a bias as Keras 3.4 does: its gradient is a sum, and a reshape of that."""
+
+    def build(self, shape: tuple) -> None:
+        self.bias = self.add_weight(shape=shape[-1:])
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return x + tf.reshape(self.bias, (1, 1, 1, -1))
+
+
+def cancelled_sum() -> dict:
+    """The same, where a unit makes the sum and the reshape is recorded."""
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).standard_normal((4, 8, 8, 3)).astype(np.float32)
+    layers = [keras.layers.Conv2D(8, 3, use_bias=False), Offset()]
+    return _said_of_training([*layers, keras.layers.BatchNormalization()], x)
+
+
 def nothing() -> dict:
     """A function without a product."""
     return _said(lambda x: tf.nn.relu(x), tf.ones([4, 16]))

@@ -80,7 +80,9 @@ def test_gradients_at_the_loss_scale_of_an_optimizer(
     assert found["largest"] == pytest.approx(found["right"], rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["sound", "drawn", "looped", "shared", "cancelled"])
+@pytest.mark.parametrize(
+    "name", ["sound", "drawn", "looped", "shared", "cancelled", "cancelled_sum"]
+)
 def test_sound_function(case: Callable[..., dict[str, Any]], name: str) -> None:
     found = case(name)
     assert found["found"] == 0
