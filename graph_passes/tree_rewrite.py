@@ -104,6 +104,8 @@ class TreeRewriter:
                 done = report(plan=one.plan_in_vain, matched=matched)
                 return RewriteResult(proto=tree.proto, report=done)
             converted, fusion = one.convert()
+            if converted.root is None:  # what was found is not there
+                fusion = dataclasses.replace(fusion, units=())
             applied = converted.applied
             plan = converted.plan if self.config.converts else None
             done = report(plan=plan, applied=applied, fusion=fusion, matched=one.matched())

@@ -62,7 +62,7 @@ class CompiledFunctions:
     @property
     def apart(self) -> bool:
         """Whether what is good for these functions may be bad for others, and the reverse."""
-        return self.costs.table is not None
+        return self.costs.table is not None or not self.config.converts
 
     def say(self, name: str, results: Sequence[RewriteResult]) -> None:
         """Warns, once, of a function that stays float32 because XLA gains nothing.

@@ -184,7 +184,7 @@ class PrecisionConfig:
 
     def has_rule(self, name: str) -> bool:
         """Whether the named rule of the default mode is in force."""
-        pays = self.converts or name in PAY_IN_FLOAT32
+        pays = self.converts or (name in PAY_IN_FLOAT32 and not self.fused)
         return pays and not self.parity and name not in self.disabled_rules
 
 

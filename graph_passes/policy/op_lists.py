@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 from tensorflow.python.framework import op_def_registry
 
 from graph_passes.ops.kernels import missing_kernels_note
-from graph_passes.policy.config import ListEdit, ListName, PrecisionConfig, TargetDtype
+from graph_passes.policy.config import ListEdit, ListName, PrecisionConfig
 from graph_passes.policy.op_classes import ops_of
 from graph_passes.policy.toml import read_shipped
 
@@ -161,12 +161,9 @@ def load_op_lists(config: PrecisionConfig) -> OpLists:
 def product_ops() -> frozenset[str]:
     """What a rewrite is made for: matrix products, convolutions, and code that may hold some.
 
-    They are those of the shipped allow lists of either dtype, whatever edits and rules make of
-    them: a product that a user keeps in float32 is still one.
+    Edits and rules change nothing of that: a product that a user keeps in float32 is still one.
     """
-    tables = [read_shipped(f"lists/{dtype}.toml") for dtype in get_args(TargetDtype)]
-    allowed = (op for rows in tables for op, row in rows.items() if row["list"] == "allow")
-    return frozenset(allowed) | ops_of("compiled_code")
+    return ops_of("products") | ops_of("compiled_code")
 
 
 def list_notes(config: PrecisionConfig) -> tuple[str, ...]:

@@ -151,6 +151,16 @@ def test_batch_normalizations_are_fused_on_hardware_without_units(run_forked: Ru
     assert found["values"] == pytest.approx(true["values"], rel=1e-4)
 
 
+def test_what_xla_compiles_is_left_to_it_on_hardware_without_units(run_forked: RunPython) -> None:
+    """It makes faster code of the primitives than of the fused ops."""
+    compiled = NORMALIZED.replace("jit_compile=False", "jit_compile=True")
+    done = run_forked(WITHOUT_UNITS + PRELUDE + compiled, {AMP: "1"})
+    found = result(done)
+    assert found["fused"] == [0, 0]
+    assert not any(found["counted"].values())
+    assert "): " not in done.stderr
+
+
 def test_a_skipped_step_changes_nothing(run_forked: RunPython) -> None:
     found = result(run_forked(PRELUDE + SKIPPED, FLOAT16))
     assert found["skipped"]

@@ -173,7 +173,7 @@ def test_what_is_scaled_over_the_batch_keeps_its_mean(
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_behind_a_norm_is_no_part_of_it(number: float) -> None:
-    weight = tf.Variable(np.eye(4, dtype=np.float32))
+    weight = tf.Variable(np.eye(8, dtype=np.float32))
 
     def normalized(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         y = tf.matmul(x, weight)
@@ -181,6 +181,6 @@ def test_what_is_not_finite_behind_a_norm_is_no_part_of_it(number: float) -> Non
         z = (y - mean) * tf.math.rsqrt(variance + 1e-3)
         return z, z + tf.constant(number, tf.float32)
 
-    program = trace_program(normalized, np.ones((2, 4), np.float32))
+    program = trace_program(normalized, np.ones((2, 8), np.float32))
     units = rewrite_graph(program, CPU).units  # which allows for no warning
     assert any(unit.startswith("layer-norm: ") for unit in units)

@@ -29,7 +29,7 @@ from programs import trace as trace_program
 from tensorflow.core.framework import types_pb2
 from traced_graphs import trace
 
-from graph_passes import PrecisionConfig, rewrite_graph_def
+from graph_passes import PrecisionConfig, Rule, rewrite_graph_def
 from graph_passes.ir.view import view_body
 from graph_passes.ops.kernels import kernel_support
 from graph_passes.policy.cost_table import CostTable
@@ -364,11 +364,14 @@ z = MatMul(y, weights)
 """
 
 
+SHAPES = {"x": (8, 8), "y": (8, 8), "gamma": (8,), "beta": (8,), "mean": (8,)}
+
+
 def find(
     text: str, preserve: tuple[str, ...] = (), **shapes: tuple[int | None, ...] | None
 ) -> tuple[list[str], list[str]]:
     """The units in a graph, and what came close."""
-    known = {"x": (8, 8), "y": (8, 8), "gamma": (8,), "beta": (8,), "mean": (8,), **shapes}
+    known = {**SHAPES, **shapes}
     edits = GraphEdits(view_body(graph(text), lambda name: (known.get(name),)), preserve)
     config = PrecisionConfig(target_dtype="float16", device="CPU")
     support = kernel_support("CPU", config.target)
@@ -376,6 +379,16 @@ def find(
     fuse_batch_norms(search)
     names = [edits.view.names[output] for _, output, _ in search.in_float32]
     return edits.units + [f"float32: {name}" for name in names], [m.why for m in edits.misses]
+
+
+@pytest.mark.parametrize("converts", [True, False])
+def test_units_of_a_graph_that_stays_as_it_is_are_not_told(converts: bool) -> None:
+    products = Rule(action="keep_float32", op="MatMul")
+    config = dataclasses.replace(CPU, rules=(products,) if converts else (), converts=converts)
+    result = rewrite_graph_def(
+        graph(BATCH_NORM), config, shapes=lambda name: (SHAPES.get(name),), preserve=("z",)
+    )
+    assert (result.changed, result.report.fused_units) == (False, ())
 
 
 @pytest.mark.parametrize(

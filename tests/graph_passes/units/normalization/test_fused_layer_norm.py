@@ -256,14 +256,14 @@ def test_a_scale_of_unknown_length_may_be_one_for_all(size: int) -> None:
 
 
 def test_what_has_no_elements_keeps_its_shape() -> None:
-    weight = tf.Variable(np.eye(2, dtype=np.float32))
+    weight = tf.Variable(np.eye(8, dtype=np.float32))
 
     def normalized(x: tf.Tensor) -> tf.Tensor:
         y = tf.matmul(x, weight)
         mean, variance = tf.nn.moments(y, [-1], keepdims=True)
         return tf.nn.batch_normalization(y, mean, variance, None, None, 1e-3)
 
-    spec, value = tf.TensorSpec((0, None, 2)), np.zeros((0, 3, 2), np.float32)
+    spec, value = tf.TensorSpec((0, None, 8)), np.zeros((0, 3, 8), np.float32)
     program = trace_program(normalized, spec, value)
     result = rewrite_graph(program, PrecisionConfig())
     assert any("fused-layer-norm" in unit for unit in result.units)
