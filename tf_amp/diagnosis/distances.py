@@ -57,6 +57,6 @@ def errors(
 
 
 def _length(read: Error) -> float:
-    if read.reference is None:
+    if read.reference is None:  # what a unit gives may be rounding itself
         return max(read.length, read.record.length)
     return read.record.length
