@@ -155,8 +155,10 @@ def _rows(result: dict[str, Any]) -> list[list[object]]:
 
 
 def evidence_line(entry: dict[str, Any], dtype: str) -> str:
-    """Says what the function definitions of a ``tf_amp`` process show."""
+    """Says what the function definitions of a ``tf_amp`` process show; in float32, its counts."""
     amp, math = entry["amp"], entry["math_ops"]
+    if dtype == FLOAT32:
+        return "tf_amp: " + ", ".join(f"{rule} {count}" for rule, count in amp["fused"].items())
     low, high = math.get(dtype, {}), math.get("float32", {})
     ops = ", ".join(
         f"{op} {low.get(op, 0)}/{low.get(op, 0) + high.get(op, 0)}" for op in _EVIDENCE_OPS

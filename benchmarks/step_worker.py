@@ -61,7 +61,7 @@ class StepWorker:
         answer["math_ops"] = _math_ops()
         if arguments.variant == "tf_amp":
             status = amp_status()
-            wanted = "target_dtype nodes_total nodes_converted casts graphs_rewritten graphs_failed"
+            wanted = "target_dtype nodes_total nodes_converted casts fused graphs_failed"
             answer["amp"] = {key: status[key] for key in wanted.split()}
         answer["peak_mb_until_warm"] = peak_resident_bytes() / 1e6
         reset_peak()
