@@ -138,12 +138,11 @@ def _beyond(
     again = distance_of("again", start("float32", "again"))
     if again > _BOUND[dtype]:
         faults.append(f"float32 does not repeat itself: {again:.3g}")
+    variant, more, what = "upstream", None, "TensorFlow's own pass"
     if dtype == FLOAT32:
-        other = distance_of("other", start("float32", "other", _OTHER_KERNELS))
-    else:
-        other = distance_of("other", start("upstream", "other"))
+        variant, more, what = "float32", _OTHER_KERNELS, "TensorFlow's other kernels"
+    other = distance_of("other", start(variant, "other", more))
     if error["worst"] > _OF_OTHER * other or math.isinf(other):
-        what = "TensorFlow's other kernels" if dtype == FLOAT32 else "TensorFlow's own pass"
         faults.append(f"error {error['worst']:.3g} of {error['of']}, with {what} {other:.3g}")
     return other, faults
 

@@ -231,15 +231,14 @@ class Installation:
     def status(self) -> Status:
         """Returns the state; `tf_amp.status` documents it."""
         hosts = dict.fromkeys(self._hosts, "hooked")
-        status = self.plan.status()
         return dataclasses.replace(
-            status,
+            self.plan.status(),
             hosts=hosts | self.refusals,
             loss_scale=counters(),
             trained_unscaled=self.unscaled.names,
             traced_before=tuple(self.traced_before),
             rules={f"{r} ({r.action})": n for r, n in self._matches().items()},
-            fused=self.tally.fused(status.fused),
+            fused=self.tally.fused(self.plan.float32_rules),
             **self.tally.as_dict(),
         )
 
@@ -257,11 +256,14 @@ class Installation:
         _log.info("AMP on: %s.", self.plan.summary)
         if self.settings.graph_rewrite and not self.plan.converts:
             trace = self.settings.log_path
-            rules = self.plan.float32_rules
+            rules = ", ".join(self.plan.float32_rules)
+            done = (
+                f" What pays in float32 too is done: {rules}. What else XLA compiles is untouched."
+            )
             _log.warning(
                 "AMP was asked for, but every graph stays in float32: %s%s%s",
                 self.plan.target.reason,
-                f" What pays in float32 too is done: {', '.join(rules)}." if rules else "",
+                done if rules else "",
                 f" No trace is written to {trace}." if trace else "",
             )
         for note in self.plan.notes:

@@ -18,8 +18,8 @@ class Error:
         reference: the same in float32, None where there is none like it.
         error: the distance, by the length of that.
         before: the largest distance of what its node reads.
-        length: the largest length of what its node reads, in the target dtype; of what a unit
-            gives, where it reads such, that of what the unit is made of.
+        length: the largest length of what its node reads, in the target dtype; where that is what a
+            unit gives, of what the unit is made of too.
     """
 
     record: Record
