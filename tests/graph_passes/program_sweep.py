@@ -32,6 +32,7 @@ SECONDS_A_CASE = 30
 """What a batch may take before it counts as hung."""
 DIFFERS = 9
 """The exit status of a process whose runs of one program in float32 differ."""
+DTYPES = ("bfloat16", "float16", "float32")
 ROUTES = ("offline", "function", "session", "v1 session", "xla", "saved", "tape outside")
 
 
@@ -40,7 +41,8 @@ def run_batch(options: argparse.Namespace, seed: int, cases: int) -> dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--cases", str(cases), "--seed", str(seed)]
         command += ["--steps", str(options.steps), "--depth", str(options.depth)]
-        command += ["--routes", *options.routes, "--in-process", folder]
+        command += ["--routes", *options.routes, "--dtypes", *options.dtypes]
+        command += ["--in-process", folder]
         if options.shrink:
             command.append("--shrink")
         why = ""
@@ -149,7 +151,10 @@ def run_here(options: argparse.Namespace) -> None:
     )(
         given(
             random_programs(
-                routes=tuple(options.routes), max_steps=options.steps, depth=options.depth
+                routes=tuple(options.routes),
+                dtypes=tuple(options.dtypes),
+                max_steps=options.steps,
+                depth=options.depth,
             )
         )(one)
     )
@@ -167,6 +172,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first batch")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--routes", nargs="*", default=ROUTES, choices=ROUTES)
+    parser.add_argument("--dtypes", nargs="*", default=DTYPES, choices=DTYPES)
     parser.add_argument("--steps", type=int, default=6, help="in a row, at most")
     parser.add_argument("--depth", type=int, default=2, help="of bodies in bodies")
     parser.add_argument("--shrink", action="store_true")

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import tempfile
+import unittest.mock as mock
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,8 @@ from rewrite_checks import (
 from rounded_graphs import rounded
 
 from graph_passes import PrecisionConfig
-from tf_amp import installation
+from graph_passes.policy.config import TargetDtype
+from tf_amp import hardware, installation
 from tf_amp.env_config import Settings
 
 v1 = tf.compat.v1
@@ -111,6 +113,11 @@ class Reference:
         def shaken(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             return {name: _shaken(value, ROUNDING[dtype], rng) for name, value in values.items()}
 
+        if dtype == "float32":  # nothing is rounded
+            with graph.running(graph.graph_def) as run:
+                for _ in range(NOISY_RUNS):
+                    yield self._errors_of(run(shaken(graph.feeds), shaken(graph.state), STEPS))
+            return
         # The graphs that round everything are one graph: making a session takes longer than a run.
         with graph.running(rounded(graph.graph_def, dtype)) as run_all:
             yield self._errors_of(run_all(graph.feeds, graph.state, STEPS))
@@ -167,7 +174,7 @@ class Reference:
     @property
     def _overflows(self) -> bool:
         """Whether what the graph gives in float32 is beyond the range of the dtype."""
-        largest = float(tf.dtypes.as_dtype(self.program.dtype).max)
+        largest = float(tf.as_dtype(self.program.dtype).max)
         floats = (value for value in self.expected.values() if value.dtype.kind == "f")
         return any(float(np.abs(value).max(initial=0)) > largest for value in floats)
 
@@ -297,8 +304,9 @@ def _runs(reference: Reference, run: Callable[[Scene], Outcome]) -> bool:
 def _check_offline(reference: Reference) -> str:
     program = reference.program
     config = PrecisionConfig(
-        target_dtype=program.dtype,
+        target_dtype=_target(program),
         device=program.device,
+        converts=program.dtype != "float32",
         disabled_rules=frozenset(COUNTING if program.rules == "painted" else ()),
     )
 
@@ -308,7 +316,8 @@ def _check_offline(reference: Reference) -> str:
 
     reference.scene.log.clear()
     result = check_rewrite(reference.graph, config, reference.expected, rewrite_graph, compare)
-    _require_reasons(reference.graph, result)
+    if config.converts:
+        _require_reasons(reference.graph, result)
     return "changed" if result.changed else "unchanged"
 
 
@@ -320,13 +329,30 @@ def _require_reasons(graph: Program, result: Rewritten) -> None:
             raise BrokenPromiseError("silence", f"nothing is said of {node.op} {node.name!r}")
 
 
+def _target(program: RandomProgram) -> TargetDtype:
+    return "float16" if program.dtype == "float16" else "bfloat16"
+
+
 @contextlib.contextmanager
 def _amp(program: RandomProgram) -> Iterator[installation.Installation]:
+    converts = program.dtype != "float32"
+    with contextlib.ExitStack() as machine:
+        if not converts:  # one without fast units
+            machine.enter_context(mock.patch.object(hardware, "probe_cpu_flags", frozenset))
+            machine.enter_context(mock.patch.object(hardware, "probe_gpu_capabilities", list))
+        installed = _installed(program, converts)
+    try:
+        yield installed
+    finally:
+        installation.uninstall()
+
+
+def _installed(program: RandomProgram, converts: bool) -> installation.Installation:
     installed = installation.install(
         Settings(
             graph_rewrite=True,
-            target_dtype=program.dtype,
-            ignore_performance=True,
+            target_dtype=_target(program),
+            ignore_performance=converts,
             cost_table="off" if program.rules == "painted" else "auto",
             disabled_rules=frozenset(COUNTING if program.rules == "painted" else ()),
             # They train without a loss scale, and that is not to be warned of.
@@ -335,10 +361,7 @@ def _amp(program: RandomProgram) -> Iterator[installation.Installation]:
         source="test",
     )
     assert installed is not None
-    try:
-        yield installed
-    finally:
-        installation.uninstall()
+    return installed
 
 
 @contextlib.contextmanager

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+import tf_keras
 from hypothesis import strategies as st
 from random_steps import CHANNELS, SHAPES, STEPS, Scene, Step, run_steps
 from unit_layers import numbers
 
 ROUTES = ("offline", "function", "session", "v1 session", "xla", "saved", "tape outside")
+DTYPES = ("bfloat16", "float16", "float32")
 GRADIENTS = ("none", "first", "tf.gradients", "second", "trained")
 LOSSES: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "square": lambda rows, labels: tf.reduce_mean(tf.square(rows)),
@@ -40,6 +43,29 @@ LOSSES: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
         )
     ),
 }
+UPDATES: Mapping[str, Callable[[], Any]] = {
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "Adam, clipped": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5),
+    "Adam, averaged": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9),
+    "Adam, decayed": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.5), beta_1=0.8, epsilon=1e-4
+    ),
+    "Adam, accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipvalue=0.5),
+    "Nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.9),
+    "RMSprop, centred": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.01),
+    "Nadam": lambda: keras.optimizers.Nadam(0.01),
+    "tf_keras Adam": lambda: tf_keras.optimizers.Adam(0.01),
+    "tf_keras AdamW": lambda: tf_keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "tf_keras momentum": lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "tf_keras RMSprop": lambda: tf_keras.optimizers.RMSprop(0.01, momentum=0.9),
+    "legacy Adam": lambda: tf_keras.optimizers.legacy.Adam(0.01),
+}
+"""Optimizers, but for updates written by hand, whose name is empty."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +78,11 @@ class RandomProgram:
         loss: a key of `LOSSES`.
         gradients: one of `GRADIENTS`; "trained" also updates the weights.
         known: whether the batch size is known.
-        dtype: the target dtype.
+        dtype: the target dtype; "float32" where nothing is converted.
         route: one of `ROUTES`.
         device: whose kernels the offline rewrite asks for.
         rules: which rules of the rewrite are off: "painted" those that weigh costs, "default" none.
+        update: by what weights are updated, a key of `UPDATES`, or "" by hand.
     """
 
     tensor: str
@@ -67,6 +94,7 @@ class RandomProgram:
     route: str = "offline"
     device: str = "CPU"
     rules: str = "painted"
+    update: str = ""
 
     def values(self) -> dict[str, np.ndarray]:
         """What is fed, by name."""
@@ -143,16 +171,22 @@ def step_of(program: RandomProgram, scene: Scene) -> Callable[..., list[tf.Tenso
         found = tape.gradient(loss, weights)
         if how == "trained":
             with tf.control_dependencies([loss, *made]):
-                kept = [
-                    weight.assign_sub(0.1 * tf.convert_to_tensor(gradient))
-                    for weight, gradient in zip(weights, found, strict=True)
-                    if gradient is not None
-                ]
+                kept = _update(program, scene, zip(found, weights, strict=True))
             with tf.control_dependencies(kept):
                 return [tf.identity(made) for made in (loss, *made)]
         return [loss, *made, *_dense(found)]
 
     return step
+
+
+def _update(program: RandomProgram, scene: Scene, pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
+    """Updates weights; what is to be waited for where no function sees to it."""
+    given = [(gradient, weight) for gradient, weight in pairs if gradient is not None]
+    if program.update:
+        optimizer = scene.optimizer(UPDATES[program.update], [weight for _, weight in given])
+        optimizer.apply_gradients(given)
+        return []
+    return [weight.assign_sub(0.1 * tf.convert_to_tensor(gradient)) for gradient, weight in given]
 
 
 def _dense(gradients: list[Any]) -> list[tf.Tensor]:
@@ -161,7 +195,12 @@ def _dense(gradients: list[Any]) -> list[tf.Tensor]:
 
 @st.composite
 def random_programs(
-    draw: st.DrawFn, *, routes: tuple[str, ...] = ROUTES, max_steps: int = 6, depth: int = 2
+    draw: st.DrawFn,
+    *,
+    routes: tuple[str, ...] = ROUTES,
+    dtypes: tuple[str, ...] = DTYPES,
+    max_steps: int = 6,
+    depth: int = 2,
 ) -> RandomProgram:
     """Programs of some steps in a row, with bodies in bodies up to a depth."""
     tensor = draw(st.sampled_from(sorted(SHAPES)))
@@ -173,7 +212,14 @@ def random_programs(
         gradients = ("first",)
     if route == "xla":
         gradients = ("none", "first", "second", "trained")
+    dtype = draw(st.sampled_from(dtypes))
+    if dtype == "float32" and "trained" in gradients:  # what is at work then are updates and norms
+        gradients += ("trained",) * len(gradients)
     how = draw(st.sampled_from(gradients))
+
+    update = ""
+    if how == "trained" and route not in ("session", "v1 session"):
+        update = draw(st.sampled_from(("", *UPDATES)))
 
     def fits(name: str) -> bool:
         kind = STEPS[name]
@@ -202,14 +248,16 @@ def random_programs(
 
         return st.lists(one(), min_size=1, max_size=most).map(tuple)
 
+    devices = ("CPU", "GPU") if route == "offline" and dtype != "float32" else ("CPU",)
     return RandomProgram(
         tensor=tensor,
         steps=draw(steps(depth, max_steps)),
         loss=draw(st.sampled_from(sorted(LOSSES))),
         gradients=how,
         known=draw(st.booleans()),
-        dtype=draw(st.sampled_from(("bfloat16", "float16"))),
+        dtype=dtype,
         route=route,
-        device=draw(st.sampled_from(("CPU", "GPU"))) if route == "offline" else "CPU",
+        device=draw(st.sampled_from(devices)),
         rules=draw(st.sampled_from(("painted", "default"))),
+        update=update,
     )

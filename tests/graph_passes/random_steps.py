@@ -100,6 +100,19 @@ class Scene:
                 among[f"{where}/{number}"] = weight.value if is_keras_3 else weight
         return self.layers[where]
 
+    def optimizer(self, make: Callable[[], Any], weights: Sequence[Any]) -> Any:
+        """The optimizer of Keras or tf_keras that updates some weights, with its slots."""
+        if "optimizer" not in self.layers:
+            with tf.init_scope():
+                self.layers["optimizer"] = optimizer = make()
+                if hasattr(optimizer, "build"):
+                    optimizer.build(weights)
+            held = optimizer.variables
+            for number, slot in enumerate(held() if callable(held) else held):
+                is_keras_3 = isinstance(slot, keras.Variable)
+                self.counted[f"slot {number}"] = slot.value if is_keras_3 else slot
+        return self.layers["optimizer"]
+
 
 def _set_weights(layer: Any, where: str) -> None:
     """Gives the matrices of a layer the same numbers whenever it is made."""
@@ -219,6 +232,16 @@ def _depthwise(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
     if step.number % 2:
         y = tf.nn.conv2d(y, scene.weight(f"{where}p", 1, 1, CHANNELS, CHANNELS, fan=8), 1, "SAME")
     return y
+
+
+@_step("keras groups", tensors=(IMAGES,), in_session=False)
+def _keras_groups(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.Tensor:
+    size, groups = (3, 1)[step.number % 2], (2, 4)[step.number // 2 % 2]
+
+    def make() -> Any:
+        return keras.layers.Conv2D(CHANNELS, size, padding="same", groups=groups)
+
+    return scene.layer(where, make, x)(x)
 
 
 @_step("conv1d", tensors=(TOKENS,))

@@ -48,7 +48,8 @@ from tf_amp.loss_scale.data_flow import Program
 from tf_amp.patches import Patches
 
 if TYPE_CHECKING:
-    from graph_passes import RewriteResult
+    from graph_passes import PrecisionConfig, RewriteResult
+    from graph_passes.ir.graph_view import Shapes
     from tf_amp.installation import Installation
 
 _log = logging.getLogger("tf_amp")
@@ -139,40 +140,49 @@ class FunctionHost:
 
         return say
 
-    def _rewrite(self, function: Any, inputs: Sequence[Any] | None) -> list[Callable[[], None]]:
-        """Rewrites a function; returns what is then to be said of it."""
-        config, compiled = self._installation.config, self._installation.compiled
-        assert config is not None and compiled is not None  # else there is no host
-        context, graph, definition = (
-            function._bound_context,
-            function.graph,
-            function.cached_definition,
-        )
-        plain = config if remapper.runs_in_functions() else remapper.without_it(config)
-        has_groups = is_in_force(plain) and is_grouped_convolution(
-            definition, traced_shapes(graph, definition)
-        )
-        if has_groups:
+    def _as_traced(self, function: Any, plain: PrecisionConfig) -> TracedFunction:
+        """A function as it is planned: XLA compiles it no more where oneDNN's kernels are faster.
+
+        Args:
+            function: the AtomicFunction.
+            plain: the configuration of what XLA does not compile.
+        """
+        context, graph = function._bound_context, function.graph
+        definition = function.cached_definition
+        shapes_of = called_shapes(graph._functions)
+        apart = self._installation.compiled.apart  # type: ignore[union-attr]  # else no host
+
+        def is_freed(compiled: function_pb2.FunctionDef, shapes: Shapes | None) -> bool:
+            return is_in_force(plain) and is_grouped_convolution(compiled, shapes)
+
+        if is_freed(definition, traced_shapes(graph, definition)):
             definition = released(definition)
         by_xla = is_compiled(definition)
-        config = compiled.config if by_xla else plain
-        shapes_of = called_shapes(graph._functions)
 
         def library(name: str) -> function_pb2.FunctionDef | None:
             found = self._original_definition(context, graph._functions, name)
-            if found is None or by_xla or not (compiled.apart and is_compiled(found)):
+            if found is None or by_xla or not (apart and is_compiled(found)):
                 return found
             # What XLA compiles is planned by other costs.
-            takes = is_in_force(plain) and is_grouped_convolution(found, shapes_of(name))
-            return found if takes else None
+            return found if is_freed(found, shapes_of(name)) else None
 
         name = readable_name(definition.signature.name)
         title = f"{name} ({step})" if (step := keras_step()) else name
         numbers = self._installation.numbers
         covers = functools.partial(self._deferred.covers, context)
-        traced = TracedFunction(
+        return TracedFunction(
             definition, graph, context, library, title, numbers, self._originals, covers
         )
+
+    def _rewrite(self, function: Any, inputs: Sequence[Any] | None) -> list[Callable[[], None]]:
+        """Rewrites a function; returns what is then to be said of it."""
+        config, compiled = self._installation.config, self._installation.compiled
+        assert config is not None and compiled is not None  # else there is no host
+        plain = config if remapper.runs_in_functions() else remapper.without_it(config)
+        traced = self._as_traced(function, plain)
+        context, graph, covers = traced.context, traced.graph, traced.waits
+        by_xla = is_compiled(traced.definition)
+        config = compiled.config if by_xla else plain
         told = size = None
         if config.cost_table is not None and not by_xla:
             told = self._calls.told(traced, inputs)
@@ -183,12 +193,12 @@ class FunctionHost:
         callees: list[RewriteResult] = []
         if config.unknown_dimension == size:
             result, callees = plan_anew(traced, result, config, covers)
-        for callee in called_apart(result, library):
+        for callee in called_apart(result, traced.find):
             self._deferred.rewrite(context, callee)
         if config is compiled.config:
             result, callees = call_compilable(traced, result, config, all_anew=compiled.apart)
-            compiled.say(name, (result, *callees))
-        if result.changed or has_groups:
+            compiled.say(readable_name(traced.definition.signature.name), (result, *callees))
+        if result.changed or traced.definition is not function.cached_definition:
             # `cached_definition` stays: Python code reads that copy to build graphs from (the
             # gradient of a loaded `While`).
             self._originals.swap(context, result.proto, result.extra_functions)
