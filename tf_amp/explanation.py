@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tf_amp.env_variables import LOG_PATH
 from tf_amp.state import FunctionStatus, Status
@@ -43,11 +45,9 @@ class Explanation:
             yield f"done in float32 too: {', '.join(counts)}"
         scaling = "on" if status.loss_scaling else "off"
         yield f"loss scaling: {scaling} ({status.loss_scaling_reason})"
-        for scale in status.loss_scale.get("loss_scales", ()):
-            told = (
-                f"{key.replace('_', ' ')} {value}" for key, value in (scale["state"] or {}).items()
-            )
-            yield f"loss scale of {scale['name']}: {', '.join(told) or 'not known'}"
+        scales = collections.Counter(map(_scale_line, status.loss_scale.get("loss_scales", ())))
+        for line, count in scales.items():
+            yield line + (f" ({count} of this name)" if count > 1 else "")
         if names := ", ".join(status.trained_unscaled):
             yield f"trained in float16 without a loss scale of tf_amp's: {names}"
         if names := ", ".join(status.traced_before):
@@ -66,6 +66,12 @@ class Explanation:
             yield f"Why not this op? tf-amp explain {status.log_path} --op MatMul --missed"
         else:
             yield f"For single nodes and their Python lines, run it with {LOG_PATH}=DIR."
+
+
+def _scale_line(scale: Mapping[str, Any]) -> str:
+    state = scale["state"] or {}
+    told = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in state.items())
+    return f"loss scale of {scale['name']}: {told or 'not known'}"
 
 
 def _row(function: FunctionStatus) -> tuple[str, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, MutableSet
+from collections.abc import Callable, Iterator, MutableSet
 from types import ModuleType
 from typing import Any
 
@@ -100,13 +101,13 @@ def hook_tf_keras(
     make_seen = functools.partial(_make_seen, notice=notice)
     for optimizer_class in (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer):
         patches.replace(optimizer_class, "apply_gradients", make_seen)
+    make_step = functools.partial(_make_get_updates, notice=notice)
+    patches.replace(tf_keras.optimizers.legacy.Optimizer, "get_updates", make_step)
     for scaling_class in (theirs.LossScaleOptimizer, theirs.LossScaleOptimizerV3):
         patches.replace(scaling_class, "get_scaled_loss", _make_scaling)
 
 
-def _make_compile(
-    original: _Method, notice: CustomLoopNotice, prepare: Callable[[type], None] | None = None
-) -> _Method:
+def _make_sayer() -> Callable[[str], None]:
     said: set[str] = set()
 
     def say(line: str) -> None:
@@ -114,48 +115,75 @@ def _make_compile(
         _LOGGER.log(logging.DEBUG if line in said else logging.INFO, "%s", line)
         said.add(line)
 
+    return say
+
+
+def _make_compile(
+    original: _Method, notice: CustomLoopNotice, prepare: Callable[[type], None] | None = None
+) -> _Method:
+    say = _make_sayer()
+
     def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        try:
+        with _warning_of_faults("compile()"):
             found = getattr(self, "optimizer", None)
             # TensorFlow keeps for good the class of what it finds to be no structure.
             is_one = not isinstance(found, (list, tuple, dict))
             for optimizer in [found] if is_one else tf.nest.flatten(found):
-                if (
-                    optimizer is not None
-                    and _scale(self, optimizer, notice, say)
-                    and prepare is not None
-                ):
+                if optimizer is None:
+                    continue
+                with self.distribute_strategy.scope():
+                    scales = _scale(optimizer, notice, say, "compile()")
+                if scales and prepare is not None:
                     prepare(type(self))
-        except Exception:
-            _LOGGER.warning(
-                "The optimizer of compile() could not be given a loss scale; the model trains "
-                "without loss scaling.",
-                exc_info=True,
-            )
         return result
 
     return compile
 
 
+@contextlib.contextmanager
+def _warning_of_faults(where: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        _LOGGER.warning(
+            "The optimizer of %s could not be given a loss scale, and trains without one.",
+            where,
+            exc_info=True,
+        )
+
+
+def _make_get_updates(original: _Method, notice: CustomLoopNotice) -> _Method:
+    """The step of a graph of TensorFlow 1, by an optimizer that was given to no `compile`."""
+    say = _make_sayer()
+
+    def get_updates(self: Any, loss: Any, params: Any) -> Any:
+        scales = False
+        with _warning_of_faults("get_updates()"):
+            scales = not is_wrapped(self) and _scale(self, notice, say, "get_updates()")
+        step = functools.partial(self.behind.get_updates if scales else original, self)
+        return step(loss, params)
+
+    return get_updates
+
+
 def _scale(
-    model: Any, optimizer: Any, notice: CustomLoopNotice, say: Callable[[str], None]
+    optimizer: Any, notice: CustomLoopNotice, say: Callable[[str], None], where: str
 ) -> bool:
-    """Gives the optimizer of a model a loss scale; returns whether it has one of this kind."""
+    """Gives an optimizer a loss scale; returns whether it has one of this kind."""
     name = type(optimizer).__name__
     scaling = scaling_of(optimizer)
     if not isinstance(scaling, Scaling):
         if is_wrapped(optimizer):
             if scaling is None and manager_of(optimizer) is None:
-                say(f"The {name} of compile() scales the loss, and tf_amp leaves it alone.")
+                say(f"The {name} of {where} scales the loss, and tf_amp leaves it alone.")
             return False
         window = getattr(optimizer, "gradient_accumulation_steps", None) or 1
         scaling = Scaling(LossScaleManager(window=window), is_of_horovod(optimizer), notice)
         scale_in_place(optimizer, scaling)
-        with model.distribute_strategy.scope():
-            scaling.manager.create_variables()
+        scaling.manager.create_variables()
     scaling.notice = notice  # a copy has none
-    line = f"Loss scaling: the optimizer {name} of compile() scales its loss by"
+    line = f"Loss scaling: the optimizer {name} of {where} scales its loss by"
     scaling.announce = functools.partial(say, f"{line} {scaling.manager.rule}.")
     return True
 

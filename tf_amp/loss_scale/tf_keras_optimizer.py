@@ -151,6 +151,22 @@ class _LegacyGradients(tf_keras.optimizers.legacy.Optimizer):
         scaled = self._tf_amp_loss_scaling.scale_loss(loss)
         return self._as_in_float32(super().get_gradients(scaled, params))
 
+    def get_updates(self, loss: Any, params: Any) -> list[Any]:
+        """As for the optimizer's own class: the step of `fit` in a graph of TensorFlow 1.
+
+        What the classes in between add to the updates runs where a step is skipped, too.
+        """
+        scaling = self._tf_amp_loss_scaling
+        if not scaling.is_on:
+            return list(super().get_updates(loss, params))
+        variables = tf.nest.flatten(params)
+        with scaling.step():
+            gradients = self.get_gradients(loss, variables)
+            scaling.is_in_charge(self)
+        values = scaling.unscale(gradients, None if scaling.by_hand else True)
+        applied = self._apply_if_finite(list(zip(values, variables, strict=True)), {})
+        return [applied]
+
 
 def _parted(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
     pairs = list(pairs)
@@ -187,19 +203,6 @@ class LegacyInPlace(_TfKeras):
         copied = copy.deepcopy(self._plain(), memo)
         object.__setattr__(copied, "__class__", type(self))
         return copied
-
-    def get_updates(self, loss: Any, params: Any) -> list[Any]:
-        """As for the optimizer's own class: the step of `fit` in a graph of TensorFlow 1."""
-        scaling = self._tf_amp_loss_scaling
-        if not scaling.is_on:
-            return list(super().get_updates(loss, params))
-        variables = tf.nest.flatten(params)
-        with scaling.step():
-            gradients = super().get_gradients(loss, variables)
-            scaling.is_in_charge(self)
-        values = scaling.unscale(gradients, None if scaling.by_hand else True)
-        applied = self._apply_if_finite(list(zip(values, variables, strict=True)), {})
-        return [applied]
 
     def _scope(self, options: Mapping[str, Any]) -> str:
         del options

@@ -337,6 +337,60 @@ def test_fit_of_tf_keras_in_a_v1_graph(run_forked) -> None:
     assert "custom training loop" not in on.stderr
 
 
+UPDATES_IN_A_V1_GRAPH = """
+import os
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import numpy as np
+import tensorflow as tf
+tf.compat.v1.disable_eager_execution()
+legacy, backend = tf.keras.optimizers.legacy, tf.keras.backend
+class Counting(legacy.SGD):
+    def get_updates(self, loss, params):
+        return list(super().get_updates(loss, params)) + [backend.update_add(counter, 1.0)]
+class Delegating(legacy.Optimizer):
+    "Has no way to apply gradients itself."
+    def __init__(self, optimizer):
+        super().__init__("delegating")
+        self.optimizer = optimizer
+    def get_updates(self, params, loss):
+        return self.optimizer.get_updates(params=params, loss=loss)
+class ByHand:
+    "What trains without compile."
+    def __init__(self, model, optimizer):
+        loss = backend.mean(backend.square(model.output))
+        updates = optimizer.get_updates(params=model.trainable_weights, loss=loss)
+        self.run = backend.function([model.input], [loss], updates=updates)
+    def train_on_batch(self, x, y):
+        self.run([x])
+for name in ("counting", "delegating", "by hand", "counting by hand"):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False, input_shape=(2,))])
+    model.set_weights([np.ones((2, 1), "float32")])
+    counter = backend.variable(0.0)
+    optimizer = Counting(0.1) if "counting" in name else legacy.SGD(0.1)
+    trained = model
+    if "hand" in name:
+        trained = ByHand(model, optimizer)
+    else:
+        model.compile(Delegating(optimizer) if name == "delegating" else optimizer, "mse")
+    for value in VALUES:
+        trained.train_on_batch(np.full((1, 2), value, "float32"), np.zeros(1))
+    print("RESULT", name, [round(float(value), 5) for value in model.get_weights()[0].ravel()])
+    print("COUNT", backend.get_value(counter))
+"""
+
+
+def test_updates_of_tf_keras_in_a_v1_graph(run_forked) -> None:
+    on = run(run_forked, UPDATES_IN_A_V1_GRAPH.replace("VALUES", "[1, np.nan, 2]"), LOSS_SCALING)
+    off = run(run_forked, UPDATES_IN_A_V1_GRAPH.replace("VALUES", "[1, 2]"), {})
+    assert rows(on.stdout) == rows(off.stdout)
+    counts = [line for line in on.stdout.splitlines() if line.startswith("COUNT")]
+    assert counts == ["COUNT 3.0", "COUNT 0.0", "COUNT 0.0", "COUNT 3.0"]
+    for said in ("Counting of compile()", "SGD of get_updates()", "Counting of get_updates()"):
+        assert on.stderr.count(f"the optimizer {said} scales its loss") == 1
+    assert "Delegating" not in on.stderr
+    assert "custom training loop" not in on.stderr
+
+
 V1_OPTIMIZER_IN_TF_KERAS = """
 import numpy as np
 import tensorflow as tf
