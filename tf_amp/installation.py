@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import tensorflow
+from tensorflow.python.eager import context as context_lib
 
 from tf_amp.compatibility import unsupported
 from tf_amp.compiled import CompiledFunctions
@@ -274,7 +275,8 @@ class Installation:
         if not self.plan.converts:
             return
         if not self.tally.converted:
-            if self.tally.seen or not hasattr(sys, "last_type"):  # else it died before its work
+            died, worked = hasattr(sys, "last_type"), self.tally.knows_why or _ran_eagerly()
+            if self.tally.seen or (worked and not died):
                 _log.warning("AMP was on, but %s", self.tally.why_nothing())
         elif unmet := [str(rule) for rule, count in self._matches().items() if not count]:
             _log.warning(
@@ -284,6 +286,12 @@ class Installation:
                 len(self.settings.rules),
                 "; ".join(unmet[:_NAMES_SHOWN]) + ("; ..." if len(unmet) > _NAMES_SHOWN else ""),
             )
+
+
+def _ran_eagerly() -> bool:
+    """Whether an op ran: a process that only imports TensorFlow, or asks for devices, runs none."""
+    context = context_lib.context_safe()
+    return context is not None and getattr(context, "_initialized", True)
 
 
 _lock = threading.RLock()

@@ -273,6 +273,12 @@ class Tally:
                 self._unchanged_weight = (2, nodes)
                 self._unchanged_reason = why
 
+    @property
+    def knows_why(self) -> bool:
+        """Whether anything was met that tells why no node was converted."""
+        with self._lock:
+            return self._unchanged_reason is not None
+
     def why_nothing(self) -> str:
         """Says that no node was converted, and why, from what tells most."""
         with self._lock:

@@ -22,7 +22,7 @@ def test_functions_rules_and_loss_scales_have_lines() -> None:
             FunctionStatus("step (fit)", 9, 7, 12, {"MatMul: slower here": 2}),
             FunctionStatus("predict", 3, 3, 4, {}),
         ),
-        loss_scale={"loss_scales": [scale]},
+        loss_scale={"loss_scales": [scale, *[{"name": "adam", "state": None}] * 3]},
         log_path="trace",
     )
     lines = str(Explanation(status)).splitlines()
@@ -30,6 +30,7 @@ def test_functions_rules_and_loss_scales_have_lines() -> None:
     assert "rule r.toml [1]: 'so' (deny): meets 1 node" in lines
     assert "rule r.toml [2]: 'no' (allow): meets no nodes" in lines
     assert "loss scale of sgd: scale 8.0, skipped steps 1" in lines
+    assert "loss scale of adam: not known (3 of this name)" in lines
     rows = [line.split() for line in lines if " of " in line and "loss" not in line]
     assert rows == [
         ["step", "(fit)", "7", "of", "9", "12", "2", "MatMul:", "slower", "here"],

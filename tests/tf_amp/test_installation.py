@@ -169,7 +169,9 @@ def test_on_hardware_without_units_nothing_is_converted(
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("on()", "no function ran, those of input pipelines aside"),
+        ("on()", None),
+        ("on()\ntf.config.list_physical_devices()", None),
+        ("on()\nlen(tf.data.Dataset.range(3))", "no function ran, those of input pipelines aside"),
         ("on()\ntf.ones([8, 8]) @ tf.ones([8, 8])", "decorate the step with tf.function"),
         (
             "on()\ntf.function(lambda x: tf.nn.relu(x))(tf.ones(3))",
@@ -212,9 +214,9 @@ def test_warning_at_exit_where_nothing_was_converted(
     [
         ("import no_such_module", False),
         ("assert not tf.constant(1.0)", False),
-        ("import threading\nthreading.Timer(0, lambda: 1 / 0).start()", True),
+        ("tf.ones(1)\nimport threading\nthreading.Timer(0, lambda: 1 / 0).start()", True),
         ("tf.function(lambda x: tf.nn.relu(x))(tf.ones(3))\nraise ValueError", True),
-        ("import sys\nsys.exit(1)", True),
+        ("tf.ones(1)\nimport sys\nsys.exit(1)", True),
     ],
 )
 def test_a_program_that_dies_before_its_work_has_the_last_word(
