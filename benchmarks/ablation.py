@@ -49,7 +49,7 @@ FOR_VALUES = {
     "distance": "keeps near pairs apart, and square roots of distances from NaN",
     "constant-operand": "keeps differences, angles and counts that constants make from rounding",
     "position": "keeps indices what they are",
-    "saturation": "keeps logarithms of 1 - p from infinity, and their gradients from 0",
+    "saturation": "keeps logarithms of 1 - p from infinity, and probabilities adding up to 1",
     "period": "keeps parities and angles what they are",
     "coordinate": "keeps geometry, and equations that a network solves, from rounding",
     "comparison": "keeps gradients of maxima from 0 / 0 where what was picked was rounded",

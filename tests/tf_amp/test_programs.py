@@ -80,6 +80,25 @@ np.testing.assert_allclose(low, wanted, rtol=5e-3)
     assert "in bfloat16" in run(run_forked, program).stderr
 
 
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_actions_are_drawn_by_what_predict_gives(run_forked: RunPython, library: str) -> None:
+    """`np.random.choice` refuses probabilities that do not add up to 1."""
+    program = f"""
+import {library} as keras
+from tf_amp import status
+keras.utils.set_random_seed(1)
+def network(units, activation):
+    layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(units, activation)]
+    return keras.Sequential([keras.layers.Input((64,)), *layers])
+policy, gate = network(6, "softmax"), network(3, "sigmoid")
+for probabilities in policy.predict(np.tile(X, [8, 1]), verbose=0):
+    np.random.choice(6, p=probabilities)
+assert np.isfinite(np.log(1 - gate.predict(4 * X, verbose=0))).all()
+assert [row.products_low for row in status().functions] == [2, 2], status().functions
+"""
+    run(run_forked, program)
+
+
 def test_keras_learns_from_distances_as_in_float32(run_forked: RunPython) -> None:
     """Pairs that are near to one another: rounded, some distances were negative, the loss NaN."""
     program = """

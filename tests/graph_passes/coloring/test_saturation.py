@@ -185,3 +185,66 @@ def test_the_reason_is_told_but_in_parity() -> None:
     assert reasons["Sigmoid"] is Reason.SATURATION
     parity = decisions_of(found.rewrite(dataclasses.replace(CPU, parity=True)).report)
     assert Reason.SATURATION not in {d.reason for d in parity}
+
+
+@tf.function
+def classifier(x: Any, w: Any) -> Any:
+    return tf.nn.softmax(x @ w)
+
+
+GIVEN_OUT: dict[str, Callable[[Any, Any], Any]] = {
+    "softmax": lambda x, w: tf.nn.softmax(x @ w),
+    "moved": lambda x, w: tf.reshape(tf.identity(tf.nn.softmax(x @ w)), [-1, 4, SIZE]),
+    "with its class": lambda x, w: (p := tf.nn.softmax(x @ w), tf.argmax(p, -1), tf.shape(p)),
+    "of two heads": lambda x, w: (tf.sigmoid(x @ w), tf.tanh(x @ (w + 1.0))),
+    "of a function": classifier,
+}
+
+
+@pytest.mark.parametrize("function", GIVEN_OUT.values(), ids=GIVEN_OUT)
+@pytest.mark.parametrize("config", [CPU, GPU], ids=["bfloat16", "float16"])
+def test_probabilities_that_are_results_are_exact(
+    function: Callable[[Any, Any], Any], config: PrecisionConfig
+) -> None:
+    """Of logits that the product rounds nowhere, they are those of float32."""
+    found = traced(function)
+    off = found.rewrite(dataclasses.replace(config, disabled_rules=OFF.disabled_rules))
+    result = found.rewrite(config)
+    assert result.report.casts_to_float32 == off.report.casts_to_float32
+    true, exact, rounded = (
+        found.run(graph, *values()) for graph in (found.graph_def, result.graph_def, off.graph_def)
+    )
+    for one, other in zip(exact, true, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    assert np.abs(rounded[0] - true[0]).max() > 1e-5
+
+
+def read_by_a_product(x: Any, w: Any) -> Any:
+    weights = tf.nn.softmax(x @ w)
+    return weights, weights @ x
+
+
+def scaled_behind(x: Any, w: Any) -> Any:
+    return 2.0 * tf.sigmoid(x @ w)
+
+
+def of_a_loop(x: Any, w: Any) -> Any:
+    return tf.while_loop(lambda _: True, lambda h: [tf.tanh(h @ w)], [x], maximum_iterations=3)
+
+
+@pytest.mark.parametrize("function", [read_by_a_product, scaled_behind, of_a_loop])
+def test_what_more_is_made_of_goes_low(function: Callable[[Any, Any], Any]) -> None:
+    found = traced(function)
+    result = found.rewrite(CPU)
+    assert result.graph_def == found.rewrite(OFF).graph_def
+    lows = {d.op for d in decisions_of(result.report) if d.converted}
+    assert not lows.isdisjoint({"Softmax", "Sigmoid", "Tanh"})
+
+
+def test_a_node_that_is_fetched_is_an_end() -> None:
+    """What is made of it besides does not count."""
+    found = traced(lambda x, w: tf.identity(tf.nn.softmax(x @ w), "p") @ x)
+    assert {d.op for d in decisions_of(found.rewrite(CPU).report) if d.converted} >= {"Softmax"}
+    result = found.rewrite(CPU, preserve=["p"])
+    reasons = {d.op: d.reason for d in decisions_of(result.report)}
+    assert reasons["Softmax"] is Reason.SATURATION
