@@ -13,14 +13,14 @@ saturating op of which nothing but results are made stays float32, with as many 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from graph_passes.coloring.comparisons import EXACT
-from graph_passes.coloring.state import ALLOW, CLEAR, DENY, Coloring
+from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER, Coloring
 from graph_passes.coloring.ways import MOST_NEAR, SQUARES
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.graph_view import FLOAT
+from graph_passes.ir.graph_view import FLOAT, RESULT
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
@@ -64,19 +64,23 @@ def keep_saturated(coloring: Coloring) -> None:
 def _given_out(coloring: Coloring) -> list[int]:
     """The saturating ops of which nothing but results, and what is fetched, is made."""
     codes, why, edges, view = coloring.list_codes, coloring.why, coloring.edges, coloring.view
+    found = [v for v in coloring.floats_of(_SATURATING) if codes[v] == INFER]
+    if not found:
+        return []
+    moves = (codes == CLEAR) | view.is_vertex_of(lambda node_type: node_type.op == RESULT)
     asks = view.is_vertex_of(_asks)  # as for the likeliest class
 
-    def moves(vertex: int) -> bool:
-        return codes[vertex] == CLEAR and why[vertex] != Reason.PRESERVED
-
     def is_given_out(vertex: int) -> bool:
-        way = walk([vertex], lambda v: filter(moves, edges.readers(v)))
-        readers = {reader for v in islice(way, MOST_NEAR) for reader in edges.readers(v)}
-        ends = [reader for reader in readers if not (moves(reader) or asks[reader])]
-        return bool(ends) and all(why[end] == Reason.PRESERVED for end in ends)
+        def onward(v: int) -> Sequence[int]:
+            ends = why[v] == Reason.PRESERVED or not (moves[v] or v == vertex)
+            return () if ends else edges.readers(v)
 
-    found = coloring.floats_of(_SATURATING)
-    return [vertex for vertex in found if codes[vertex] and is_given_out(vertex)]
+        _, *made = islice(walk([vertex], onward), MOST_NEAR)
+        fetched = [v for v in made if why[v] == Reason.PRESERVED]
+        return bool(fetched) and all(moves[v] or asks[v] for v in made)
+
+    chosen = coloring.rules  # by the user
+    return [v for v in found if view.vertex_nodes[v] not in chosen and is_given_out(v)]
 
 
 def _asks(node_type: NodeType) -> bool:
