@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plans the model and prints the outcome."""
     settings = read_settings()
+    from tf_amp.hardware import choose_target
     from tf_amp.tracing.models import plan_model
 
-    return show([plan_model(arguments.model, config_for(settings, arguments))], arguments)
+    config = config_for(settings, arguments)
+    target = choose_target(dataclasses.replace(settings, target_dtype=config.target_dtype))
+    is_slow = target.target_dtype is None and target.device == config.device
+    here = target.reason.rstrip(".") if is_slow else ""
+    return show([plan_model(arguments.model, config, here)], arguments)

@@ -26,7 +26,7 @@ from tf_amp.model_files import (
 from tf_amp.tracing.trace import ReadShapes, Trace, TracedGraph
 
 
-def plan_model(path: Path, config: PrecisionConfig) -> Trace:
+def plan_model(path: Path, config: PrecisionConfig, here: str = "") -> Trace:
     """Plans the graphs of a model.
 
     Of a SavedModel every signature is planned, of a Keras model the call for inference. Nothing is
@@ -36,6 +36,7 @@ def plan_model(path: Path, config: PrecisionConfig) -> Trace:
     Args:
         path: a SavedModel's directory, a GraphDef or MetaGraphDef, or a `.keras` file.
         config: what to plan with.
+        here: why nothing would be converted on this machine, if it is so.
 
     Raises:
         ModelError: it cannot be read, or there is nothing in it to plan.
@@ -44,7 +45,8 @@ def plan_model(path: Path, config: PrecisionConfig) -> Trace:
     process = {
         "variables": variables_set(),
         "settings": {
-            "reason": f"planned for {config.target_dtype} on {config.device}, not run",
+            "reason": f"planned for {config.target_dtype} on {config.device}, not run"
+            + (f"; on this machine {here}" if here else ""),
             "cost_table": config.cost_table.device_class if config.cost_table else "none",
             "why": f"sizes that are not known count as {config.unknown_dimension}",
             "list_edits": [f"{e.list_name} {e.action} {e.op}" for e in config.list_edits],

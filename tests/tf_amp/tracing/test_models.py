@@ -82,8 +82,11 @@ def test_what_is_no_model_is_an_error(models: Path, name: str, said: str) -> Non
 def test_plan(run_forked: RunPython, models: Path) -> None:
     arguments = ("plan", str(models / "saved"), "--device", "GPU", "--dtype", "bfloat16")
     printed = run_forked(MAIN, args=arguments).stdout
-    assert "planned for bfloat16 on GPU, not run" in printed
+    assert "planned for bfloat16 on GPU, not run; cost table" in printed
     assert "2 of 2" in printed
+    arguments = (*arguments[:-3], "CPU", "--dtype", "float16")
+    slow = run_forked(MAIN, args=arguments).stdout
+    assert "not run; on this machine float16 on CPU would be slow: no GPU is visible" in slow
     done = run_forked(MAIN, args=("plan", str(models / "empty")), check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "no SavedModel" in done.stderr
