@@ -24,6 +24,7 @@ from graph_passes.coloring.plan import Plan, make_plan
 from graph_passes.coloring.poolings import match_poolings
 from graph_passes.coloring.positions import keep_positions
 from graph_passes.coloring.recurrences import keep_recurrences
+from graph_passes.coloring.results import keep_results
 from graph_passes.coloring.saturation import keep_saturated
 from graph_passes.coloring.small_steps import keep_small_steps
 from graph_passes.coloring.state import ALLOW, Coloring
@@ -85,6 +86,7 @@ STAGES = (
     Stage("small-step", keep_small_steps, ("edges",)),
     Stage("recurrence", keep_recurrences, ("edges",)),
     Stage("loss", keep_losses, ("edges",)),
+    Stage("result", keep_results, ("edges",)),
     Stage("decomposition", keep_decompositions, ("edges",)),
     Stage("distance", keep_distances, ("edges",)),
     Stage("constant-operand", keep_constant_operands, ("edges",)),

@@ -32,7 +32,7 @@ MOST_ENDS = 16
 
 _REDUCTIONS = ("Sum", "Mean", "L2Loss")
 _STORED = ("Const", "ReadVariableOp")
-_PART_OF_THE_MODEL = ("BiasAdd", "BiasAddV1")
+PART_OF_THE_MODEL = frozenset(("BiasAdd", "BiasAddV1"))
 
 
 def keep_losses(coloring: Coloring) -> None:
@@ -105,7 +105,7 @@ def _made_again(coloring: Coloring, inside: set[int], around: set[int]) -> set[i
 
 def _belongs(coloring: Coloring, vertex: int) -> bool:
     op = coloring.view.op_of(vertex)
-    if coloring.list_codes[vertex] in (0, ALLOW) or op in _PART_OF_THE_MODEL or op.endswith("Grad"):
+    if coloring.list_codes[vertex] in (0, ALLOW) or op in PART_OF_THE_MODEL or op.endswith("Grad"):
         return False
     return not _is_read_by_product(coloring, vertex)
 

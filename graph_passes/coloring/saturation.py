@@ -5,23 +5,19 @@
 
 In bfloat16 the sigmoid of 6 is 1, and so is the 1 - 1e-7 that programs clip it to: the logarithm is
 that of 0. What lies between a saturating op and one that takes a difference from it, or has a pole
-there itself, stays float32, that op included, and so does the gradient y * (1 - y). A program may
-do the same with what a function gives it, or draw by probabilities, which are to add up to 1: a
-saturating op of which nothing but results are made stays float32, with as many Casts.
+there itself, stays float32, that op included, and so does the gradient y * (1 - y).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 
 from graph_passes.coloring.comparisons import EXACT
-from graph_passes.coloring.state import ALLOW, CLEAR, DENY, INFER, Coloring
+from graph_passes.coloring.state import ALLOW, DENY, Coloring
 from graph_passes.coloring.ways import MOST_NEAR, SQUARES
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.graph_view import FLOAT, RESULT
-from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
 _LOGARITHMS = ("Log", "Log1p")
@@ -39,8 +35,7 @@ _DISTANCES: Mapping[str, frozenset[str]] = {
 
 
 def keep_saturated(coloring: Coloring) -> None:
-    """Keeps what the distance to a bound is taken of in float32, and what is given out."""
-    coloring.block(_given_out(coloring), Reason.SATURATION)
+    """Keeps what the distance to a bound is taken of in float32."""
     edges, op_of = coloring.edges, coloring.view.op_of
     for number in coloring.view.of_op(*_DISTANCES):
         root = coloring.view.base[number]
@@ -59,33 +54,6 @@ def keep_saturated(coloring: Coloring) -> None:
         saturated = [v for v in way if op_of(v) in _SATURATING]
         gradients = [r for v in saturated for r in edges.readers(v) if op_of(r).endswith("Grad")]
         coloring.block([*way, *asked, *gradients], Reason.SATURATION)
-
-
-def _given_out(coloring: Coloring) -> list[int]:
-    """The saturating ops of which nothing but results, and what is fetched, is made."""
-    codes, why, edges, view = coloring.list_codes, coloring.why, coloring.edges, coloring.view
-    found = [v for v in coloring.floats_of(_SATURATING) if codes[v] == INFER]
-    if not found:
-        return []
-    moves = (codes == CLEAR) | view.is_vertex_of(lambda node_type: node_type.op == RESULT)
-    asks = view.is_vertex_of(_asks)  # as for the likeliest class
-
-    def is_given_out(vertex: int) -> bool:
-        def onward(v: int) -> Sequence[int]:
-            ends = why[v] == Reason.PRESERVED or not (moves[v] or v == vertex)
-            return () if ends else edges.readers(v)
-
-        _, *made = islice(walk([vertex], onward), MOST_NEAR)
-        fetched = [v for v in made if why[v] == Reason.PRESERVED]
-        return bool(fetched) and all(moves[v] or asks[v] for v in made)
-
-    chosen = coloring.rules  # by the user
-    return [v for v in found if view.vertex_nodes[v] not in chosen and is_given_out(v)]
-
-
-def _asks(node_type: NodeType) -> bool:
-    made = {node_type.dtypes[slot] for slot in node_type.layout.out_slots}
-    return bool(made) and FLOAT not in made
 
 
 def _made_of(coloring: Coloring, root: int, vertex: int) -> list[int]:

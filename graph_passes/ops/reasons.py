@@ -59,11 +59,12 @@ class Reason(enum.IntEnum):
     DISTANCE = 43, "part of a squared distance or a moment: a small difference of large numbers"
     CONSTANT_OPERAND = 44, "part of a product with a written constant, or of a count"
     POSITION = 45, "part of a position, by which elements or pixels are picked"
-    SATURATION = 46, "leads from a saturating op to a pole at its bound, as a logarithm's, or out"
+    SATURATION = 46, "leads from a saturating op to what has a pole at its bound, as a logarithm"
     PERIOD = 47, "part of a product of which the rest by a period is taken"
     RECURRENCE = 48, "leads on from step to step by products alone, as the powers of a matrix"
     POOLING = 49, "a pooling of which the gradient stays float32, or the gradient of such a one"
     COORDINATES = 50, "part of a product over at most four terms, as of coordinates or few features"
+    RESULT = 51, "between the last product and a result, of which nothing else is made"
 
     @property
     def converts(self) -> bool:

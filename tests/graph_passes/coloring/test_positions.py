@@ -14,8 +14,8 @@ from traced_graphs import trace
 
 from graph_passes import PrecisionConfig, Reason
 
-# Bytes would keep so little arithmetic float32.
-LARGE = frozenset(("cast-cut",))
+# Bytes would keep so little arithmetic float32, and so would what is a result.
+LARGE = frozenset(("cast-cut", "result"))
 CPU = PrecisionConfig(target_dtype="bfloat16", device="CPU", disabled_rules=LARGE)
 GPU = PrecisionConfig(target_dtype="float16", device="GPU", disabled_rules=LARGE)
 OFF = dataclasses.replace(CPU, disabled_rules=LARGE | {"position"})

@@ -33,7 +33,7 @@ WEIGHTS = tf.Variable(tf.ones((512, 512)))
 X = tf.ones((512, 512))
 
 def dense(x):
-    return tf.sigmoid(tf.matmul(tf.sigmoid(tf.matmul(x, WEIGHTS)), WEIGHTS))
+    return tf.matmul(tf.sigmoid(tf.matmul(x, WEIGHTS)), WEIGHTS)
 
 def traced(function, op="MatMul"):
     context = function._inference_function._bound_context
