@@ -253,10 +253,10 @@ TF_KERAS = (
     Member(
         "tf_keras.src.mixed_precision.loss_scale_optimizer", "LossScaleOptimizerV3.get_scaled_loss"
     ),
+    Member("tf_keras", "optimizers.legacy.Optimizer.get_updates", ("self", "loss", "params")),
     # Read.
     Member("tensorflow.python.eager.backprop", "GradientTape._ensure_recording"),
     Member("tf_keras", "optimizers.legacy.Optimizer.get_gradients", ("self", "loss", "params")),
-    Member("tf_keras", "optimizers.legacy.Optimizer.get_updates", ("self", "loss", "params")),
     Member("tf_keras", "optimizers.legacy.Optimizer._aggregate_gradients"),
     Member("tf_keras", "optimizers.legacy.Optimizer._create_all_weights"),
     Member("tf_keras", "optimizers.legacy.Optimizer._transform_unaggregated_gradients"),

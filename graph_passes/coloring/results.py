@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tensorflow.core.framework import types_pb2
 
-from graph_passes.coloring.losses import MOST_OPS, PART_OF_THE_MODEL
+from graph_passes.coloring.losses import PART_OF_THE_MODEL
 from graph_passes.coloring.state import CLEAR, INFER, Coloring
 from graph_passes.ir.graph_view import RESULT
 from graph_passes.ops.node_types import NodeType
@@ -24,22 +24,22 @@ _WHOLE = frozenset((types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL))
 def keep_results(coloring: Coloring) -> None:
     """Keeps what is behind the last products, and leads to results alone, in float32."""
     codes, edges, view = coloring.list_codes, coloring.edges, coloring.view
-    moves = (codes == CLEAR) | view.is_vertex_of(lambda node_type: node_type.op == RESULT)
-    calls = view.is_vertex_of(lambda node_type: node_type.is_inlined_call)
+    is_end = (codes == CLEAR) | (codes == INFER) | coloring.has_op({RESULT})
+    is_end &= ~view.is_vertex_of(lambda node_type: node_type.is_inlined_call)
+    is_between = ((codes == CLEAR) | (codes == INFER)) & ~view.is_vertex_of(_is_part_of_the_model)
     asks = view.is_vertex_of(_asks)  # as for the likeliest class
-    model = view.is_vertex_of(_is_part_of_the_model)
-    ends = coloring.where((moves | (codes == INFER)) & ~calls)
-    fetched = [v for v in ends if coloring.why[v] == Reason.PRESERVED]
-    given = set(fetched)
-    pending = [maker for v in fetched for maker in edges.producers(v)]
-    while pending and len(given) < len(fetched) + MOST_OPS:
-        vertex = pending.pop()
-        is_between = codes[vertex] in (CLEAR, INFER) and not model[vertex]
-        if not is_between or vertex in given:
-            continue
-        if all(reader in given or asks[reader] for reader in edges.readers(vertex)):
-            given.add(vertex)
-            pending.extend(edges.producers(vertex))
+    pending = [v for v in coloring.where(is_end) if coloring.why[v] == Reason.PRESERVED]
+    given, others = set(pending), dict[int, int]()
+    while pending:
+        for maker in edges.producers(pending.pop()):
+            if maker in given or not is_between[maker]:
+                continue
+            if maker not in others:
+                others[maker] = sum(not asks[reader] for reader in edges.readers(maker))
+            others[maker] -= 1
+            if not others[maker]:
+                given.add(maker)
+                pending.append(maker)
     chosen = coloring.rules  # by the user
     kept = [v for v in sorted(given) if codes[v] == INFER and view.vertex_nodes[v] not in chosen]
     coloring.block(kept, Reason.RESULT)
