@@ -46,6 +46,7 @@ FOR_VALUES = {
     "constant-range": "keeps constants beyond float16 from becoming infinite",
     "loss": "keeps losses and metrics from low precision",
     "result": "keeps probabilities adding up to 1, and what a program goes on with from rounding",
+    "assertion": "keeps what is asserted true",
     "decomposition": "keeps Cholesky factors from NaN, and solutions from rounding",
     "distance": "keeps near pairs apart, and square roots of distances from NaN",
     "constant-operand": "keeps differences, angles and counts that constants make from rounding",

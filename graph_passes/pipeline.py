@@ -11,6 +11,7 @@ from typing import TypeAlias
 from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring import painting, tensor_lists
+from graph_passes.coloring.assertions import keep_asserted
 from graph_passes.coloring.comparisons import paint_comparisons
 from graph_passes.coloring.constant_folding import paint_constants
 from graph_passes.coloring.constant_operands import keep_constant_operands
@@ -87,6 +88,7 @@ STAGES = (
     Stage("recurrence", keep_recurrences, ("edges",)),
     Stage("loss", keep_losses, ("edges",)),
     Stage("result", keep_results, ("edges",)),
+    Stage("assertion", keep_asserted, ("edges",)),
     Stage("decomposition", keep_decompositions, ("edges",)),
     Stage("distance", keep_distances, ("edges",)),
     Stage("constant-operand", keep_constant_operands, ("edges",)),

@@ -65,6 +65,7 @@ class Reason(enum.IntEnum):
     POOLING = 49, "a pooling of which the gradient stays float32, or the gradient of such a one"
     COORDINATES = 50, "part of a product over at most four terms, as of coordinates or few features"
     RESULT = 51, "between the last product and a result, of which nothing else is made"
+    ASSERTION = 52, "between the last product and a comparison that an assertion makes"
 
     @property
     def converts(self) -> bool:
@@ -77,5 +78,5 @@ class Reason(enum.IntEnum):
         return self in (
             *(Reason.DECOMPOSITION, Reason.SMALL_STEP, Reason.DISTANCE, Reason.RECURRENCE),
             *(Reason.CONSTANT_OPERAND, Reason.POSITION, Reason.SATURATION, Reason.PERIOD),
-            Reason.COORDINATES,
+            *(Reason.COORDINATES, Reason.ASSERTION),
         )

@@ -99,6 +99,22 @@ assert [row.products_low for row in status().functions] == [2, 2], status().func
     run(run_forked, program)
 
 
+def test_what_holds_in_float32_may_be_asserted(run_forked: RunPython) -> None:
+    program = """
+from tf_amp import status
+@tf.function
+def mixed(x):
+    p = tf.nn.softmax(0.1 * (x @ W))
+    tf.debugging.assert_near(tf.reduce_sum(p, -1), 1.0)
+    gate = tf.sigmoid(p @ W + 6.0)
+    tf.debugging.assert_less(gate, 1.0)
+    return gate @ W
+assert np.isfinite(mixed(tf.constant(X))).all()
+assert [row.products_low for row in status().functions] == [3], status().functions
+"""
+    run(run_forked, program)
+
+
 def test_keras_learns_from_distances_as_in_float32(run_forked: RunPython) -> None:
     """Pairs that are near to one another: rounded, some distances were negative, the loss NaN."""
     program = """
