@@ -112,6 +112,16 @@ def test_five_hundred_programs(run_python: Any) -> None:
     assert "0 findings" in done.stdout
 
 
+@pytest.mark.slow
+def test_programs_that_train_where_nothing_is_converted(run_python: Any) -> None:
+    """By optimizers, with normalizations, as on a CPU without fast units."""
+    routes = ("function", "offline", "saved")
+    options = ("--cases", "60", "--seed", "9100000", "--steps", "2", "--depth", "1", "--dtypes")
+    done = sweep(run_python, *options, "float32", "--routes", *routes)
+    assert "60 cases, 0 findings" in done.stdout
+    assert "function float32: changed" in done.stdout
+
+
 ENDS = "__import__('os').abort()"
 DIFFERS = f"__import__('os')._exit({program_sweep.DIFFERS})"
 RUNS = repr(RandomProgram("rows", (Step("dense"),)))
