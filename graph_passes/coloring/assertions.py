@@ -13,27 +13,18 @@ from itertools import islice
 
 from tensorflow.core.framework import types_pb2
 
+from graph_passes.coloring.comparisons import EXACT
 from graph_passes.coloring.state import ALLOW, INFER, Coloring
 from graph_passes.coloring.ways import MOST_NEAR
 from graph_passes.ir.adjacency import walk
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.reasons import Reason
 
-_COMPARISONS = (
-    "ApproximateEqual",
-    "Equal",
-    "Greater",
-    "GreaterEqual",
-    "Less",
-    "LessEqual",
-    "NotEqual",
-)
-
 
 def keep_asserted(coloring: Coloring) -> None:
     """Keeps what assertions compare in float32."""
     view, codes = coloring.view, coloring.list_codes
-    compared = {*view.of_op(*_COMPARISONS)}
+    compared = {*view.of_op(*EXACT)}
 
     def made_of(vertex: int) -> list[int]:
         return [
@@ -44,8 +35,9 @@ def keep_asserted(coloring: Coloring) -> None:
         # On its way a condition is reduced: all must hold.
         conditions = walk(view.makers(number)[:1], view.makers, lambda n: n not in compared)
         for found in compared.intersection(islice(conditions, MOST_NEAR)):
-            way = islice(walk([view.base[found]], made_of), MOST_NEAR)
-            coloring.block([v for v in way if codes[v] == INFER], Reason.ASSERTION)
+            way = list(islice(walk([view.base[found]], made_of), MOST_NEAR))
+            if len(way) < MOST_NEAR:  # else it is a residual stream
+                coloring.block([v for v in way if codes[v] == INFER], Reason.ASSERTION)
 
 
 def _asserts(node_type: NodeType) -> bool:

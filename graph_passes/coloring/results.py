@@ -10,15 +10,11 @@ part of their kernel, the infer ops of which nothing but results is made stay fl
 
 from __future__ import annotations
 
-from tensorflow.core.framework import types_pb2
-
 from graph_passes.coloring.losses import PART_OF_THE_MODEL
 from graph_passes.coloring.state import CLEAR, INFER, Coloring
 from graph_passes.ir.graph_view import RESULT
-from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.node_types import WHOLE, NodeType
 from graph_passes.ops.reasons import Reason
-
-_WHOLE = frozenset((types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL))
 
 
 def keep_results(coloring: Coloring) -> None:
@@ -52,4 +48,4 @@ def _is_part_of_the_model(node_type: NodeType) -> bool:
 
 def _asks(node_type: NodeType) -> bool:
     made = [node_type.dtypes[slot] for slot in node_type.layout.out_slots]
-    return bool(made) and _WHOLE.issuperset(made)
+    return bool(made) and WHOLE.issuperset(made)

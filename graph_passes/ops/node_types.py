@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
-from tensorflow.core.framework import node_def_pb2, op_def_pb2
+from tensorflow.core.framework import node_def_pb2, op_def_pb2, types_pb2
 
 from graph_passes.ops.op_types import NO_LAYOUT, Attrs, Layout, OpType, registered_op_type
 
@@ -25,6 +25,9 @@ begin with "_" are ignored by TensorFlow, and stay with a node when its graph is
 GRADIENT_SCOPE = re.compile(r"(?:^|/)gradient(?:_tape|s)(?:_\d+)?/")
 """What the names of gradients have in common: that of "a/MatMul" is "gradient_tape/a/MatMul/MatMul"
 or, of `tf.gradients`, "gradients/a/MatMul_grad/MatMul", which counts where it is called again."""
+
+WHOLE = frozenset((types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL))
+"""The dtypes of sizes, axes, indices and conditions."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

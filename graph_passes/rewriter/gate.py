@@ -17,7 +17,7 @@ from tensorflow.core.framework import types_pb2
 from graph_passes.ir.adjacency import Neighbours, walk
 from graph_passes.ir.graph_view import ARGUMENT, Shape
 from graph_passes.ir.node_order import order_edges, without_order
-from graph_passes.ops.node_types import NodeType
+from graph_passes.ops.node_types import WHOLE, NodeType
 from graph_passes.rewriter.effects import admit_contraction
 from graph_passes.rewriter.matcher import SHAPERS, SIZES, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
@@ -36,7 +36,6 @@ _RANKS: dict[str, dict[int, tuple[int, int]]] = {
     "DepthwiseConv2dNative": {0: (4, 4), 1: (4, 4)},
 }
 """Op -> port -> the least and the largest rank that its kernel takes."""
-_WHOLE = (types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL)
 _MOST_NODES = 2000
 """More nodes than any unit has."""
 _DEEPEST_IDLE = 5
@@ -265,7 +264,7 @@ class _Interior:
         view = self._m.view
         made = [view.dtypes[vertex] for vertex in view.producers(reader)]
         read = zip(self._m.makers(reader), made, strict=True)
-        return any(number == maker and dtype not in _WHOLE for number, dtype in read)
+        return any(number == maker and dtype not in WHOLE for number, dtype in read)
 
     def waits(self) -> bool:
         """Whether one of the nodes waits for one outside."""

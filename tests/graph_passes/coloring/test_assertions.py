@@ -90,7 +90,14 @@ def branching(x: Any, w: Any) -> Any:
     return tf.cond(tf.reduce_all(gate < 1.0), lambda: gate @ w, lambda: x)
 
 
-@pytest.mark.parametrize("function", [of_sizes, of_an_argument, branching])
+def of_a_residual_stream(x: Any, w: Any) -> Any:
+    for _ in range(40):
+        x = x + tf.tanh(x @ w)
+    tf.debugging.assert_less(tf.reduce_max(x), 1e6)
+    return x @ w
+
+
+@pytest.mark.parametrize("function", [of_sizes, of_an_argument, branching, of_a_residual_stream])
 def test_networks_are_planned_as_ever(function: Callable[[Any, Any], Any]) -> None:
     found = traced(function)
     assert found.rewrite(CPU).graph_def == found.rewrite(OFF).graph_def
