@@ -7,7 +7,8 @@ by more, so that distances are negative, a square root of them is NaN and near p
 same. So a product stays float32 where its result, moved or scaled, is added to sums of squares of
 its own operand, or to the diagonal of a product of that. So do these squares, and the products that
 the gradient makes of the operands: they too are subtracted from almost the same, 2 (a - b). A Gram
-matrix, the product of a tensor with itself, stays float32 where a difference from it is squared.
+matrix, the product of a tensor with itself, stays float32 where a difference from it is squared, as
+does the product of two such tensors: a polynomial kernel compares two samples by all three.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ def keep_distances(coloring: Coloring) -> None:
     """Keeps squared distances, their products and their squares in float32."""
     ways = Ways(coloring)
     search = _Search(coloring, ways)
-    for product in ways.products():
-        if ways.op_of(product) in MATRIX_PRODUCTS:
-            found = search.distance(product) | search.difference(product)
-            coloring.block(found, Reason.DISTANCE)
+    products = [v for v in ways.products() if ways.op_of(v) in MATRIX_PRODUCTS]
+    compared: set[int] = set()
+    for product in products:
+        difference = search.difference(product)
+        compared |= ways.origins(product) if difference else set()
+        coloring.block(search.distance(product) | difference, Reason.DISTANCE)
+    if len(compared) > 1:
+        coloring.block({v for v in products if ways.origins(v) <= compared}, Reason.DISTANCE)
     coloring.block(moments(coloring, ways), Reason.DISTANCE)
 
 

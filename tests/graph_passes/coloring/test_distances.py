@@ -255,6 +255,10 @@ def grams(a: tf.Tensor) -> tf.Tensor:
     return tf.matmul(a, a, transpose_a=True) / POINTS
 
 
+def kernel(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean((tf.matmul(a, b, transpose_b=True) / WIDTH + 1.0) ** 3.0)
+
+
 DIFFERENCES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "style": lambda a, b: tf.reduce_mean((grams(a) - grams(b)) ** 2, -1),
     "einsum": lambda a, b: tf.reduce_mean(
@@ -264,6 +268,7 @@ DIFFERENCES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
         -1,
     ),
     "orthogonality": lambda a, b: tf.reduce_mean(tf.square(grams(a) - tf.eye(WIDTH)), -1),
+    "two samples": lambda a, b: kernel(a, a) + kernel(b, b) - 2.0 * kernel(a, b),
 }
 
 
