@@ -11,7 +11,7 @@
 
 What they compute differs from what was written by rounding, and by `1 - beta`: the ops are given
 beta in float32, so that the rate is a multiple of 2^-24 and up to 2^-25 from what it was. That is
-1.2e-5 of the rate of 0.001 in Adam, as in all that has been trained with these ops.
+1.3e-5 of the rate of 0.001 in Adam, as in all that has been trained with these ops.
 
 No op computes what Keras does in Adagrad (`sqrt(accum + epsilon)`: the ops add epsilon to the root,
 or have none), in Nadam (the momentum of its schedule is not that of its average), in RMSprop
