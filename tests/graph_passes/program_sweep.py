@@ -33,7 +33,10 @@ SECONDS_A_CASE = 30
 DIFFERS = 9
 """The exit status of a process whose runs of one program in float32 differ."""
 DTYPES = ("bfloat16", "float16", "float32")
-ROUTES = ("offline", "function", "session", "v1 session", "xla", "saved", "tape outside")
+ROUTES = (
+    *("offline", "function", "session", "v1 session", "xla", "saved", "tape outside", "converted"),
+    *("fit", "scaled loop", "v1 minimize"),
+)
 
 
 def run_batch(options: argparse.Namespace, seed: int, cases: int) -> dict[str, Any]:

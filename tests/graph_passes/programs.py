@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,11 +143,20 @@ def trace(function: Callable[..., Any], *arguments: np.ndarray | tf.TensorSpec) 
     return of_concrete(tf.function(function, autograph=False).get_concrete_function(*specs), values)
 
 
-def of_concrete(concrete: Any, values: Sequence[np.ndarray]) -> Program:
-    """A program of a concrete function and values of its arguments."""
+def of_concrete(
+    concrete: Any, values: Sequence[np.ndarray], variables: Iterable[Any] = ()
+) -> Program:
+    """A program of a concrete function and values of its arguments.
+
+    Args:
+        concrete: the function.
+        values: of its arguments.
+        variables: those that it has besides the ones its graph knows; `tf_keras` updates slots of
+            its older optimizers by their handles.
+    """
     graph_def = concrete.graph.as_graph_def()
     nodes = {node.name: node for node in graph_def.node}
-    held = {id(variable.handle): variable for variable in concrete.graph.variables}
+    held = {id(v.handle): v for v in (*concrete.graph.variables, *variables)}
     count = len(concrete.inputs) - len(concrete.captured_inputs)
     feeds = {t.name: v for t, v in zip(concrete.inputs[:count], values, strict=True)}
     state = {}

@@ -6,15 +6,15 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import tempfile
 import unittest.mock as mock
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 from programs import Program, of_concrete
-from random_programs import RandomProgram, step_of
+from random_program_routes import ROUTES, STEPS, Outcome, SkippedStepError
+from random_programs import SCALED, RandomProgram, step_of
 from random_steps import Scene
 from rewrite_checks import (
     EXACT,
@@ -29,11 +29,9 @@ from rounded_graphs import rounded
 from graph_passes import PrecisionConfig
 from graph_passes.policy.config import TargetDtype
 from tf_amp import hardware, installation
+from tf_amp.conversion.convert import NothingToConvertError, convert
 from tf_amp.env_config import Settings
 
-v1 = tf.compat.v1
-STEPS = 2
-"""How many times a program is run; state carries over."""
 FACTOR = 4.0
 """How many times the error of naive low precision a rewritten program may have."""
 SPARE = 4.0
@@ -41,7 +39,6 @@ SPARE = 4.0
 NOISY_RUNS = 8
 """Further naive runs, from inputs off by one rounding, where the first may have been lucky."""
 
-Outcome = dict[str, np.ndarray]
 PRODUCTS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "DepthwiseConv2dNative")
 COUNTING = ("cost", "cast-cut")
 _CHECKED = "Tensor had "
@@ -62,10 +59,11 @@ class Reference:
     def __init__(self, program: RandomProgram) -> None:
         self.program = program
         self.scene = Scene()
-        function = tf.function(_step(program, self.scene), autograph=False)
+        function = tf.function(step_of(program, self.scene), autograph=False)
         try:
             self._concrete = function.get_concrete_function(*program.specs().values())
-            self.graph = of_concrete(self._concrete, list(program.values().values()))
+            values = list(program.values().values())
+            self.graph = of_concrete(self._concrete, values, self.scene.variables.values())
             self.scene.log.clear()
             self.expected = self.graph.run(self.graph.graph_def, STEPS)
         except Exception as error:
@@ -76,7 +74,7 @@ class Reference:
         self._names = {}
         self._noisy: dict[str, float] = {}
         self._errors = self._naive_errors()
-        handles = {id(v.handle): w for w, v in _variables(self.scene).items()}
+        handles = {id(v.handle): w for w, v in self.scene.variables.items()}
         captured = self._concrete.captured_inputs
         for outer, inner in zip(captured, self._concrete.inputs[-len(captured) :], strict=True):
             if id(outer) in handles:
@@ -213,8 +211,9 @@ def check(program: RandomProgram) -> str:
     """Runs a program by its route.
 
     Returns:
-        "changed" where the rewrite changed the graph, else "unchanged", "invalid" where the program
-        does not run in float32, or ends itself where naive low precision gives NaN.
+        "changed" where the rewrite changed the graph, else "unchanged"; "skipped" where gradients
+        overflowed by the loss scale; "invalid" where the program does not run in float32, or ends
+        itself where naive low precision gives NaN.
 
     Raises:
         BrokenPromiseError: a promise is not kept.
@@ -237,22 +236,50 @@ def _check(reference: Reference) -> str:
         return _check_offline(reference)
     run = functools.partial(ROUTES[program.route], program)
     try:
-        with _amp(program) as installed, _lines() as lines:
-            scene = Scene()
-            outcome = run(scene)
-        status = installed.status()
-        if status.graphs_failed:
-            raise BrokenPromiseError("given up", lines[0] if lines else "without a word")
-        if lines:
-            raise BrokenPromiseError("warned", lines[0])
-        reference.compare_outcome(outcome, scene.log)
+        act = _run_converted if program.route == "converted" else _run_rewritten
+        return "changed" if act(reference, run) else "unchanged"
+    except SkippedStepError:
+        return "skipped"
     except Exception as error:
         if not _runs(reference, run):
             return "invalid"
         if isinstance(error, BrokenPromiseError):
             raise
         raise BrokenPromiseError("raised", f"{type(error).__name__}: {error}") from error
-    return "changed" if status.graphs_rewritten else "unchanged"
+
+
+def _run_rewritten(reference: Reference, run: Callable[[Scene], Outcome]) -> bool:
+    """Whether a graph was rewritten while a route was run."""
+    with _amp(reference.program) as installed, _lines() as lines:
+        scene = Scene()
+        outcome = run(scene)
+    status = installed.status()
+    if status.graphs_failed:
+        raise BrokenPromiseError("given up", lines[0] if lines else "without a word")
+    if lines:
+        raise BrokenPromiseError("warned", lines[0])
+    reference.compare_outcome(outcome, scene.log)
+    return bool(status.graphs_rewritten)
+
+
+def _run_converted(reference: Reference, run: Callable[..., Outcome]) -> bool:
+    """Whether there was something to convert in the SavedModel of a program."""
+    program, scene = reference.program, Scene()
+
+    def change(saved: Path) -> Path:
+        made = saved.with_name("converted")
+        convert(saved, made, _config(program), weights=program.gradients == "none")
+        return made
+
+    try:
+        with _lines() as lines:
+            outcome = run(scene, change)
+    except NothingToConvertError:
+        return False
+    if lines:
+        raise BrokenPromiseError("warned", lines[0])
+    reference.compare_outcome(outcome, scene.log)
+    return True
 
 
 def run_exact(program: RandomProgram) -> bool:
@@ -302,13 +329,7 @@ def _runs(reference: Reference, run: Callable[[Scene], Outcome]) -> bool:
 
 
 def _check_offline(reference: Reference) -> str:
-    program = reference.program
-    config = PrecisionConfig(
-        target_dtype=_target(program),
-        device=program.device,
-        converts=program.dtype != "float32",
-        disabled_rules=frozenset(COUNTING if program.rules == "painted" else ()),
-    )
+    config = _config(reference.program)
 
     def compare(found: Mapping[str, np.ndarray]) -> None:
         reference.compare_log(reference.scene.log)
@@ -319,6 +340,15 @@ def _check_offline(reference: Reference) -> str:
     if config.converts:
         _require_reasons(reference.graph, result)
     return "changed" if result.changed else "unchanged"
+
+
+def _config(program: RandomProgram) -> PrecisionConfig:
+    return PrecisionConfig(
+        target_dtype=_target(program),
+        device=program.device,
+        converts=program.dtype != "float32",
+        disabled_rules=frozenset(COUNTING if program.rules == "painted" else ()),
+    )
 
 
 def _require_reasons(graph: Program, result: Rewritten) -> None:
@@ -351,12 +381,13 @@ def _installed(program: RandomProgram, converts: bool) -> installation.Installat
     installed = installation.install(
         Settings(
             graph_rewrite=True,
+            loss_scaling=program.route in SCALED,
             target_dtype=_target(program),
             ignore_performance=converts,
             cost_table="off" if program.rules == "painted" else "auto",
             disabled_rules=frozenset(COUNTING if program.rules == "painted" else ()),
-            # They train without a loss scale, and that is not to be warned of.
-            decided_by={"loss_scaling": "the programs"},
+            # The others train without a loss scale, and that is not to be warned of.
+            decided_by={} if program.route in SCALED else {"loss_scaling": "the programs"},
         ),
         source="test",
     )
@@ -378,99 +409,3 @@ def _lines() -> Iterator[list[str]]:
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
-
-
-def _step(program: RandomProgram, scene: Scene) -> Callable[..., list[tf.Tensor]]:
-    return step_of(program, scene)
-
-
-def _variables(scene: Scene) -> dict[str, Any]:
-    return scene.trained | scene.counted
-
-
-def _gathered(scene: Scene, outputs: Sequence[Any]) -> Outcome:
-    result = {f"output {n}": np.asarray(value) for n, value in enumerate(outputs)}
-    return result | {where: v.numpy() for where, v in _variables(scene).items()}
-
-
-def _values(program: RandomProgram) -> list[tf.Tensor]:
-    return [tf.constant(value) for value in program.values().values()]
-
-
-def _run_function(program: RandomProgram, scene: Scene) -> Outcome:
-    function = tf.function(
-        _step(program, scene),
-        autograph=False,
-        jit_compile=True if program.route == "xla" else None,
-        input_signature=list(program.specs().values()),
-    )
-    for _ in range(STEPS):
-        outputs = function(*_values(program))
-    return _gathered(scene, outputs)
-
-
-def _run_saved(program: RandomProgram, scene: Scene) -> Outcome:
-    """Traced, saved, loaded and run, all with the rewrite on."""
-    function = tf.function(
-        _step(program, scene), autograph=False, input_signature=list(program.specs().values())
-    )
-    function.get_concrete_function()
-    module = tf.Module()
-    module.function = function
-    module.held = list(_variables(scene).values())
-    with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(module, folder)
-        loaded = tf.saved_model.load(folder)
-    for _ in range(STEPS):
-        outputs = loaded.function(*_values(program))
-    held = dict(zip(_variables(scene), loaded.held, strict=True))
-    result = {f"output {n}": np.asarray(value) for n, value in enumerate(outputs)}
-    return result | {where: v.numpy() for where, v in held.items()}
-
-
-def _run_outside(program: RandomProgram, scene: Scene) -> Outcome:
-    """The function is called under a tape, so its gradient is a function of its own."""
-    forward = step_of(dataclasses.replace(program, gradients="none"), scene)
-    function = tf.function(forward, autograph=False, input_signature=list(program.specs().values()))
-    for _ in range(STEPS):
-        with tf.GradientTape() as tape:
-            outputs = function(*_values(program))
-        found = tape.gradient(outputs[0], list(scene.trained.values()))
-    gradients = [tf.convert_to_tensor(g) for g in found if g is not None]
-    return _gathered(scene, [*outputs, *gradients])
-
-
-def _run_session(program: RandomProgram, scene: Scene) -> Outcome:
-    """A graph in a session of TensorFlow 1, with control flow of version 1 or 2."""
-    is_v1 = program.route == "v1 session"
-    if is_v1:
-        v1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph:
-            fed = [
-                v1.placeholder(spec.dtype, spec.shape, spec.name)
-                for spec in program.specs().values()
-            ]
-            outputs = [tf.identity(t) for t in step_of(program, scene)(*fed)]
-            start = v1.global_variables_initializer()
-            reads = {where: v.read_value() for where, v in _variables(scene).items()}
-        with v1.Session(graph=graph) as session:
-            session.run(start)
-            feeds = dict(zip(fed, program.values().values(), strict=True))
-            for _ in range(STEPS):
-                found = session.run(outputs, feeds)
-            held = session.run(reads)
-    finally:
-        v1.enable_control_flow_v2()
-    return {f"output {n}": value for n, value in enumerate(found)} | held
-
-
-ROUTES: Mapping[str, Callable[[RandomProgram, Scene], Outcome]] = {
-    "function": _run_function,
-    "xla": _run_function,
-    "saved": _run_saved,
-    "tape outside": _run_outside,
-    "session": _run_session,
-    "v1 session": _run_session,
-}
-"""How a program is run but for the offline rewrite, which `rewrite_checks` knows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from random_steps import CHANNELS, SHAPES, STEPS, Scene, Step, run_steps
 from unit_layers import numbers
 
-ROUTES = ("offline", "function", "session", "v1 session", "xla", "saved", "tape outside")
+SCALED = ("fit", "scaled loop", "v1 minimize")
+"""The routes on which float16 trains with a loss scale."""
+ROUTES = (
+    *("offline", "function", "session", "v1 session", "xla", "saved", "tape outside", "converted"),
+    *SCALED,
+)
+SAVED = ("saved", "converted")
+IN_SESSION = ("session", "v1 session", "v1 minimize")
 DTYPES = ("bfloat16", "float16", "float32")
 GRADIENTS = ("none", "first", "tf.gradients", "second", "trained")
 LOSSES: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
@@ -66,6 +73,8 @@ UPDATES: Mapping[str, Callable[[], Any]] = {
     "legacy Adam": lambda: tf_keras.optimizers.legacy.Adam(0.01),
 }
 """Optimizers, but for updates written by hand, whose name is empty."""
+RATE = 0.1
+"""The learning rate of updates by hand, and of the optimizer of version 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +150,22 @@ def forward(program: RandomProgram, scene: Scene, fed: Mapping[str, tf.Tensor]) 
     return loss, [y, rows, tf.shape(y), tf.equal(fed["labels"], fed["trips"])]
 
 
-def step_of(program: RandomProgram, scene: Scene) -> Callable[..., list[tf.Tensor]]:
-    """The program as a function of what is fed, in the order of `values`."""
+Minimize = Callable[[Scene, tf.GradientTape, tf.Tensor], list[Any]]
+"""Updates the weights of a scene; what is to be waited for where no function sees to it."""
+
+
+def step_of(
+    program: RandomProgram, scene: Scene, minimize: Minimize | None = None
+) -> Callable[..., list[tf.Tensor]]:
+    """The program as a function of what is fed, in the order of `values`.
+
+    Args:
+        program: the program.
+        scene: its variables.
+        minimize: how weights are updated where they are; default as the program says.
+    """
     names = list(program.values())
+    train = minimize or (by_optimizer(UPDATES[program.update]) if program.update else _by_hand)
 
     def step(*given: tf.Tensor) -> list[tf.Tensor]:
         fed = dict(zip(names, given, strict=True))
@@ -167,26 +189,48 @@ def step_of(program: RandomProgram, scene: Scene) -> Callable[..., list[tf.Tenso
             return [loss, *made, *_dense(found)]
         with tf.GradientTape() as tape:
             loss, made = forward(program, scene, fed)
-        weights = list(scene.trained.values())
-        found = tape.gradient(loss, weights)
         if how == "trained":
             with tf.control_dependencies([loss, *made]):
-                kept = _update(program, scene, zip(found, weights, strict=True))
+                kept = train(scene, tape, loss)
             with tf.control_dependencies(kept):
                 return [tf.identity(made) for made in (loss, *made)]
+        found = tape.gradient(loss, list(scene.trained.values()))
         return [loss, *made, *_dense(found)]
 
     return step
 
 
-def _update(program: RandomProgram, scene: Scene, pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """Updates weights; what is to be waited for where no function sees to it."""
-    given = [(gradient, weight) for gradient, weight in pairs if gradient is not None]
-    if program.update:
-        optimizer = scene.optimizer(UPDATES[program.update], [weight for _, weight in given])
-        optimizer.apply_gradients(given)
+def by_optimizer(make: Callable[[], Any], *, scales: bool = False) -> Minimize:
+    """Updates by an optimizer of Keras or tf_keras, that may have a loss scale."""
+
+    def minimize(scene: Scene, tape: tf.GradientTape, loss: tf.Tensor) -> list[Any]:
+        optimizer = scene.optimizer(make)
+        if scales:
+            with tape:
+                loss = optimizer.scale_loss(loss)
+        found = _gradients(scene, tape, loss)
+        if hasattr(optimizer, "build"):
+            with tf.init_scope():
+                optimizer.build([weight for _, weight in found])
+        optimizer.apply_gradients(found)
+        scene.count_slots()
         return []
-    return [weight.assign_sub(0.1 * tf.convert_to_tensor(gradient)) for gradient, weight in given]
+
+    return minimize
+
+
+def _by_hand(scene: Scene, tape: tf.GradientTape, loss: tf.Tensor) -> list[Any]:
+    return [
+        weight.assign_sub(RATE * tf.convert_to_tensor(gradient))
+        for gradient, weight in _gradients(scene, tape, loss)
+    ]
+
+
+def _gradients(scene: Scene, tape: tf.GradientTape, loss: tf.Tensor) -> list[tuple[Any, Any]]:
+    """Gradients and their weights, but for weights that have none."""
+    weights = list(scene.trained.values())
+    pairs = zip(tape.gradient(loss, weights), weights, strict=True)
+    return [(gradient, weight) for gradient, weight in pairs if gradient is not None]
 
 
 def _dense(gradients: list[Any]) -> list[tf.Tensor]:
@@ -205,30 +249,35 @@ def random_programs(
     """Programs of some steps in a row, with bodies in bodies up to a depth."""
     tensor = draw(st.sampled_from(sorted(SHAPES)))
     # The slow ways are rarer.
-    weighted = [route for route in routes for _ in range(1 if route in ("xla", "saved") else 4)]
+    weighted = [route for route in routes for _ in range(1 if route in ("xla", *SAVED) else 4)]
     route = draw(st.sampled_from(weighted))
     gradients = GRADIENTS
     if route == "tape outside":
         gradients = ("first",)
     if route == "xla":
         gradients = ("none", "first", "second", "trained")
+    if route in SCALED:
+        gradients = ("trained",)
+    if route == "converted":
+        dtypes = tuple(dtype for dtype in dtypes if dtype != "float32")
     dtype = draw(st.sampled_from(dtypes))
     if dtype == "float32" and "trained" in gradients:  # what is at work then are updates and norms
         gradients += ("trained",) * len(gradients)
     how = draw(st.sampled_from(gradients))
 
     update = ""
-    if how == "trained" and route not in ("session", "v1 session"):
-        update = draw(st.sampled_from(("", *UPDATES)))
+    if how == "trained" and route not in IN_SESSION:
+        by_hand = () if route in SCALED else ("",)
+        update = draw(st.sampled_from((*by_hand, *UPDATES)))
 
     def fits(name: str) -> bool:
         kind = STEPS[name]
         return (
             tensor in kind.tensors
             and (kind.compiles or route != "xla")
-            and (kind.in_session or route not in ("session", "v1 session"))
+            and (kind.in_session or route not in IN_SESSION)
             and (kind.smooth or how != "second")
-            and (name != "python" or route != "saved")
+            and (name != "python" or route not in SAVED)
         )
 
     names = [name for name in STEPS if fits(name)]

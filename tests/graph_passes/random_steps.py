@@ -64,6 +64,11 @@ class Scene:
         self.functions: dict[str, Any] = {}
         self.log: list[int] = []
 
+    @property
+    def variables(self) -> dict[str, Any]:
+        """All variables."""
+        return self.trained | self.counted
+
     def weight(self, where: str, *shape: int, fan: int = 0) -> Any:
         """A trained variable, small enough that values stay where they are."""
         scale = (fan or 1) ** -0.5
@@ -100,18 +105,19 @@ class Scene:
                 among[f"{where}/{number}"] = weight.value if is_keras_3 else weight
         return self.layers[where]
 
-    def optimizer(self, make: Callable[[], Any], weights: Sequence[Any]) -> Any:
-        """The optimizer of Keras or tf_keras that updates some weights, with its slots."""
+    def optimizer(self, make: Callable[[], Any]) -> Any:
+        """The optimizer that updates the weights."""
         if "optimizer" not in self.layers:
             with tf.init_scope():
-                self.layers["optimizer"] = optimizer = make()
-                if hasattr(optimizer, "build"):
-                    optimizer.build(weights)
-            held = optimizer.variables
-            for number, slot in enumerate(held() if callable(held) else held):
-                is_keras_3 = isinstance(slot, keras.Variable)
-                self.counted[f"slot {number}"] = slot.value if is_keras_3 else slot
+                self.layers["optimizer"] = make()
         return self.layers["optimizer"]
+
+    def count_slots(self) -> None:
+        """Counts what the optimizer keeps among the variables."""
+        held = self.layers["optimizer"].variables
+        for number, slot in enumerate(held() if callable(held) else held):
+            is_keras_3 = isinstance(slot, keras.Variable)
+            self.counted[f"slot {number}"] = slot.value if is_keras_3 else slot
 
 
 def _set_weights(layer: Any, where: str) -> None:
@@ -709,7 +715,7 @@ def _custom_gradient(scene: Scene, x: tf.Tensor, step: Step, where: str) -> tf.T
     @tf.custom_gradient
     def scaled(x: tf.Tensor) -> Any:
         y = tf.tanh(x) if step.number % 2 else tf.identity(x)
-        return y, lambda dy: dy * 0.5 + 0.01 * y
+        return y, lambda dy: dy * (0.5 + 0.01 * y)  # else it changes with a loss scale
 
     return scaled(x)
 

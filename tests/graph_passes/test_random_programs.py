@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import program_sweep
 import pytest
+import random_program_routes
 import random_program_runs
 import tensorflow as tf
 from cpu_units import HAS_BFLOAT16_UNITS, NO_BFLOAT16_UNITS
 from programs import Program, of_concrete
 from random_program_runs import Reference, check, run_exact
-from random_programs import RandomProgram
+from random_programs import UPDATES, RandomProgram
 from random_steps import Step
 from rewrite_checks import BrokenPromiseError
 from rounded_graphs import rounded
@@ -120,6 +121,34 @@ def test_programs_that_train_where_nothing_is_converted(run_python: Any) -> None
     done = sweep(run_python, *options, "float32", "--routes", *routes)
     assert "60 cases, 0 findings" in done.stdout
     assert "function float32: changed" in done.stdout
+
+
+@pytest.mark.slow
+def test_programs_that_train_with_a_loss_scale(run_python: Any) -> None:
+    routes = ("fit", "scaled loop", "v1 minimize")
+    options = ("--cases", "60", "--seed", "9200000", "--steps", "2", "--depth", "1", "--dtypes")
+    done = sweep(run_python, *options, "float16", "--routes", *routes)
+    assert "60 cases, 0 findings" in done.stdout
+    assert all(f"{route} float16: changed" in done.stdout for route in routes)
+
+
+def test_a_step_that_is_skipped_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = RandomProgram(
+        "rows", (Step("dense"),), "one hot", "trained", True, "float16", "fit", update="SGD"
+    )
+    assert check(program) == "changed"
+    monkeypatch.setattr(random_program_routes, "INITIAL_SCALE", 2.0**24)
+    assert check(program) == "skipped"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("update", UPDATES)
+def test_each_optimizer_trains(update: str) -> None:
+    """None is never looked at because its programs do not run in float32."""
+    program = RandomProgram(
+        "rows", (Step("dense"),), gradients="trained", route="function", update=update
+    )
+    assert check(program) == "changed"
 
 
 ENDS = "__import__('os').abort()"
