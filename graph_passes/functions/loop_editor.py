@@ -7,6 +7,9 @@ from tensorflow.core.framework import function_pb2, types_pb2
 from graph_passes.rewriter.body_editor import BodyEditor
 from graph_passes.rewriter.emitter import free_name
 
+_ORIGINAL = "_num_original_outputs"
+"""Attribute of a loop: how many of its outputs are its variables, see `ops/while_v2.py`."""
+
 
 class LoopEditor:
     """Edits a loop in place.
@@ -56,6 +59,9 @@ class LoopEditor:
         position = len(dtypes)
         self.node.input.insert(position, start)
         dtypes.append(dtype)
+        # A gradient that is taken later leaves out what comes behind these.
+        if _ORIGINAL in self.node.attr and self.node.attr[_ORIGINAL].i == position:
+            self.node.attr[_ORIGINAL].i += 1
         for attr in ("output_shapes", "_output_shapes"):
             if attr in self.node.attr and self.node.attr[attr].list.shape:
                 shape = self.node.attr[attr].list.shape.add()

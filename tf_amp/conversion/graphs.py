@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 
+from tensorflow.core.framework.function_pb2 import FunctionDef, FunctionDefLibrary
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.protobuf import meta_graph_pb2, struct_pb2
 from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
+from tensorflow.core.protobuf.saved_object_graph_pb2 import CapturedTensor
 
 import graph_passes
 from graph_passes import FunctionRemarks, PrecisionConfig
@@ -17,6 +19,8 @@ from tf_amp.hosts.offline import InferredShapes
 from tf_amp.model_files import ModelError, ends
 
 _NOTED = "_input_shapes"
+_FLOAT32 = "__float32"
+"""Behind the name of a function that is as it was before."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +55,45 @@ def convert_meta_graph(
     preserve = {node_name(name) for name in _named_tensors(meta)}
     if not meta.signature_def:
         preserve.update(fetched or ends(meta.graph_def))
-    roots = set(meta.object_graph_def.concrete_functions) - {""}
-    done = convert_graph(meta.graph_def, config, name, preserve=preserve, roots=roots)
+    objects = meta.object_graph_def
+    roots = set(objects.concrete_functions) - {""}
+    # Those that a `tf.custom_gradient` takes from where it was called.
+    captured = [n.captured_tensor for n in objects.nodes if n.HasField("captured_tensor")]
+    held = {one.concrete_function for one in captured}
+    done = convert_graph(meta.graph_def, config, name, preserve=preserve, roots=roots, held=held)
     if done.changed:
+        originals = [f for f in meta.graph_def.library.function if f.signature.name in held]
+        _hold(done.graph_def.library, captured, originals)
         meta.graph_def.CopyFrom(done.graph_def)
         refresh_op_list(meta)
     return done
+
+
+def _hold(
+    library: FunctionDefLibrary,
+    captured: Iterable[CapturedTensor],
+    originals: Iterable[FunctionDef],
+) -> None:
+    """Has each captured tensor be in the function that it is looked for in when a model is loaded.
+
+    A function that lost it, as a unit took the place of what made it, stays beside as it was.
+    """
+    new = {function.signature.name: function for function in library.function}
+    before = {function.signature.name: function for function in originals}
+    for one in captured:
+        name = one.concrete_function
+        if name in new and node_name(one.name) not in _makers(new[name]):
+            kept = f"{name}{_FLOAT32}"
+            if kept not in new:
+                new[kept] = library.function.add()
+                new[kept].CopyFrom(before[name])
+                new[kept].signature.name = kept
+            one.concrete_function = kept
+
+
+def _makers(function: FunctionDef) -> set[str]:
+    """The nodes and arguments of a function."""
+    return {made.name for made in (*function.node_def, *function.signature.input_arg)}
 
 
 def convert_graph(
@@ -66,6 +103,7 @@ def convert_graph(
     *,
     preserve: Collection[str],
     roots: Collection[str] = (),
+    held: Collection[str] = (),
 ) -> ConvertedGraph:
     """Converts a graph and the functions that it or others call.
 
@@ -75,6 +113,7 @@ def convert_graph(
         name: the graph's name, for people.
         preserve: nodes that are fed or fetched.
         roots: functions that are called from elsewhere: they keep name and signature.
+        held: functions that are known elsewhere, and stay with all that they call.
 
     Raises:
         ModelError: the graph is invalid, or was not converted because something failed.
@@ -101,6 +140,7 @@ def convert_graph(
     every = ("", *roots)
     idle = before.reachable(every) - FunctionReferences(new).reachable(every)
     idle -= {g.gradient_func for g in graph.library.registered_gradients}
+    idle -= before.reachable(before.library.keys() & held)
     kept = [f for f in new.library.function if f.signature.name not in idle]
     if len(kept) < len(new.library.function):
         library = type(new.library)()

@@ -42,6 +42,17 @@ def test_weight_is_cast_once_outside() -> None:
     assert len(loop.attr["output_shapes"].list.shape) == len(loop.attr["T"].list.type)
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_later_gradient_finds_the_variables_of_the_loop(gradient: bool) -> None:
+    """TensorFlow takes none of what is behind as many outputs as this attribute says."""
+    graph = build(call_graphs.loop, gradient=gradient)
+    counts = {loop.name: len(loop.attr["T"].list.type) for loop, _ in loops(graph.graph_def)}
+    new = {loop.name: loop.attr for loop, _ in loops(rewrite(graph.graph_def, CONFIG))}
+    assert any(len(attr["T"].list.type) > counts[name] for name, attr in new.items())
+    for attr in new.values():
+        assert attr["_num_original_outputs"].i == len(attr["T"].list.type)
+
+
 def test_rule_can_be_switched_off() -> None:
     new = rewrite(build(call_graphs.loop, gradient=False).graph_def, OFF)
     ((_, body),) = loops(new)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import converted_models as models
 import keras
@@ -406,6 +408,61 @@ def test_plain_tensorflow_runs_the_result(
     convert(folder / "exported", tmp_path / "out", weights=True)
     printed = run_forked(PLAIN, args=(str(tmp_path / "out"),)).stdout
     assert printed.split("\n")[:2] == ["(4, 8)", "True"]
+
+
+@tf.custom_gradient
+def normalized(x: tf.Tensor) -> Any:
+    mean = tf.reduce_mean(x, -1, keepdims=True)
+    variance = tf.reduce_mean(tf.math.squared_difference(x, mean), -1, keepdims=True)
+    slope = tf.math.rsqrt(variance + 1e-3)
+    return (x - mean) * slope, lambda dy: dy * slope + 0.0 * mean
+
+
+class Repeated(tf.Module):
+    """Products in a loop and in a branch, before an activation."""
+
+    def __init__(self, activation: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        super().__init__()
+        values = np.random.default_rng(0).normal(0, 0.2, (2, 32, 32)).astype(np.float32)
+        self.kernels = [tf.Variable(value) for value in values]
+        self.activation = activation
+
+    @tf.function(input_signature=[tf.TensorSpec([16, 32], name="x")])
+    def serve(self, x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(3):
+            x = self.activation(x @ self.kernels[0])
+        if tf.reduce_sum(x) < 1e9:
+            x = self.activation(x @ self.kernels[1])
+        return x @ self.kernels[0]
+
+
+@pytest.mark.parametrize("target", [("CPU", "bfloat16"), ("GPU", "float16")])
+@pytest.mark.parametrize("activation", [tf.nn.silu, normalized])
+def test_what_a_gradient_of_its_own_takes_is_found(
+    tmp_path: Path, activation: Callable[[tf.Tensor], tf.Tensor], target: tuple[str, Any]
+) -> None:
+    """In functions that got copies, and in those where a unit is in its place."""
+    module = Repeated(activation)
+    tf.saved_model.save(module, tmp_path / "saved")
+    device, dtype = target
+    config = dataclasses.replace(CONFIG, device=device, target_dtype=dtype)
+    tf_amp.convert_saved_model(tmp_path / "saved", tmp_path / "out", config=config, weights=True)
+    x = tf.random.stateless_normal([16, 32], [1, 2])
+    loaded = tf.saved_model.load(tmp_path / "out")
+    np.testing.assert_allclose(loaded.serve(x), module.serve(x), atol=0.05)
+
+
+def test_gradients_of_what_a_loop_multiplies_by(tmp_path: Path) -> None:
+    tf.saved_model.save(Repeated(tf.nn.relu), tmp_path / "saved")
+    convert(tmp_path / "saved", tmp_path / "out")
+    found = []
+    for name in ("saved", "out"):
+        loaded = tf.saved_model.load(tmp_path / name)
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(loaded.serve(tf.random.stateless_normal([16, 32], [1, 2])) ** 2)
+        found.append(tape.gradient(value, [*loaded.kernels]))
+    for old, new in zip(*found, strict=True):
+        np.testing.assert_allclose(new, old, atol=0.05 * np.abs(old).max())
 
 
 @pytest.mark.parametrize(
