@@ -126,10 +126,18 @@ def test_programs_that_train_where_nothing_is_converted(run_python: Any) -> None
 @pytest.mark.slow
 def test_programs_that_train_with_a_loss_scale(run_python: Any) -> None:
     routes = ("fit", "scaled loop", "v1 minimize")
-    options = ("--cases", "60", "--seed", "9200000", "--steps", "2", "--depth", "1", "--dtypes")
+    options = ("--cases", "40", "--seed", "9200000", "--steps", "2", "--depth", "1", "--dtypes")
     done = sweep(run_python, *options, "float16", "--routes", *routes)
-    assert "60 cases, 0 findings" in done.stdout
+    assert "40 cases, 0 findings" in done.stdout
     assert all(f"{route} float16: changed" in done.stdout for route in routes)
+
+
+@pytest.mark.slow
+def test_programs_that_are_converted_on_disk(run_python: Any) -> None:
+    options = ("--cases", "40", "--seed", "9300000", "--steps", "2", "--depth", "1", "--dtypes")
+    done = sweep(run_python, *options, "float16", "--routes", "converted")
+    assert "40 cases, 0 findings" in done.stdout
+    assert "converted float16: changed" in done.stdout
 
 
 def test_a_step_that_is_skipped_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
