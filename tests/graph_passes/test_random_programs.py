@@ -81,6 +81,14 @@ FOUND = {
             rules="painted",
         )
     ),
+    "what nobody calls in a model on disk calls what was dropped": RandomProgram(
+        "tokens",
+        (Step("array loop", 0, ((Step("array loop", 0, ((Step("average"),),)),),)),),
+        gradients="second",
+        dtype="float16",
+        route="converted",
+        rules="painted",
+    ),
     "weights cast before a loop get names in the order of its nodes": RandomProgram(
         "rows", (Step("while", 0, ((Step("dense", 1), Step("dense", 1), Step("dense", 1)),)),)
     ),

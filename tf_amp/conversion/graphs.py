@@ -138,9 +138,11 @@ def convert_graph(
     new: GraphDef = result.proto  # type: ignore[assignment]
     # What was planned with its callers was copied for them.
     every = ("", *roots)
-    idle = before.reachable(every) - FunctionReferences(new).reachable(every)
-    idle -= {g.gradient_func for g in graph.library.registered_gradients}
-    idle -= before.reachable(before.library.keys() & held)
+    called = before.reachable(every)
+    # TensorFlow loads no function that lacks what it calls, though nobody calls it.
+    known = {*held, *(g.gradient_func for g in graph.library.registered_gradients)}
+    others = before.library.keys() - (called - known)
+    idle = called - FunctionReferences(new).reachable(every) - before.reachable(others)
     kept = [f for f in new.library.function if f.signature.name not in idle]
     if len(kept) < len(new.library.function):
         library = type(new.library)()
