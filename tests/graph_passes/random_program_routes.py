@@ -40,9 +40,11 @@ def _values(program: RandomProgram) -> list[tf.Tensor]:
     return [tf.constant(value) for value in program.values().values()]
 
 
-def _run_function(program: RandomProgram, scene: Scene) -> Outcome:
+def _run_function(
+    program: RandomProgram, scene: Scene, minimize: Minimize | None = None
+) -> Outcome:
     function = tf.function(
-        step_of(program, scene),
+        step_of(program, scene, minimize),
         autograph=False,
         jit_compile=True if program.route == "xla" else None,
         input_signature=list(program.specs().values()),
@@ -143,15 +145,9 @@ def _minimize_in_fit(program: RandomProgram, optimizer: Any) -> Minimize:
 def _run_scaled(program: RandomProgram, scene: Scene) -> Outcome:
     """A loop of its own, whose optimizer was given a loss scale by a call."""
     optimizer = wrap_optimizer(UPDATES[program.update](), INITIAL_SCALE)
-    function = tf.function(
-        step_of(program, scene, by_optimizer(lambda: optimizer, scales=True)),
-        autograph=False,
-        input_signature=list(program.specs().values()),
-    )
-    for _ in range(STEPS):
-        outputs = function(*_values(program))
+    outcome = _run_function(program, scene, by_optimizer(lambda: optimizer, scales=True))
     _require_no_skip(optimizer.manager)
-    return _gathered(scene, outputs)
+    return outcome
 
 
 def _minimize_of_v1(scene: Scene, _: tf.GradientTape, loss: tf.Tensor) -> list[Any]:
