@@ -149,6 +149,9 @@ def test_batch_normalizations_are_fused_on_hardware_without_units(run_forked: Ru
     counted = found["counted"]
     assert (counted["batch-norm"], counted["fused-update"], true["counted"]) == (1, 5, {})
     assert found["values"] == pytest.approx(true["values"], rel=1e-4)
+    off = {f"{REWRITE}_RULES_DISABLE": "fused-update,batch-norm,grouped-convolution"}
+    exact = result(run_forked(WITHOUT_UNITS + PRELUDE + NORMALIZED, {AMP: "1", **off}))
+    assert exact["values"] == true["values"]
 
 
 def test_what_xla_compiles_is_left_to_it_on_hardware_without_units(run_forked: RunPython) -> None:
