@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_amp.loss_scale.unscaled import DIVISIONS
+
 _LOGGER = logging.getLogger("tf_amp.loss_scale")
 
 # The kinds a gradient can be of.
@@ -82,7 +84,7 @@ def clipped_by(gradients: Iterable[Any]) -> str:
     waiting = [op for g in gradients if (op := getattr(g, "op", None)) is not None]
     seen = set(waiting)
     for op in waiting:
-        if "gradient_tape/" in op.name or "gradients/" in op.name:
+        if _is_of_gradient(op):
             continue
         if _CLIPS.fullmatch(op.name):
             return str(op.name)
@@ -91,6 +93,38 @@ def clipped_by(gradients: Iterable[Any]) -> str:
             seen |= found
             waiting += found
     return ""
+
+
+def clipped_within(gradients: Iterable[Any], factor: tf.Tensor) -> str:
+    """The op of a `tf.custom_gradient` that clips what some gradients are made of; "" for none.
+
+    Args:
+        gradients: Tensors of a graph, `tf.IndexedSlices`, or None.
+        factor: The tensor of a graph that the loss was multiplied by. What is divided by it before
+            it is clipped is not meant.
+    """
+    operations = factor.graph.get_operations()
+    later = operations[operations.index(factor.op) + 1 :]
+    clips = {op for op in later if _CLIPS.fullmatch(op.name) and not _is_of_gradient(op)}
+    if not clips:  # as nearly always: what an op reads takes longer to ask
+        return ""
+    scaled, clipped = {factor.op}, dict[Any, str]()
+    for op in later:
+        read = [tensor.op for tensor in op.inputs]
+        if scaled.isdisjoint(read):
+            continue
+        if op in clips:
+            clipped[op] = op.name
+        elif op.type in DIVISIONS and read[1] in scaled:
+            continue
+        elif found := next(filter(None, map(clipped.get, read)), None):
+            clipped[op] = found
+        scaled.add(op)
+    return next(filter(None, (clipped.get(getattr(g, "op", None)) for g in gradients)), "")
+
+
+def _is_of_gradient(op: tf.Operation) -> bool:
+    return "gradient_tape/" in op.name or "gradients/" in op.name
 
 
 def all_finite(gradients: Sequence[Any]) -> tf.Tensor:

@@ -169,19 +169,36 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         """
         if not self._rule.scales_loss:
             return list(gradients)
-        if not self._said_clipped and (clip := gradient_math.clipped_by(gradients)):
-            self._said_clipped = True
-            _LOGGER.warning(
-                "Gradients were clipped by %s while they were multiplied by the loss scale, so "
-                "they are far smaller than the bound once they are divided by it. Have the "
-                "optimizer clip (global_clipnorm=, clipnorm=, clipvalue= of Keras), or clip what "
-                "optimizer.unscale(gradients) gives: an optimizer of "
-                "tf_amp.loss_scale.wrap_optimizer() has it, also for compile().",
-                clip,
-            )
         if scale is None:
             scale = self._used_scale.found()
+        if not self._said_clipped:
+            self._say_clipped(gradients, scale)
         return gradient_math.unscale(gradients, self.scale if scale is None else scale)
+
+    def _say_clipped(self, gradients: Sequence[Any], scale: tf.Tensor | None) -> None:
+        """Warns of gradients that were clipped while they were multiplied by the scale."""
+        if clip := gradient_math.clipped_by(gradients):
+            remedy = (
+                "Have the optimizer clip (global_clipnorm=, clipnorm=, clipvalue= of Keras), or "
+                "clip what optimizer.unscale(gradients) gives: an optimizer of "
+                "tf_amp.loss_scale.wrap_optimizer() has it, also for compile()."
+            )
+        elif hasattr(scale, "graph") and (clip := gradient_math.clipped_within(gradients, scale)):
+            remedy = (
+                "There (tf.custom_gradient), clip what manager.unscale([dy]) gives, and return "
+                "manager.multiply() of that, with the manager of an optimizer of "
+                "tf_amp.loss_scale.wrap_optimizer(), also for compile(): optimizer.manager. "
+                "bfloat16 needs no scale."
+            )
+        else:
+            return
+        self._said_clipped = True
+        _LOGGER.warning(
+            "Gradients were clipped by %s while they were multiplied by the loss scale, so they "
+            "are far smaller than the bound once they are divided by it. %s",
+            clip,
+            remedy,
+        )
 
     def create_variables(self) -> None:
         """Creates the state variables in the current graph and strategy, if they are missing."""

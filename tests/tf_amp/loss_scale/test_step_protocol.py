@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import keras
 import pytest
 import tensorflow as tf
 
-from tf_amp.loss_scale import DynamicLossScale, LossScaleProtocolError, wrap_optimizer
+from tf_amp.loss_scale import (
+    DynamicLossScale,
+    LossScaleManager,
+    LossScaleProtocolError,
+    wrap_optimizer,
+)
 from tf_amp.loss_scale.step_protocol import Phase, StepProtocol
 
 X = tf.constant([1.0, 1.0])
@@ -328,4 +334,69 @@ def test_gradients_of_what_is_clipped_are_none_that_are(
 
     step()
     assert value(toolbox, variable) == [0.0, 1.0]
+    assert not [message for message in caplog.messages if "clipped" in message]
+
+
+def _clipped_while_scaled(manager: LossScaleManager, dy: tf.Tensor) -> tf.Tensor:
+    return tf.clip_by_norm(dy, 1.0)
+
+
+def _clipped_by_value(manager: LossScaleManager, dy: tf.Tensor) -> tf.Tensor:
+    return keras.ops.clip(dy, -1.0, 1.0)
+
+
+def _clipped_unscaled(manager: LossScaleManager, dy: tf.Tensor) -> tf.Tensor:
+    return manager.multiply(tf.clip_by_norm(manager.unscale([dy])[0], 1.0))
+
+
+@pytest.mark.parametrize(
+    ("clip", "told"),
+    [(_clipped_while_scaled, 1), (_clipped_by_value, 1), (_clipped_unscaled, 0)],
+)
+@pytest.mark.parametrize("toolbox", ["keras", "tf_keras"], indirect=True)
+def test_a_gradient_of_the_programs_own_that_clips_is_told_once(
+    toolbox, caplog: pytest.LogCaptureFixture, clip: Any, told: int
+) -> None:
+    optimizer, variable = make(toolbox)
+
+    @tf.custom_gradient
+    def clipping(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda dy: clip(optimizer.manager, dy)
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(clipping(3.0 * toolbox.tensor(variable)))
+            loss = optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, [toolbox.tensor(variable)])
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+
+    tf.function(step)()
+    tf.function(step)()
+    said = [message for message in caplog.messages if "tf.custom_gradient" in message]
+    assert len(said) == told
+    if not told:
+        assert value(toolbox, variable) == pytest.approx([1.0 - 3 * 2**0.5, 2.0 - 3 * 2**0.5])
+
+
+@pytest.mark.parametrize("toolbox", ["keras"], indirect=True)
+def test_a_penalty_that_clips_what_is_not_scaled_is_none_that_clips(
+    toolbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer, variable = make(toolbox)
+    manager = optimizer.manager
+
+    @tf.function
+    def step() -> None:
+        x = tf.constant([1.0, -2.0])
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = manager.multiply(tf.reduce_sum(toolbox.tensor(variable) ** 2 * x**2))
+            (slope,) = manager.unscale([inner.gradient(y, x)])
+            loss = tf.reduce_sum(tf.clip_by_value(slope, -1e9, 1e9) ** 2)
+            loss = optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, [toolbox.tensor(variable)])
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+
+    step()
     assert not [message for message in caplog.messages if "clipped" in message]
