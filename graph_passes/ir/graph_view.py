@@ -228,15 +228,6 @@ class GraphView:
         return number in self.waits or self.names[number] in self.awaited
 
     @functools.cached_property
-    def waiting(self) -> dict[str, list[int]]:
-        """Name of a node -> the nodes that have it as a control input."""
-        found: dict[str, list[int]] = {}
-        for number, names in self.waits.items():
-            for name in names:
-                found.setdefault(name, []).append(number)
-        return found
-
-    @functools.cached_property
     def devices(self) -> dict[str, list[int]]:
         """Device -> the nodes that name it, for those that name one."""
         codes = np.asarray(self.node_index.device_of)

@@ -8,6 +8,7 @@ its slots. Most op types have one layout; those with variadic ports have one per
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -122,7 +123,7 @@ class OpType:
         if not numbers and not lists:
             self.layout = self._build(lambda _: 0)
 
-    @property
+    @functools.cached_property
     def is_pure(self) -> bool:
         """Whether nodes of this type only make tensors of tensors: no state, no ref variables."""
         args = (*self.op_def.input_arg, *self.op_def.output_arg)

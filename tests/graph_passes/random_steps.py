@@ -23,7 +23,6 @@ SHAPES = {
     TOKENS: (4, 6, CHANNELS),
     IMAGES: (4, 4, 4, CHANNELS),
 }
-RANKS = {len(shape): kind for kind, shape in SHAPES.items()}
 
 
 @dataclasses.dataclass(frozen=True)
