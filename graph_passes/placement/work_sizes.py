@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from graph_passes.coloring.ways import is_turned
 from graph_passes.ir.graph_view import FLOAT, GraphView, Shape, elements
 from graph_passes.ops.node_types import NodeType
 from graph_passes.ops.op_types import FILTER_AND_BIAS
@@ -171,9 +172,9 @@ class WorkSizes:
         of_right = of_right or (None, None)
         if of_left is None or made is None or {len(of_left), len(of_right), len(made)} != {2}:
             return None
-        if self.view.attr(product, "transpose_a").b:
+        if is_turned(self.view, product, 0):
             of_left = of_left[::-1]
-        if self.view.attr(product, "transpose_b").b:
+        if is_turned(self.view, product, 1):
             of_right = of_right[::-1]
         rows, terms, columns = made[0] or of_left[0], of_left[1] or of_right[0], made[1]
         columns = columns or of_right[1]
@@ -246,8 +247,7 @@ class WorkSizes:
         left = self.shape(factors[0]) if factors else None
         if left is None or len(left) < 2:
             return None
-        transposed = any(self.view.attr(number, name).b for name in ("transpose_a", "adj_x"))
-        return factors[0], left, -2 if transposed else -1
+        return factors[0], left, -2 if is_turned(self.view, number, 0) else -1
 
     def _einsum_flops(self, number: int) -> int | None:
         """One multiplication and addition for each combination of all labels' values."""
