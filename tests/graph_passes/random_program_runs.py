@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import unittest.mock as mock
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -98,10 +99,11 @@ class Reference:
         """
         if not self._noisy:
             self._noisy.update(self.naive)
-        while self._noisy[name] < enough and (errors := next(self._errors, None)):
+        # Of runs that end in NaN, as Nadam's do where everything is rounded, the others tell.
+        while not self._noisy[name] >= enough and (errors := next(self._errors, None)):
             for found, error in errors.items():
-                self._noisy[found] = max(self._noisy[found], error)
-        return self._noisy[name]
+                self._noisy[found] = float(np.fmax(self._noisy[found], error))
+        return math.inf if math.isnan(self._noisy[name]) else self._noisy[name]
 
     def _naive_errors(self) -> Iterator[dict[str, float]]:
         """The errors of the run where everything is rounded, then those of the noisy runs."""

@@ -282,6 +282,13 @@ def test_a_program_may_end_itself_where_naive_low_precision_gives_nan(
     assert check(reference.program) == "invalid"
 
 
+def test_runs_that_end_in_nan_measure_nothing(reference: Reference) -> None:
+    name, judged = reference.graph.fetches[1], copy.copy(reference)
+    for errors, noise in (([{name: 0.5}, {name: np.nan}], 0.5), ([{name: np.nan}], np.inf)):
+        judged._noisy, judged._errors = {name: np.nan}, iter(errors)
+        assert judged.noisy(name, 1.0) == noise
+
+
 def test_an_effect_too_many_is_seen(reference: Reference) -> None:
     counts = [k for k, v in reference.expected.items() if k[:8] == "variable" and not v.ndim]
     assert [reference.expected[name] for name in counts] == [4]
