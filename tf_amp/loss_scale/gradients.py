@@ -100,8 +100,8 @@ def clipped_within(gradients: Iterable[Any], factor: tf.Tensor) -> str:
 
     Args:
         gradients: Tensors of a graph, `tf.IndexedSlices`, or None.
-        factor: The tensor of a graph that the loss was multiplied by. What is divided by it before
-            it is clipped is not meant.
+        factor: The tensor of a graph that the loss was multiplied by. What is divided by it, or of
+            which the sign is taken, before it is clipped is not meant.
     """
     operations = factor.graph.get_operations()
     later = operations[operations.index(factor.op) + 1 :]
@@ -115,7 +115,7 @@ def clipped_within(gradients: Iterable[Any], factor: tf.Tensor) -> str:
             continue
         if op in clips:
             clipped[op] = op.name
-        elif op.type in DIVISIONS and read[1] in scaled:
+        elif op.type == "Sign" or (op.type in DIVISIONS and read[1] in scaled):
             continue
         elif found := next(filter(None, map(clipped.get, read)), None):
             clipped[op] = found

@@ -376,27 +376,3 @@ def test_a_gradient_of_the_programs_own_that_clips_is_told_once(
     assert len(said) == told
     if not told:
         assert value(toolbox, variable) == pytest.approx([1.0 - 3 * 2**0.5, 2.0 - 3 * 2**0.5])
-
-
-@pytest.mark.parametrize("toolbox", ["keras"], indirect=True)
-def test_a_penalty_that_clips_what_is_not_scaled_is_none_that_clips(
-    toolbox, caplog: pytest.LogCaptureFixture
-) -> None:
-    optimizer, variable = make(toolbox)
-    manager = optimizer.manager
-
-    @tf.function
-    def step() -> None:
-        x = tf.constant([1.0, -2.0])
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                y = manager.multiply(tf.reduce_sum(toolbox.tensor(variable) ** 2 * x**2))
-            (slope,) = manager.unscale([inner.gradient(y, x)])
-            loss = tf.reduce_sum(tf.clip_by_value(slope, -1e9, 1e9) ** 2)
-            loss = optimizer.scale_loss(loss)
-        gradients = tape.gradient(loss, [toolbox.tensor(variable)])
-        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
-
-    step()
-    assert not [message for message in caplog.messages if "clipped" in message]
