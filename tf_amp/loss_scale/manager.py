@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_amp.loss_scale import gradients as gradient_math
 from tf_amp.loss_scale import telemetry
+from tf_amp.loss_scale.clip_notice import ClipNotice
 from tf_amp.loss_scale.floor import SkippedStep, SkipReporter
 from tf_amp.loss_scale.history import History
 from tf_amp.loss_scale.rule import LossScale, LossScaleState, require_count, resolve
@@ -74,7 +75,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         self._reporter = SkipReporter(self._rule)
         self._history = History(name, self._rule.initial_state())
         self._variable_names: list[str] = []
-        self._said_clipped = False
+        self._clip_notice = ClipNotice()
         self._protocols: weakref.WeakSet[StepProtocol] = weakref.WeakSet()
         self._used_scale = UsedScale()
         telemetry.register(self)
@@ -171,34 +172,8 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
             return list(gradients)
         if scale is None:
             scale = self._used_scale.found()
-        if not self._said_clipped:
-            self._say_clipped(gradients, scale)
+        self._clip_notice.look(gradients, scale)
         return gradient_math.unscale(gradients, self.scale if scale is None else scale)
-
-    def _say_clipped(self, gradients: Sequence[Any], scale: tf.Tensor | None) -> None:
-        """Warns of gradients that were clipped while they were multiplied by the scale."""
-        if clip := gradient_math.clipped_by(gradients):
-            remedy = (
-                "Have the optimizer clip (global_clipnorm=, clipnorm=, clipvalue= of Keras), or "
-                "clip what optimizer.unscale(gradients) gives: an optimizer of "
-                "tf_amp.loss_scale.wrap_optimizer() has it, also for compile()."
-            )
-        elif hasattr(scale, "graph") and (clip := gradient_math.clipped_within(gradients, scale)):
-            remedy = (
-                "There (tf.custom_gradient), clip what manager.unscale([dy]) gives, and return "
-                "manager.multiply() of that, with the manager of an optimizer of "
-                "tf_amp.loss_scale.wrap_optimizer(), also for compile(): optimizer.manager. "
-                "bfloat16 needs no scale."
-            )
-        else:
-            return
-        self._said_clipped = True
-        _LOGGER.warning(
-            "Gradients were clipped by %s while they were multiplied by the loss scale, so they "
-            "are far smaller than the bound once they are divided by it. %s",
-            clip,
-            remedy,
-        )
 
     def create_variables(self) -> None:
         """Creates the state variables in the current graph and strategy, if they are missing."""

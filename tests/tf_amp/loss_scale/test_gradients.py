@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -129,29 +127,3 @@ def test_gradients_are_divided_in_float32_whoever_reads_them() -> None:
         node.op for node in result.proto.node if any(a.type == DT_HALF for a in node.attr.values())
     }
     assert low == {"Cast", "MatMul"}
-
-
-def _clip(x: tf.Tensor) -> tf.Tensor:
-    return tf.clip_by_value(x, -1.0, 1.0)
-
-
-# x is multiplied by the scale s before, and y is not.
-@pytest.mark.parametrize(
-    ("made", "clip"),
-    [
-        (lambda x, y, s: 3.0 * _clip(x), "clip_by_value"),
-        (lambda x, y, s: tf.clip_by_norm(x, 1.0) + y, "clip_by_norm"),
-        (lambda x, y, s: tf.IndexedSlices(_clip(x), [0]), "clip_by_value"),
-        (lambda x, y, s: x * _clip(y), ""),
-        (lambda x, y, s: s * _clip(x / s), ""),
-        (lambda x, y, s: s * _clip(y + tf.sign(x)), ""),
-        (lambda x, y, s: (_clip(x), 2.0 * x)[1], ""),
-        (lambda x, y, s: None, ""),
-    ],
-)
-def test_what_clips_inside_is_found_behind_the_scale(made: Any, clip: str) -> None:
-    with tf.Graph().as_default():
-        loss, y = tf.ones([2]), tf.ones([2])
-        scale = tf.constant(8.0)
-        gradient = made(loss * scale, y, scale)
-        assert g.clipped_within([gradient], scale) == clip

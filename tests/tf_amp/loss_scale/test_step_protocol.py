@@ -1,18 +1,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
-import keras
 import pytest
 import tensorflow as tf
 
-from tf_amp.loss_scale import (
-    DynamicLossScale,
-    LossScaleManager,
-    LossScaleProtocolError,
-    wrap_optimizer,
-)
+from tf_amp.loss_scale import DynamicLossScale, LossScaleProtocolError, wrap_optimizer
 from tf_amp.loss_scale.step_protocol import Phase, StepProtocol
 
 X = tf.constant([1.0, 1.0])
@@ -275,104 +268,3 @@ def test_what_multiplied_a_loss_in_a_body_is_not_looked_for_behind_it(toolbox) -
 
     step()
     assert value(toolbox, variable) == [0.0, 1.0]
-
-
-CLIPS = {
-    "global norm": lambda gradients: tf.clip_by_global_norm(gradients, 1.0)[0],
-    "norm": lambda gradients: [tf.clip_by_norm(gradient, 1.0) for gradient in gradients],
-    "value": lambda gradients: [tf.clip_by_value(gradient, -1.0, 1.0) for gradient in gradients],
-    "keras": lambda gradients: [keras.ops.clip(gradient, -1.0, 1.0) for gradient in gradients],
-    "each example's": lambda gradients: [_mean_of_clipped(gradient) for gradient in gradients],
-}
-
-
-def _mean_of_clipped(gradient: tf.Tensor) -> tf.Tensor:
-    """What differential privacy asks for: clipped one by one, averaged, with noise."""
-    examples = tf.stack([gradient, gradient])
-    clipped = tf.vectorized_map(lambda one: tf.clip_by_norm(one, 1.0), examples)
-    return tf.reduce_mean(clipped, 0) + tf.random.normal(gradient.shape, stddev=0.0)
-
-
-# Where a clip is looked for is one place: each of them, and each optimizer.
-@pytest.mark.parametrize(
-    ("toolbox", "clip"),
-    [
-        *(("keras", clip) for clip in CLIPS),
-        *((family, "global norm") for family in ("tf_keras", "tf_keras_legacy", "v1")),
-    ],
-    indirect=["toolbox"],
-)
-@pytest.mark.parametrize("unscaled", [True, False])
-def test_scaled_gradients_that_are_clipped_are_told_once(
-    toolbox, caplog: pytest.LogCaptureFixture, clip: str, unscaled: bool
-) -> None:
-    optimizer, variable = make(toolbox)
-
-    def step() -> None:
-        gradients = gradients_of(toolbox, optimizer, variable)
-        gradients = optimizer.unscale(gradients) if unscaled else gradients
-        optimizer.apply_gradients(zip(CLIPS[clip](gradients), [variable], strict=True))
-
-    tf.function(step)()
-    tf.function(step)()
-    said = [message for message in caplog.messages if "Gradients were clipped by" in message]
-    assert len(said) == (not unscaled)
-
-
-def test_gradients_of_what_is_clipped_are_none_that_are(
-    toolbox, caplog: pytest.LogCaptureFixture
-) -> None:
-    optimizer, variable = make(toolbox)
-
-    @tf.function
-    def step() -> None:
-        with tf.GradientTape() as tape:
-            kept = tf.clip_by_value(toolbox.tensor(variable), -5.0, 5.0)
-            loss = optimizer.scale_loss(tf.reduce_sum(kept))
-        gradients = tape.gradient(loss, [toolbox.tensor(variable)])
-        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
-
-    step()
-    assert value(toolbox, variable) == [0.0, 1.0]
-    assert not [message for message in caplog.messages if "clipped" in message]
-
-
-def _clipped_while_scaled(manager: LossScaleManager, dy: tf.Tensor) -> tf.Tensor:
-    return tf.clip_by_norm(dy, 1.0)
-
-
-def _clipped_by_value(manager: LossScaleManager, dy: tf.Tensor) -> tf.Tensor:
-    return keras.ops.clip(dy, -1.0, 1.0)
-
-
-def _clipped_unscaled(manager: LossScaleManager, dy: tf.Tensor) -> tf.Tensor:
-    return manager.multiply(tf.clip_by_norm(manager.unscale([dy])[0], 1.0))
-
-
-@pytest.mark.parametrize(
-    ("clip", "told"),
-    [(_clipped_while_scaled, 1), (_clipped_by_value, 1), (_clipped_unscaled, 0)],
-)
-@pytest.mark.parametrize("toolbox", ["keras", "tf_keras"], indirect=True)
-def test_a_gradient_of_the_programs_own_that_clips_is_told_once(
-    toolbox, caplog: pytest.LogCaptureFixture, clip: Any, told: int
-) -> None:
-    optimizer, variable = make(toolbox)
-
-    @tf.custom_gradient
-    def clipping(x: tf.Tensor) -> Any:
-        return tf.identity(x), lambda dy: clip(optimizer.manager, dy)
-
-    def step() -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(clipping(3.0 * toolbox.tensor(variable)))
-            loss = optimizer.scale_loss(loss)
-        gradients = tape.gradient(loss, [toolbox.tensor(variable)])
-        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
-
-    tf.function(step)()
-    tf.function(step)()
-    said = [message for message in caplog.messages if "tf.custom_gradient" in message]
-    assert len(said) == told
-    if not told:
-        assert value(toolbox, variable) == pytest.approx([1.0 - 3 * 2**0.5, 2.0 - 3 * 2**0.5])
