@@ -200,6 +200,7 @@ COMMANDS = (
 )
 _LOSS_SCALE = (
     # Read.
+    Member("tensorflow.python.autograph.impl.api", "autograph_artifact"),
     Member(f"{_EAGER}.context", "Context.host_address_space", ("self",)),
     Member("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext"),
     Member("tensorflow.python.ops.control_flow_v2_func_graphs", "ControlFlowFuncGraph"),

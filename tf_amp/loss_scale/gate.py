@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.impl.api import autograph_artifact
 
 from tf_amp.loss_scale import gradients as gradient_math
 from tf_amp.loss_scale.host_call import call_where_built
@@ -26,6 +27,8 @@ from tf_amp.loss_scale.state import FIELDS, PlannedUpdate, as_numbers
 Apply = Callable[[Sequence[Any]], Any]
 
 
+# AutoGraph converts what `apply` does with the program's own code, and no more: it took seconds.
+@autograph_artifact
 def apply_if_finite(
     manager: LossScaleManager,
     gradients: Sequence[Any],

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.autograph.impl.api import autograph_artifact
 
 from tf_amp.loss_scale import gradients as gradient_math
 from tf_amp.loss_scale import telemetry
@@ -118,6 +119,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         self._protocols.add(protocol)
         return protocol
 
+    @autograph_artifact
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies a loss by the scale, as the last thing before its gradients are taken.
 
@@ -138,6 +140,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         self._used_scale.note_loss(scaled)
         return scaled
 
+    @autograph_artifact
     def multiply(self, tensors: Any, scale: tf.Tensor | None = None) -> Any:
         """Multiplies tensors by the scale, without counting as the scaling of a step's loss.
 
@@ -157,6 +160,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
             self._used_scale.note(scale)
         return gradient_math.scale(tensors, scale)
 
+    @autograph_artifact
     def unscale(self, gradients: Sequence[Any], scale: tf.Tensor | None = None) -> list[Any]:
         """Divides gradients by the scale.
 

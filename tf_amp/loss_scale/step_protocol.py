@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from tf_amp.loss_scale.gradients import VariableUnderflow, measure_underflow
@@ -137,6 +138,7 @@ class StepProtocol:
         self._scaled_eagerly = tf.executing_eagerly()
         self._local.phase = Phase.SCALED
 
+    @autograph_artifact
     def gradients_unscaled(self) -> None:
         """Records that gradients were unscaled.
 
@@ -163,6 +165,7 @@ class StepProtocol:
         place = next(place for place in _places() if not isinstance(place, bodies))
         self._local.place = weakref.ref(place)
 
+    @autograph_artifact
     def gradients_need_unscaling(self, unscaled: bool | None = None) -> bool:
         """Ends the step and says whether its gradients still have to be unscaled.
 
@@ -240,10 +243,12 @@ class CustomLoopMethods:
         """The current loss scale, a scalar float32 tensor."""
         return self.manager.scale
 
+    @autograph_artifact
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies a loss by the scale; see `LossScaleManager.scale_loss`."""
         return self.manager.scale_loss(loss)
 
+    @autograph_artifact
     def unscale(self, gradients: Sequence[Any]) -> list[Any]:
         """Divides gradients by the scale, for loops that look at them before applying them.
 

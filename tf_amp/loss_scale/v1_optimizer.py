@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.training.experimental import loss_scale_optimizer
 
 from tf_amp.compatibility import V1_OPTIMIZERS, require
@@ -136,6 +137,7 @@ class V1LossScaleOptimizer(
         train_ops[:] = [*known, train_op]
         return train_op
 
+    @autograph_artifact
     def _create_slots_first(self, variables: list[Any]) -> None:
         """Creates the slots outside the branch, under the names they have in float32.
 

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.autograph.impl import api
 
-from tf_amp.loss_scale import DynamicLossScale, LossScaleProtocolError, wrap_optimizer
+from tf_amp.loss_scale import (
+    DynamicLossScale,
+    LossScaleManager,
+    LossScaleProtocolError,
+    wrap_optimizer,
+)
 from tf_amp.loss_scale.step_protocol import Phase, StepProtocol
 
 X = tf.constant([1.0, 1.0])
@@ -268,3 +275,56 @@ def test_what_multiplied_a_loss_in_a_body_is_not_looked_for_behind_it(toolbox) -
 
     step()
     assert value(toolbox, variable) == [0.0, 1.0]
+
+
+class _Choosing(tf.compat.v1.train.GradientDescentOptimizer):
+    def apply_gradients(self, grads_and_vars: Any, **kwargs: Any) -> Any:
+        """Needs AutoGraph, as what people write in a `tf.function` may."""
+        ((gradient, variable),) = grads_and_vars
+        if tf.reduce_sum(gradient) > 0:
+            gradient = 2.0 * gradient
+        return super().apply_gradients([(gradient, variable)], **kwargs)
+
+
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The functions that AutoGraph converts."""
+    names, convert = set[str](), api._convert_actual
+
+    def note(function: Any, context: Any) -> Any:
+        names.add(function.__qualname__.rpartition(".<locals>.")[2])
+        return convert(function, context)
+
+    monkeypatch.setattr(api, "_convert_actual", note)
+    return names
+
+
+def test_autograph_converts_what_is_the_programs_own(converted: set[str]) -> None:
+    optimizer, variable = wrap_optimizer(_Choosing(1.0)), tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_sum(variable))
+        gradients = optimizer.unscale(tape.gradient(loss, [variable]))
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+
+    step()
+    assert variable.numpy().tolist() == [-1.0, 0.0]
+    own = {"step", "_Choosing.apply_gradients"}
+    assert converted == own | {"V1LossScaleOptimizer.apply_gradients"}
+
+
+def test_autograph_converts_nothing_of_a_loop_by_hand_but_the_loop(converted: set[str]) -> None:
+    manager, variable = LossScaleManager(8.0), tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = manager.multiply(tf.reduce_sum(variable))
+        (gradient,) = manager.unscale(tape.gradient(loss, [variable]))
+        variable.assign_sub(gradient)
+
+    step()
+    assert variable.numpy().tolist() == [0.0, 1.0]
+    assert converted == {"step"}
