@@ -27,7 +27,7 @@ from tf_amp.loss_scale.state import FIELDS, PlannedUpdate, as_numbers
 Apply = Callable[[Sequence[Any]], Any]
 
 
-# AutoGraph converts what `apply` does with the program's own code, and no more: it took seconds.
+# AutoGraph, which would take seconds for all of this, converts what `apply` calls of the program's.
 @autograph_artifact
 def apply_if_finite(
     manager: LossScaleManager,

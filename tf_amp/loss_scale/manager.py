@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,8 +26,6 @@ from tf_amp.loss_scale.state import (
     plan_update,
 )
 from tf_amp.loss_scale.step_protocol import StepProtocol, UsedScale
-
-_LOGGER = logging.getLogger("tf_amp.loss_scale")
 
 
 class LossScaleManager(tf.__internal__.tracking.Trackable):
@@ -119,6 +116,7 @@ class LossScaleManager(tf.__internal__.tracking.Trackable):
         self._protocols.add(protocol)
         return protocol
 
+    # Else AutoGraph converts this with all that it calls, which takes longer than to trace a loop.
     @autograph_artifact
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies a loss by the scale, as the last thing before its gradients are taken.

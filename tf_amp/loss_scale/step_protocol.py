@@ -138,7 +138,6 @@ class StepProtocol:
         self._scaled_eagerly = tf.executing_eagerly()
         self._local.phase = Phase.SCALED
 
-    @autograph_artifact
     def gradients_unscaled(self) -> None:
         """Records that gradients were unscaled.
 
