@@ -138,7 +138,7 @@ def _rows(result: dict[str, Any]) -> list[list[object]]:
             continue
         step = entry["step_s"]
         entry["speed_up"] = base / step["median"] if base else None
-        loss = entry["last_loss"]
+        live, loss = entry.get("live_mb_steps"), entry["last_loss"]
         rows.append(
             [
                 name,
@@ -147,7 +147,7 @@ def _rows(result: dict[str, Any]) -> list[list[object]]:
                 f"{entry['speed_up']:.2f}x" if base else None,
                 f"{entry['peak_mb']:.0f}",
                 f"{entry['peak_mb_steps']:.0f}",
-                f"{entry['live_mb_steps']:.0f}",
+                None if live is None else f"{live:.0f}",
                 None if loss is None else f"{loss:.4f}",
             ]
         )
