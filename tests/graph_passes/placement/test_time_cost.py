@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import v1_graphs
+from cpu_units import HAS_ONEDNN, NO_ONEDNN
 from decisions import decisions_of, reasons_of
 from graph_diff import retyped
 from graph_text import graph, inferred_shapes
@@ -407,6 +408,7 @@ def layer(product: str, activation: str, dtype: tf.DType) -> tf.Graph:
     return made
 
 
+@pytest.mark.skipif(not HAS_ONEDNN, reason=f"{NO_ONEDNN}, and fuses nothing in bfloat16")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_an_activation_follows_the_product_that_tensorflow_fuses_it_into(
