@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tf_amp")
 
+PLAIN_CPU = "cpu-plain"
+"""The class of CPUs without a unit for the dtype, or of which TensorFlow does not use it."""
+
 
 @dataclass(frozen=True)
 class TableChoice:
@@ -52,7 +55,7 @@ def device_class(
         cpu_flags: CPU flags as /proc/cpuinfo spells them; None probes the machine.
 
     Returns:
-        "cpu-" and the best unit for the dtype ("cpu-avx512_bf16"), "cpu-plain" without one or
+        "cpu-" and the best unit for the dtype ("cpu-avx512_bf16"), `PLAIN_CPU` without one or
         without oneDNN's kernels, which use it;
         "gpu-" and the lowest compute capability ("gpu-9.0"), "gpu-unknown" where none is told.
     """
@@ -63,7 +66,7 @@ def device_class(
     flags = probe_cpu_flags() if cpu_flags is None else cpu_flags
     # The later a unit stands in the row, the faster it is.
     units = [unit for unit in CPU_FLAGS.get(str(target.target_dtype), ()) if unit in flags]
-    return f"cpu-{units[-1]}" if units and probe_onednn() else "cpu-plain"
+    return f"cpu-{units[-1]}" if units and probe_onednn() else PLAIN_CPU
 
 
 def table_class(target: Target, *, compiled: bool) -> str:

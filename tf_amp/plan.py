@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 from graph_passes import PrecisionConfig, list_notes
 from graph_passes.functions.grouped_convolutions import RULE as GROUPED_CONVOLUTION
 from graph_passes.policy.config import PAY_IN_FLOAT32
-from tf_amp.cost_tables import TableChoice, choose_table
+from graph_passes.units.product.filter_gradient import RULE as FILTER_GRADIENT
+from tf_amp.cost_tables import PLAIN_CPU, TableChoice, choose_table, device_class
 from tf_amp.env_config import EnvConfigError, Settings
 from tf_amp.hardware import Target, choose_target, probe_onednn
 from tf_amp.state import Status
@@ -143,9 +144,12 @@ def make_plan(settings: Settings, source: str) -> Plan:
     if config is not None and target.device == "CPU":
         # Without a GPU, functions run here what the program puts on one.
         config = dataclasses.replace(config, only_device=True)
-        if not probe_onednn():  # no other kernels have the gradients
-            off = config.disabled_rules | {GROUPED_CONVOLUTION}
-            config = dataclasses.replace(config, disabled_rules=off)
+        # No other kernels have the gradients of groups. Those of filter and bias end in an error in
+        # bfloat16 on a CPU with AVX2 at most, for which a table that a file names may be used.
+        off = () if probe_onednn() else (GROUPED_CONVOLUTION,)
+        if device_class(target) == PLAIN_CPU:
+            off = (*off, FILTER_GRADIENT)
+        config = dataclasses.replace(config, disabled_rules=config.disabled_rules.union(off))
     return Plan(
         settings=settings,
         source=source,

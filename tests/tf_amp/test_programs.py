@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from environments import BFLOAT16, RunPython
+from environments import BFLOAT16, REWRITE, WITHOUT_UNITS, RunPython
 
-ON = {
-    **BFLOAT16,
-    "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_COST_TABLE": "off",
-}
+import graph_passes
+
+COST_TABLES = Path(graph_passes.__file__).parent / "cost_tables"
+ON = {**BFLOAT16, f"{REWRITE}_COST_TABLE": "off"}
 # A hang must fail its own test, and soon. The start file is not there in a checkout.
 PRELUDE = """
 import faulthandler, sys
@@ -41,9 +42,9 @@ def product(x):
 
 
 def run(
-    run_python: RunPython, program: str, *, check: bool = True, **env: str
+    run_python: RunPython, program: str, *, before: str = "", check: bool = True, **env: str
 ) -> CompletedProcess[str]:
-    done = run_python(PRELUDE + program, ON | env, timeout=150, check=check)
+    done = run_python(before + PRELUDE + program, ON | env, timeout=150, check=check)
     assert "fault of tf_amp" not in done.stderr
     assert "Timeout" not in done.stderr
     return done
@@ -208,6 +209,33 @@ assert len({convert}) > 100
 assert is_low(product(X)) and is_low(run_session())
 """
     run(run_forked, program)
+
+
+def test_kernels_that_units_alone_have_are_not_put_in_for_a_table_of_another_cpu(
+    run_forked: RunPython,
+) -> None:
+    """With AVX2 at most, oneDNN's for the gradients of filter and bias ends in an error."""
+    program = """
+from tensorflow.python.eager import context
+kernel = tf.Variable(rng.standard_normal((3, 3, 32, 32), dtype=np.float32))
+bias = tf.Variable(tf.zeros(32))
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        y = tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias)
+        loss = tf.reduce_mean(tf.nn.conv2d(tf.nn.relu(y), kernel, 1, "SAME") ** 2)
+    return tape.gradient(loss, [kernel, bias])
+
+step(rng.standard_normal((8, 64, 64, 32), dtype=np.float32))
+names = context.context().list_function_names()
+nodes = [node for name in names for node in context.context().get_function_def(name).node_def]
+low = {node.op for node in nodes if node.attr["T"].type == tf.bfloat16.as_datatype_enum}
+assert "Conv2DBackpropFilter" in low, low
+assert not [node.name for node in nodes if node.name.endswith("and_bias")]
+"""
+    named = {f"{REWRITE}_COST_TABLE": str(COST_TABLES / "cpu-avx512_bf16-bfloat16.toml")}
+    run(run_forked, program, before=WITHOUT_UNITS, **named)
 
 
 def test_what_stays_float32_is_counted_once(run_forked: RunPython) -> None:
