@@ -21,6 +21,7 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from graph_passes import FunctionRemarks, PrecisionConfig, Remark
 from graph_passes.ir.eligibility import node_name
+from graph_passes.units.product.filter_gradient import RULE as FILTER_GRADIENT
 from tf_amp.conversion import weights as weights_module
 from tf_amp.conversion.checkpoint import rewrite_checkpoint
 from tf_amp.conversion.graphs import ConvertedGraph, convert_graph, convert_meta_graph
@@ -136,7 +137,9 @@ def convert(
         )
     if embeddings and not weights:
         raise ModelError("Embeddings are stored so together with weights only: ask for both.")
-    own = dataclasses.replace(config, stores_weights=weights)
+    # What is stored may run where oneDNN's kernels are not those of this machine.
+    off = config.disabled_rules | {FILTER_GRADIENT}
+    own = dataclasses.replace(config, stores_weights=weights, disabled_rules=off)
     job = _Job(own, weights, embeddings, io, outputs)
     with Progress(say) as progress, staged(destination, force=force) as path:
         try:

@@ -18,6 +18,8 @@ from environments import RunPython
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 import tf_amp
+from graph_passes.ops.op_types import FILTER_AND_BIAS
+from graph_passes.policy.cost_table_files import shipped_table
 from tf_amp.conversion.convert import Conversion, size_on_disk
 from tf_amp.model_files import ModelError, read_graph
 
@@ -105,6 +107,38 @@ def test_what_a_function_trains_stays_float32(folder: Path, tmp_path: Path) -> N
     first = loaded.train(x)
     assert loaded.train(x) < first
     assert not np.array_equal(loaded.trained.numpy(), before)
+
+
+def test_a_training_step_is_stored_without_kernels_of_one_kind_of_cpu(tmp_path: Path) -> None:
+    module = tf.Module()
+    rng = np.random.default_rng(0)
+    module.kernel = tf.Variable(rng.normal(size=[3, 3, 32, 32]).astype("float32"))
+    module.bias = tf.Variable(tf.zeros(32))
+
+    @tf.function(input_signature=[tf.TensorSpec([8, 64, 64, 32])])
+    def train(images: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            y = tf.nn.bias_add(tf.nn.conv2d(images, module.kernel, 1, "SAME"), module.bias)
+            y = tf.nn.conv2d(tf.nn.relu(y), module.kernel, 1, "SAME")
+            loss = tf.reduce_mean(y**2)
+        gradients = tape.gradient(loss, [module.kernel, module.bias])
+        module.kernel.assign_sub(1e-6 * gradients[0])
+        module.bias.assign_sub(1e-6 * gradients[1])
+        return loss
+
+    module.train = train
+    tf.saved_model.save(module, str(tmp_path / "in"))
+    timed = dataclasses.replace(CONFIG, cost_table=shipped_table("cpu-avx512_bf16", "bfloat16"))
+    tf_amp.convert_saved_model(tmp_path / "in", tmp_path / "out", config=timed)
+    saved = SavedModel.FromString((tmp_path / "out" / "saved_model.pb").read_bytes())
+    functions = saved.meta_graphs[0].graph_def.library.function
+    low = [n.op for f in functions for n in f.node_def if n.attr["T"].type == tf.bfloat16]
+    assert "Conv2DBackpropFilter" in low
+    assert FILTER_AND_BIAS not in low
+    images = tf.constant(rng.normal(size=[8, 64, 64, 32]).astype("float32"))
+    loaded = tf.saved_model.load(str(tmp_path / "out"))
+    assert loaded.train(images) > 0
+    assert np.any(loaded.bias.numpy())
 
 
 def test_a_function_set_variable_stays_float32(tmp_path: Path) -> None:
