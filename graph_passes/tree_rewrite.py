@@ -150,6 +150,7 @@ class _TreeRewrite:
         if tree.calls and is_in_force(self._config):
             self._tree, self._released = release_convolutions(
                 tree,
+                self._config,
                 self._shapes_of,
                 lambda body, node: permitted(body, self._config)(GROUPED_CONVOLUTION, node),
             )

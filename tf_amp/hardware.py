@@ -103,6 +103,18 @@ def probe_onednn() -> bool:
     return bool(_pywrap_util_port.IsMklEnabled()) and limit.upper() not in _WITHOUT_UNITS
 
 
+def has_onednn_kernels() -> bool:
+    """Whether oneDNN's kernels run ops that name them, even if TensorFlow takes none by itself.
+
+    They are in builds for x86, and ``TF_ENABLE_ONEDNN_OPTS=0`` says that none are wanted.
+    """
+    from graph_passes.ops.kernels import has_kernel
+    from graph_passes.ops.op_types import of_onednn
+
+    wanted = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").strip().lower() not in ("0", "false")
+    return wanted and has_kernel(of_onednn("Conv2DBackpropFilter"), "CPU")
+
+
 def choose_target(
     settings: Settings,
     *,

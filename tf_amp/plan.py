@@ -11,7 +11,7 @@ from graph_passes.policy.config import PAY_IN_FLOAT32
 from graph_passes.units.product.filter_gradient import RULE as FILTER_GRADIENT
 from tf_amp.cost_tables import PLAIN_CPU, TableChoice, choose_table, device_class
 from tf_amp.env_config import EnvConfigError, Settings
-from tf_amp.hardware import Target, choose_target, probe_onednn
+from tf_amp.hardware import Target, choose_target, has_onednn_kernels
 from tf_amp.state import Status
 
 if TYPE_CHECKING:
@@ -144,11 +144,13 @@ def make_plan(settings: Settings, source: str) -> Plan:
     if config is not None and target.device == "CPU":
         # Without a GPU, functions run here what the program puts on one.
         config = dataclasses.replace(config, only_device=True)
-        # No other kernels have the gradients of groups. Those of filter and bias end in an error in
-        # bfloat16 on a CPU with AVX2 at most, for which a table that a file names may be used.
-        off = () if probe_onednn() else (GROUPED_CONVOLUTION,)
-        if device_class(target) == PLAIN_CPU:
-            off = (*off, FILTER_GRADIENT)
+        # No kernels but oneDNN's have the gradients of groups, and of filter and bias at once. In
+        # bfloat16, for which a file may name a table, they fail on a CPU with AVX2 at most.
+        off: tuple[str, ...] = ()
+        if config.converts and device_class(target) == PLAIN_CPU:
+            off = (GROUPED_CONVOLUTION, FILTER_GRADIENT)
+        elif not config.converts and not has_onednn_kernels():
+            off = (GROUPED_CONVOLUTION,)
         config = dataclasses.replace(config, disabled_rules=config.disabled_rules.union(off))
     return Plan(
         settings=settings,

@@ -19,6 +19,8 @@ from graph_passes.functions.call_tree import MUST_COMPILE, Region, is_set
 from graph_passes.ir.convolutions import CONVOLUTIONS, has_groups
 from graph_passes.ir.copying import Graph, nodes_of
 from graph_passes.ir.graph_view import FunctionShapes, Shape, Shapes
+from graph_passes.ops.kernels import ONEDNN_LABEL
+from graph_passes.ops.op_types import of_onednn
 from graph_passes.policy.config import PrecisionConfig
 
 RULE = "grouped-convolution"
@@ -44,24 +46,36 @@ def is_grouped_convolution(function: function_pb2.FunctionDef, shapes: Shapes | 
     return bool(work) and all(_has_kernel(node) and has_groups(node, shape) for node in work)
 
 
-def released(function: function_pb2.FunctionDef) -> function_pb2.FunctionDef:
+def released(
+    function: function_pb2.FunctionDef, config: PrecisionConfig
+) -> function_pb2.FunctionDef:
     """A copy of a function that XLA does not compile.
 
     It stays apart from its caller, as it was: TensorFlow would make one kernel of the gradients of
-    a filter and a bias, which fails where a batch has no rows.
+    a filter and a bias, which fails where a batch has no rows. In float32 it names oneDNN's
+    kernels: by itself TensorFlow uses them on CPUs with AVX512_VNNI or the like alone.
     """
     new = copy.deepcopy(function)
     new.attr.pop(MUST_COMPILE, None)
+    if not config.converts:
+        for node in new.node_def:
+            if node.op in CONVOLUTIONS:
+                node.op = of_onednn(node.op)
+                node.attr["_kernel"].s = ONEDNN_LABEL
     return new
 
 
 def release_convolutions(
-    tree: Region, function_shapes: FunctionShapes, may_change: Callable[[Graph, str], bool]
+    tree: Region,
+    config: PrecisionConfig,
+    function_shapes: FunctionShapes,
+    may_change: Callable[[Graph, str], bool],
 ) -> tuple[Region, dict[Region, tuple[str, ...]]]:
     """Takes convolutions of groups from XLA.
 
     Args:
         tree: the call tree; it is not changed.
+        config: for what it is planned.
         function_shapes: gives the static shapes of functions by their names.
         may_change: whether a calling node, by its graph and name, may be changed.
 
@@ -87,7 +101,7 @@ def release_convolutions(
         for node in nodes_of(bodies[region]):
             if node.name in calls:
                 node.attr.pop(MUST_COMPILE, None)
-        bodies |= {callee: released(callee.proto) for callee in calls.values()}  # type: ignore[arg-type]
+        bodies |= {callee: released(callee.proto, config) for callee in calls.values()}  # type: ignore[arg-type]
     if not bodies:
         return tree, {}
     new = tree.with_bodies(lambda region: bodies.get(region, region.proto))

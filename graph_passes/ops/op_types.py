@@ -21,13 +21,19 @@ Attrs: TypeAlias = Mapping[str, attr_value_pb2.AttrValue]
 SINGLE = -1
 """`Slot.index` of a slot that is not an entry of a list."""
 
-FILTER_AND_BIAS = "_MklNativeConv2DBackpropFilterWithBias"
+_ONEDNN_PREFIX = "_MklNative"
+FILTER_AND_BIAS = f"{_ONEDNN_PREFIX}Conv2DBackpropFilterWithBias"
 """oneDNN's op for the gradients of a convolution's filter and bias."""
+
+
+def of_onednn(op: str) -> str:
+    """The op that oneDNN's kernel alone runs, in place of one that others run too."""
+    return _ONEDNN_PREFIX + op
 
 
 def stands_for(op: str) -> str:
     """The op of a program in whose place an op is, itself for all but oneDNN's."""
-    return "Conv2DBackpropFilter" if op == FILTER_AND_BIAS else op
+    return "Conv2DBackpropFilter" if op == FILTER_AND_BIAS else op.removeprefix(_ONEDNN_PREFIX)
 
 
 class Slot(NamedTuple):

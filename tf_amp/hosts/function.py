@@ -156,7 +156,7 @@ class FunctionHost:
             return is_in_force(plain) and is_grouped_convolution(compiled, shapes)
 
         if is_freed(definition, traced_shapes(graph, definition)):
-            definition = released(definition)
+            definition = released(definition, plain)
         by_xla = is_compiled(definition)
 
         def library(name: str) -> function_pb2.FunctionDef | None:

@@ -17,9 +17,11 @@ needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason=NO_ONEDNN)
 UNITS = """
 import tf_amp.cost_tables
 import tf_amp.hardware
+import tf_amp.plan
 tf_amp.hardware.probe_cpu_flags = lambda: frozenset({"avx512_bf16"})
 tf_amp.hardware.probe_gpu_capabilities = list
 tf_amp.cost_tables.device_class = lambda _: "cpu-avx512_bf16"
+tf_amp.plan.device_class = tf_amp.cost_tables.device_class
 """
 
 PROGRAM = """
@@ -98,7 +100,6 @@ def test_they_run_without_xla_and_are_exported_as_they_were(run_forked: RunPytho
     assert found["losses"] != true["losses"]
 
 
-@needs_onednn
 def test_on_hardware_without_units_they_run_without_xla_in_float32(run_forked: RunPython) -> None:
     done = run_forked(WITHOUT_UNITS + PROGRAM, {AMP: "1"})
     true = facts_of(run_forked(PROGRAM, {}))
