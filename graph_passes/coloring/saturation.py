@@ -6,6 +6,9 @@
 In bfloat16 the sigmoid of 6 is 1, and so is the 1 - 1e-7 that programs clip it to: the logarithm is
 that of 0. What lies between a saturating op and one that takes a difference from it, or has a pole
 there itself, stays float32, that op included, and so does the gradient y * (1 - y).
+
+The gradient of a softmax takes such a distance, y * (g - Sum(g * y)): a probability that is rounded
+to 1 has none. Where no product follows, as for what a class depends on, y is float32.
 """
 
 from __future__ import annotations
@@ -54,6 +57,16 @@ def keep_saturated(coloring: Coloring) -> None:
         saturated = [v for v in way if op_of(v) in _SATURATING]
         gradients = [r for v in saturated for r in edges.readers(v) if op_of(r).endswith("Grad")]
         coloring.block([*way, *asked, *gradients], Reason.SATURATION)
+    softmaxes = [coloring.view.base[number] for number in coloring.view.of_op("Softmax")]
+    coloring.block([v for v in softmaxes if _asks_for_rest(coloring, v)], Reason.SATURATION)
+
+
+def _asks_for_rest(coloring: Coloring, softmax: int) -> bool:
+    """Whether its gradient subtracts a sum that is denied: behind a product it is so no more."""
+    op_of, readers = coloring.view.op_of, coloring.edges.readers
+    weighted = [r for r in readers(softmax) if op_of(r) == "Mul"]
+    sums = [r for v in weighted for r in readers(v) if op_of(r) == "Sum"]
+    return any(coloring.list_codes[v] == DENY and "Sub" in map(op_of, readers(v)) for v in sums)
 
 
 def _made_of(coloring: Coloring, root: int, vertex: int) -> list[int]:

@@ -179,6 +179,40 @@ def test_what_is_before_the_saturating_op_goes_low() -> None:
     assert (reasons["Relu"], reasons["Sigmoid"]) == (True, False)
 
 
+def what_a_class_depends_on(x: Any, w: Any) -> list[Any]:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        chosen = tf.nn.softmax(x @ w)[:, 0]
+    return [chosen, tape.gradient(chosen, x)]
+
+
+def attending(x: Any, w: Any) -> list[Any]:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.nn.softmax(x @ w) @ w
+    return [y, tape.gradient(y, x)]
+
+
+def test_what_a_certain_class_depends_on() -> None:
+    """A probability that is rounded to 1 depends on nothing."""
+    found = traced(what_a_class_depends_on)
+    x, w = values()
+    x[:, 0] = 12 - np.arange(SIZE) / 4
+    true, low, off = (
+        found.run(found.rewrite(config).graph_def if config else found.graph_def, x, w)[1]
+        for config in (None, CPU, OFF)
+    )
+    certain = np.abs(true).max(-1) < 2**-9
+    assert certain.sum() > SIZE // 4
+    np.testing.assert_allclose(low[certain], true[certain], rtol=0.02, atol=1e-7)
+    assert np.abs(off[certain] - true[certain]).max() > 0.2 * np.abs(true[certain]).max()
+
+
+def test_the_gradient_of_attention_is_planned_as_ever() -> None:
+    found = traced(attending)
+    assert found.rewrite(CPU).graph_def == found.rewrite(OFF).graph_def
+
+
 def test_the_reason_is_told_but_in_parity() -> None:
     found = traced(with_gradient(focal))
     reasons = {d.op: d.reason for d in decisions_of(found.rewrite(CPU).report)}
