@@ -66,7 +66,7 @@ class StepWorker:
             answer["amp"] = {key: status[key] for key in wanted.split()}
         answer["peak_mb_until_warm"] = peak_resident_bytes() / 1e6
         reset_peak()
-        # TensorFlow's allocator for CPUs counts where oneDNN's kernels run alone.
+        # TensorFlow's allocator for CPUs counts only where it uses oneDNN's kernels.
         with contextlib.suppress(ValueError):
             tf.config.experimental.reset_memory_stats(_device())
         return answer
