@@ -93,7 +93,8 @@ def test_the_gradient_is_that_of_float32(between, config):
     off = PrecisionConfig(
         target_dtype=CONFIGS[config].target_dtype,
         device=CONFIGS[config].device,
-        disabled_rules=PAINTED | {"softmax-gradient"},
+        # Behind a denied sum the softmax would be in float32.
+        disabled_rules=PAINTED | {"softmax-gradient", "saturation"},
     )
     (exact,) = traced.run(traced.graph_def, query)
     spread = np.abs(exact).max()
