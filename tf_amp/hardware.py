@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from tf_amp.env_config import Settings
-from tf_amp.env_variables import IGNORE_PERFORMANCE
+from tf_amp.env_variables import IGNORE_PERFORMANCE, is_on
 
 _log = logging.getLogger("tf_amp")
 
@@ -111,8 +111,8 @@ def has_onednn_kernels() -> bool:
     from graph_passes.ops.kernels import has_kernel
     from graph_passes.ops.op_types import of_onednn
 
-    wanted = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").strip().lower() not in ("0", "false")
-    return wanted and has_kernel(of_onednn("Conv2DBackpropFilter"), "CPU")
+    wanted = os.environ.get("TF_ENABLE_ONEDNN_OPTS") or "1"
+    return is_on(wanted) and has_kernel(of_onednn("Conv2DBackpropFilter"), "CPU")
 
 
 def choose_target(

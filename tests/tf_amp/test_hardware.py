@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from cpu_units import HAS_ONEDNN
+from tensorflow.python.util import _pywrap_util_port
 
 from tf_amp.env_config import Settings
-from tf_amp.hardware import choose_target, probe_cpu_flags, probe_onednn
+from tf_amp.hardware import choose_target, has_onednn_kernels, probe_cpu_flags, probe_onednn
 
 V100, A100, P100 = (7, 0), (8, 0), (6, 0)
 PLAIN = ("avx2", "avx512f")
@@ -114,6 +115,15 @@ def test_what_onednn_may_use(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert probe_onednn() == used
+
+
+@pytest.mark.parametrize("value", ["", "1", "0", "False"])
+def test_kernels_of_onednn_run_by_their_names_unless_none_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", value)
+    built_in = _pywrap_util_port.IsX86Available()
+    assert has_onednn_kernels() == (built_in and value in ("", "1"))
 
 
 def test_flags_are_read_from_the_first_processor(tmp_path: Path) -> None:
