@@ -70,7 +70,7 @@ _SELECTIONS = ("Select", "SelectV2")
 _MAKE_WHOLE = _ROUNDINGS.union(("OneHot", "OnesLike", "ZerosLike"))
 _COUNTED = _ROUNDINGS.union((*_SELECTIONS, "Cast", "OneHot"))
 _STAY_WHOLE = ADDITIONS.union(("Mul", "Square"))
-_PARTS_OF_LAYERS = ("BiasAdd", "FusedBatchNormV3", "FusedBatchNormGradV3")
+_PARTS_OF_LAYERS = ("Add", "AddV2", "BiasAdd", "FusedBatchNormV3", "FusedBatchNormGradV3")
 
 
 class _Kind(enum.Enum):

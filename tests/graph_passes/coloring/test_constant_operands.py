@@ -396,8 +396,10 @@ def test_beside_what_counts_a_stored_constant_is_a_weight() -> None:
         lambda x, w: x @ tf.nn.tanh(tf.constant(WEIGHTS) @ w),  # data that a program has in it
         lambda x, w: x @ tf.transpose(tf.sin(tf.range(64.0)[:, None] / tf.range(1.0, 65.0)) @ w),
         lambda x, w: tf.nn.relu(tf.nn.relu(x @ tf.constant(WEIGHTS)) @ tf.constant(WEIGHTS)) @ w,
+        lambda x, w: tf.nn.relu(x @ tf.constant(WEIGHTS) + tf.constant(WEIGHTS[0])) @ w,
+        lambda x, w: (x + tf.nn.relu(x @ tf.constant(WEIGHTS)) @ tf.constant(WEIGHTS)) @ w,
     ],
-    ids=["data", "relative positions", "a frozen network before"],
+    ids=["data", "relative positions", "a frozen network before", "a bias", "a residual block"],
 )
 def test_what_a_network_does_with_constants_goes_low(function: Callable[[Any, Any], Any]) -> None:
     found = with_variable(function)
