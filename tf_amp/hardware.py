@@ -95,12 +95,17 @@ def probe_cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
     return frozenset()
 
 
-def probe_onednn() -> bool:
-    """Whether TensorFlow uses oneDNN, and with the CPU's units for bfloat16, if it has any."""
+def uses_onednn() -> bool:
+    """Whether TensorFlow takes oneDNN's kernels by itself."""
     from tensorflow.python.util import _pywrap_util_port
 
+    return bool(_pywrap_util_port.IsMklEnabled())
+
+
+def probe_onednn() -> bool:
+    """Whether TensorFlow uses oneDNN, and with the CPU's units for bfloat16, if it has any."""
     limit = next(filter(None, map(os.environ.get, _ISA_LIMITS)), "")
-    return bool(_pywrap_util_port.IsMklEnabled()) and limit.upper() not in _WITHOUT_UNITS
+    return uses_onednn() and limit.upper() not in _WITHOUT_UNITS
 
 
 def has_onednn_kernels() -> bool:

@@ -9,9 +9,10 @@ from graph_passes import PrecisionConfig, list_notes
 from graph_passes.functions.grouped_convolutions import RULE as GROUPED_CONVOLUTION
 from graph_passes.policy.config import PAY_IN_FLOAT32
 from graph_passes.units.product.filter_gradient import RULE as FILTER_GRADIENT
+from graph_passes.units.product.onednn_kernels import RULE as ONEDNN_KERNEL
 from tf_amp.cost_tables import PLAIN_CPU, TableChoice, choose_table, device_class
 from tf_amp.env_config import EnvConfigError, Settings
-from tf_amp.hardware import Target, choose_target, has_onednn_kernels
+from tf_amp.hardware import Target, choose_target, has_onednn_kernels, uses_onednn
 from tf_amp.state import Status
 
 if TYPE_CHECKING:
@@ -144,13 +145,7 @@ def make_plan(settings: Settings, source: str) -> Plan:
     if config is not None and target.device == "CPU":
         # Without a GPU, functions run here what the program puts on one.
         config = dataclasses.replace(config, only_device=True)
-        # No kernels but oneDNN's have the gradients of groups, and of filter and bias at once. In
-        # bfloat16, for which a file may name a table, they fail on a CPU with AVX2 at most.
-        off: tuple[str, ...] = ()
-        if config.converts and device_class(target) == PLAIN_CPU:
-            off = (GROUPED_CONVOLUTION, FILTER_GRADIENT)
-        elif not config.converts and not has_onednn_kernels():
-            off = (GROUPED_CONVOLUTION,)
+        off = _without_kernels(config, target)
         config = dataclasses.replace(config, disabled_rules=config.disabled_rules.union(off))
     return Plan(
         settings=settings,
@@ -162,6 +157,20 @@ def make_plan(settings: Settings, source: str) -> Plan:
         loss_scaling=loss_scaling,
         loss_scaling_reason=why,
     )
+
+
+def _without_kernels(config: PrecisionConfig, target: Target) -> tuple[str, ...]:
+    """The rules for which a CPU has no kernels, or TensorFlow takes these by itself.
+
+    No kernels but oneDNN's have the gradients of groups, and of filter and bias at once. In
+    bfloat16, for which a file may name a table, they fail on a CPU with AVX2 at most.
+    """
+    if config.converts:
+        is_plain = device_class(target) == PLAIN_CPU
+        return (ONEDNN_KERNEL, *((GROUPED_CONVOLUTION, FILTER_GRADIENT) if is_plain else ()))
+    if not has_onednn_kernels():
+        return GROUPED_CONVOLUTION, ONEDNN_KERNEL
+    return (ONEDNN_KERNEL,) if uses_onednn() else ()
 
 
 def precision_config(settings: Settings, target: Target, costs: TableChoice) -> PrecisionConfig:

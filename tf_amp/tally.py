@@ -25,6 +25,7 @@ _FUSED = {
     "fused-update": "update{} fused",
     "batch-norm": "batch normalization{} fused",
     "grouped-convolution": "grouped convolution{} without XLA",
+    "onednn-kernel": "op{} by oneDNN's kernels",
 }
 
 
@@ -38,7 +39,7 @@ class NodeCounts:
         casts: casts inserted, in both directions.
         products: matrix products and convolutions, by op type and by the reason why they were
             converted or not.
-        fused: what became one op, or needs XLA no more, by the rule, of `PAY_IN_FLOAT32`.
+        fused: what became one op, or has a faster kernel, by the rule, of `PAY_IN_FLOAT32`.
     """
 
     total: int = 0

@@ -18,7 +18,7 @@ Level = Literal["", "TENSOR_CORES_ONLY", "TREAT_INFER_AS_DENY", "UNSAFE_FORCE_AL
 ListName = Literal["allow", "infer", "clear", "deny"]
 Action = Literal["add", "remove"]
 
-PAY_IN_FLOAT32 = ("batch-norm", "fused-update", "grouped-convolution")
+PAY_IN_FLOAT32 = ("batch-norm", "fused-update", "grouped-convolution", "onednn-kernel")
 """The rules that are at work where nothing is converted."""
 
 UNKNOWN_DIMENSION = 32

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graph_passes.ir.graph_view import Shape
-from graph_passes.ops.op_types import FILTER_AND_BIAS
+from graph_passes.ops.op_types import FILTER_AND_BIAS, stands_for
 from graph_passes.rewriter.matcher import UNARY
 
 _ELEMENT_WISE = ("Mul", "AddV2", "Sub", "RealDiv")
@@ -29,6 +29,7 @@ def shapes_of_outputs(op: str, inputs: _Shapes, attrs: Mapping[str, Any]) -> _Sh
         return (inputs[0][-1:],)
     if op == FILTER_AND_BIAS and inputs[2]:
         return (None, inputs[2][-1:])
+    op = stands_for(op)
     if op in ("MatMul", "BatchMatMulV2"):
         return (_product(inputs[0], inputs[1], attrs),)
     if op == "FusedBatchNormV3":

@@ -22,7 +22,7 @@ from graph_passes.units.normalization.fused_batch_norm import fuse_batch_norms
 from graph_passes.units.normalization.fused_layer_norm import RULE as FUSED_LAYER_NORM
 from graph_passes.units.normalization.fused_layer_norm import fuse_layer_norms
 from graph_passes.units.normalization.norms import CENTRED, OF_BATCH, UNCENTRED
-from graph_passes.units.product import filter_gradient, product_tail
+from graph_passes.units.product import filter_gradient, onednn_kernels, product_tail
 from graph_passes.units.reduction import (
     bias_sums,
     broadcast_sums,
@@ -200,5 +200,6 @@ UNIT_PASSES = (
         requires=("lists",),
     ),
     UnitPass(unread.SUMS, unread.pass_unread_sums, ops=unread.REDUCTIONS, requires=("lists",)),
+    UnitPass(onednn_kernels.RULE, onednn_kernels.name_kernels, ops=onednn_kernels.OPS),
 )
 """The passes in the order in which they run; what a pass requires, passes before it ensure."""
