@@ -33,6 +33,7 @@ CONFIGS: Mapping[str, PrecisionConfig] = {
         # No kernel but oneDNN's makes both gradients, and on a CPU with AVX2 at most it fails.
         disabled_rules=frozenset(() if HAS_ONEDNN else ("filter-gradient",)),
     ),
+    "float32": PrecisionConfig(target_dtype="bfloat16", device="CPU", converts=False),
 }
 
 

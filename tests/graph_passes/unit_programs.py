@@ -211,6 +211,22 @@ def folded_batch_norm(options: Options) -> Program:
     return trace(network, tf.TensorSpec(seen), numbers(*IMAGES))
 
 
+def pooled_convolutions(options: Options) -> Program:
+    """Two convolutions and a pooling with enough to do for kernels of their own, and gradients."""
+    shape = (8, 16, 16, 32)
+    kernels = [tf.Variable(numbers(3, 3, 32, 32, seed=seed)) for seed in (6, 7)]
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            made = tf.cast(tf.nn.conv2d(x, kernels[0], 1, "SAME"), options.dtype)
+            made = tf.cast(tf.nn.max_pool2d(made, 2, 2, "SAME"), tf.float32)
+            y = tf.nn.conv2d(tf.nn.relu(made), kernels[1], 1, "VALID")
+        return [y, *tape.gradient(y, kernels)]
+
+    seen = shape if options.known else (None, *shape[1:])
+    return trace(step, tf.TensorSpec(seen), numbers(*shape))
+
+
 def moving_statistics(options: Options, *, keeps: bool = False) -> Program:
     """A normalization that also keeps moving statistics, with all axes but the first or one."""
     shape = (1, 1, CHANNELS) if keeps else (CHANNELS,)
@@ -261,6 +277,7 @@ HAND_WRITTEN: Mapping[str, Callable[[Options], Program]] = {
     "dense gelu": dense_gelu,
     "cross entropy": cross_entropy,
     "folded batch norm": folded_batch_norm,
+    "pooled convolutions": pooled_convolutions,
     "moving statistics": moving_statistics,
     "moving statistics, axes kept": functools.partial(moving_statistics, keeps=True),
     "two gelus of one argument": two_of_one_argument,

@@ -66,6 +66,7 @@ def name_kernels(search: UnitSearch) -> None:
             continue
         if op == _POOL:
             gradients = [n for n in m.readers(number) if _is_gradient(m, n, number)]
+            gradients.sort(key=view.names.__getitem__)  # their order in the graph decides nothing
             if gradients and kept.isdisjoint(gradients):
                 edits.propose(RULE, number, _write_forward, number, gradients)
         elif op == _VOLUMES:
