@@ -19,26 +19,31 @@ from typing import Any
 from results import RESULTS, print_table, write_json
 from step_time import WORKER, WORKLOAD_NAMES
 from step_worker import MODES
-from variants import VARIANTS, environment
+from variants import FLOAT32, VARIANTS, environment, variants_for
 from worker_channel import Worker
 
 _RULES_DISABLE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_RULES_DISABLE"
 
 
-def kernel_times(workload: str, mode: str, variant: str, disable: str, steps: int) -> Counter[str]:
+def kernel_times(
+    workload: str, mode: str, variant: str, dtype: str, disable: str, steps: int
+) -> Counter[str]:
     """Milliseconds of kernel time a step by op type, of one variant of a workload.
 
     Args:
         workload: one of `WORKLOAD_NAMES`.
         mode: "training" or "inference".
         variant: one of `VARIANTS`.
+        dtype: the target dtype, or `FLOAT32`.
         disable: a rule of tf_amp to leave out; "" for none.
         steps: the number of steps that are profiled.
     """
-    env = environment(variant, "bfloat16")
+    env = environment(variant, dtype)
     if disable:
         env[_RULES_DISABLE] = disable
-    worker = Worker([WORKER, "--workload", workload, "--variant", variant, "--mode", mode], env)
+    asked = {"workload": workload, "variant": variant, "mode": mode, "dtype": dtype}
+    options = [part for name, value in asked.items() for part in (f"--{name}", value)]
+    worker = Worker([WORKER, *options], env)
     try:
         worker.ask(do="start")
         return Counter(worker.ask(do="profile", steps=steps)["kernel_ms"])
@@ -51,7 +56,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOAD_NAMES, default=WORKLOAD_NAMES)
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="(all that fit the dtype)")
+    parser.add_argument("--dtype", choices=("bfloat16", FLOAT32), default="bfloat16")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["training"])
     parser.add_argument("--disable", nargs="*", default=[], help="rules, each left out by itself")
     parser.add_argument("--steps", type=int, default=5, help="steps that are profiled (5)")
@@ -59,13 +65,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS / "kernel_times.json")
     options = parser.parse_args()
     payload: dict[str, Any] = {}
-    columns = [(variant, "") for variant in options.variants]
+    columns = [(variant, "") for variant in options.variants or variants_for(options.dtype)]
     columns += [("tf_amp", rule) for rule in options.disable]
     for workload in options.workloads:
         for mode in options.modes:
             found = {
                 f"{variant} without {rule}" if rule else variant: kernel_times(
-                    workload, mode, variant, rule, options.steps
+                    workload, mode, variant, options.dtype, rule, options.steps
                 )
                 for variant, rule in columns
             }
