@@ -35,10 +35,12 @@ class TableChoice:
     Attributes:
         table: The table, None where cost is left out of account.
         reason: Where it comes from, or why there is none.
+        note: What is amiss with it, as a sentence; "" for nothing.
     """
 
     table: CostTable | None
     reason: str
+    note: str = ""
 
 
 def device_class(
@@ -155,7 +157,9 @@ def choose_table(settings: Settings, target: Target, *, compiled: bool = False) 
                 f"used. {error} Or set it to auto or off."
             ) from error
         if table.compiled == compiled:
-            return TableChoice(table, str(path))
+            here = table_class(target, compiled=compiled)
+            note = "" if table.device_class == here else _of_another_class(path, table, here)
+            return TableChoice(table, str(path), note)
     if settings.ignore_performance:
         return TableChoice(None, f"{IGNORE_PERFORMANCE} asks not to weigh costs")
     name = table_class(target, compiled=compiled)
@@ -174,3 +178,10 @@ def choose_table(settings: Settings, target: Target, *, compiled: bool = False) 
         advice = "; `tf-amp tune` measures one" if tuned else ""
         return TableChoice(None, f"none is shipped for {name}{advice}")
     return TableChoice(shipped, f"shipped for {name}")
+
+
+def _of_another_class(path: Path, table: CostTable, here: str) -> str:
+    return (
+        f"The cost table {path} is for {table.device_class}, and this machine is {here}: what it "
+        f"says is faster may be slower here. Set {COST_TABLE} to auto unless that is meant."
+    )

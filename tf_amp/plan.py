@@ -61,7 +61,9 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the author of the settings should know, one sentence each."""
-        return (*self.settings.notes, *(list_notes(self.config) if self.config else ()))
+        of_tables = filter(None, (self.costs.note, self.compiled_costs.note))
+        of_lists = list_notes(self.config) if self.config else ()
+        return (*self.settings.notes, *of_tables, *of_lists)
 
     @property
     def misses_loss_scale(self) -> bool:

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from environments import AMP, REWRITE
 
 from graph_passes.policy.cost_table_files import format_table, shipped_table
-from tf_amp import cost_tables
+from tf_amp import cost_tables, hardware
 from tf_amp.cost_tables import cached_table_path, choose_table, device_class
 from tf_amp.env_config import EnvConfigError, read_settings
 from tf_amp.env_variables import COST_TABLE, IGNORE_PERFORMANCE
 from tf_amp.hardware import Target
+from tf_amp.plan import make_plan
 
 CPU = Target("bfloat16", "CPU", "")
 
@@ -196,3 +198,21 @@ def test_a_table_that_is_named_counts_though_performance_is_ignored(
     compiled = choose_table(settings, CPU, compiled=True)
     assert compiled.table is None
     assert IGNORE_PERFORMANCE in compiled.reason
+
+
+def test_a_table_of_another_class_of_device_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "costs.toml"
+    table = shipped_table("cpu-avx512_bf16", "bfloat16")
+    assert table is not None
+    path.write_text(format_table(table))
+    asked = {COST_TABLE: str(path), IGNORE_PERFORMANCE: "1", f"{REWRITE}_DTYPE": "bfloat16"}
+    settings = read_settings({AMP: "1", **asked})
+    monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-avx512_bf16")
+    assert not choose_table(settings, CPU).note
+    monkeypatch.setattr(cost_tables, "device_class", lambda _: "cpu-plain")
+    monkeypatch.setattr(hardware, "probe_gpu_capabilities", list)
+    (note,) = make_plan(settings, "environment").notes
+    for part in (str(path), "cpu-avx512_bf16", "cpu-plain", COST_TABLE):
+        assert part in note
