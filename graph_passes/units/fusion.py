@@ -98,7 +98,8 @@ def find_units(
         if observe is not None:
             observe(each.rule, copy_graph(proto, search.edits.preview()))
     edits = search.edits
-    search.keep_inside()
+    if config.converts:  # else lists mean nothing
+        search.keep_inside()
     new = edits.apply()
     alone = alone or (new.is_edited and not config.converts)
     node_lists = {n: where for n, where in edits.node_lists.items() if n in new.index}

@@ -10,7 +10,8 @@ milliseconds by those and by oneDNN's:
     pooling of 32 x 56 x 56 x 64 by 3 x 3, with its gradient    44    8
 
 Conv2D, the forward normalization and the gradients of depthwise filters are as fast either way.
-What a pooling's gradient picks where elements are equal is the same one.
+What a pooling's gradient picks where elements are equal is the same one. That of MaxPool3D, which
+gains most, picks another, and stays as it is.
 """
 
 from __future__ import annotations

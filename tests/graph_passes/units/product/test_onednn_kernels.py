@@ -187,6 +187,20 @@ def test_each_is_told() -> None:
     assert node_types(program.find(FLOAT32)) == ["batch-norm", RULE]
 
 
+def test_a_normalization_that_stays_is_no_hindrance() -> None:
+    """As one of data is, whose mean is subtracted before anything is rounded."""
+
+    def step(x: Any, gamma: Any, beta: Any, w: Any) -> Any:
+        mean, variance = tf.nn.moments(x, (0, 1, 2))
+        x = tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-3)
+        return tf.nn.max_pool2d(convolution()(x, w), 2, 2, "SAME")
+
+    shapes = IMAGES, (64,), (64,), FILTER
+    program = trace(gradients(step), *map(tf.TensorSpec, shapes))
+    assert {*node_types(program.find(FLOAT32))} == {RULE}
+    assert named(program.rewrite(FLOAT32).graph_def) == [OF_FILTER, OF_INPUT, *POOLING]
+
+
 def test_gradients_of_gradients() -> None:
     def second(x: Any, w: Any) -> Any:
         with tf.GradientTape() as tape:
