@@ -1,17 +1,17 @@
 """Ops in float32 by oneDNN's kernels, on CPUs for which TensorFlow takes none of them.
 
 By itself it takes them where a CPU has AVX512_VNNI or the like. Elsewhere gradients run by kernels
-that copy each patch, go through examples one by one or fall back to loops. Two cores with AVX2, in
-milliseconds by those and by oneDNN's:
+that take many times as long. Two cores with AVX2, in milliseconds by those and by oneDNN's
+(`benchmarks/onednn_kernels.py`, which has the least sizes, too):
 
-    gradient to 32 images of 3 x 3 x 512, filter 3 x 3          96    8.5
-    gradient of the filter, volumes 32 x 32 x 32 x 32, stride   403  11
-    gradient of a batch normalization, 32 x 48 x 48 x 96        17.5  5.8
-    pooling of 32 x 56 x 56 x 64 by 3 x 3, with its gradient    44    8
+    gradient to 32 images of 3 x 3 x 512, filter 3 x 3          104  11
+    gradient of the filter, volumes 32 x 32 x 32 x 32, stride   441  13
+    gradient of a batch normalization, 32 x 48 x 48 x 96         27  17
+    pooling of 32 x 56 x 56 x 64 by 3 x 3, with its gradient     40  11
 
-Conv2D, the forward normalization and the gradients of depthwise filters are as fast either way.
-What a pooling's gradient picks where elements are equal is the same one. That of MaxPool3D, which
-gains most, picks another, and stays as it is.
+Conv2D, the forward normalization and the gradients of depthwise filters gain little or lose. What a
+pooling's gradient picks where elements are equal is the same one. That of MaxPool3D picks another,
+and stays as it is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FILTERS: dict[str, int | None] = {
 OPS = (*_FILTERS, _POOL_GRADIENT, "FusedBatchNormGradV3")
 _LAYOUTS = (b"NHWC", b"NDHWC")
 _FEW_PRODUCTS = 1 << 24
-"""Of fewer, oneDNN's kernel takes up to 0.3 ms longer: what it does before it starts."""
+"""Of fewer, oneDNN's kernel takes up to 0.4 ms longer: what it does before it starts."""
 _FEW_OF_DEPTHWISE = 1 << 20
 _FEW_ELEMENTS = 1 << 16
 
