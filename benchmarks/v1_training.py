@@ -1,7 +1,8 @@
-"""Version 1 training in sessions: float32, tf_amp, and TensorFlow's own bfloat16 option.
+"""Version 1 training in sessions: float32, tf_amp, and TensorFlow's own option.
 
     python benchmarks/v1_training.py
     python benchmarks/v1_training.py --workloads lstm --rounds 15
+    python benchmarks/v1_training.py --dtype float32    # as a CPU without fast units does it
 
 Each variant of a workload trains in a process of its own, on equal batches from equal weights.
 All of them are alive at once and take turns of a few steps, in an order that changes from round
@@ -20,20 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from results import RESULTS, print_table, spread, write_json
-from variants import environment
+from variants import FLOAT32, environment, variants_for
 from worker_channel import Worker
 
 WORKLOAD_NAMES = ("lstm", "resnet")
-COMPARED = ("float32", "tf_amp", "upstream")
 _WORKER = str(Path(__file__).with_name("v1_worker.py"))
 _LAST_LOSSES = 10
 
 
-def measure(workload: str, rounds: int, steps: int) -> dict[str, dict[str, Any]]:
+def measure(workload: str, dtype: str, rounds: int, steps: int) -> dict[str, dict[str, Any]]:
     """Trains one workload in every variant, in turns.
 
     Args:
         workload: One of `WORKLOAD_NAMES`.
+        dtype: What tf_amp and TensorFlow's own option train in: "bfloat16", or `FLOAT32`.
         rounds: Turns of each variant.
         steps: Training steps of a turn.
 
@@ -42,14 +43,16 @@ def measure(workload: str, rounds: int, steps: int) -> dict[str, dict[str, Any]]
     """
     workers: dict[str, Worker] = {}
     entries: dict[str, dict[str, Any]] = {}
+    # A policy of Keras does nothing in a graph of version 1.
+    compared = [variant for variant in variants_for(dtype) if variant != "keras_policy"]
     try:
-        for variant in COMPARED:
-            arguments = [_WORKER, "--workload", workload, "--variant", variant]
-            workers[variant] = Worker(arguments, environment(variant))
+        for variant in compared:
+            arguments = ["--workload", workload, "--variant", variant, "--dtype", dtype]
+            workers[variant] = Worker([_WORKER, *arguments], environment(variant, dtype))
             entries[variant] = {**workers[variant].ask(do="start"), "losses": [], "turns": []}
         for number in range(rounds):
-            shift = number % len(COMPARED)
-            for variant in COMPARED[shift:] + COMPARED[:shift]:
+            shift = number % len(compared)
+            for variant in compared[shift:] + compared[:shift]:
                 answer = workers[variant].ask(do="run", steps=steps)
                 entries[variant]["turns"].append(statistics.median(answer["seconds"]))
                 entries[variant]["losses"] += answer["losses"]
@@ -92,6 +95,7 @@ def main() -> None:
     """Measures, prints a table and writes JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOAD_NAMES, default=WORKLOAD_NAMES)
+    parser.add_argument("--dtype", choices=("bfloat16", FLOAT32), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each variant (9)")
     parser.add_argument("--steps", type=int, default=10, help="steps of a turn (10)")
     parser.add_argument("--json", type=Path, default=RESULTS / "v1_training.json")
@@ -104,7 +108,7 @@ def main() -> None:
     results, rows = {}, []
     for workload in options.workloads:
         print(f"measuring {workload} ...", file=sys.stderr, flush=True)
-        results[workload] = measure(workload, options.rounds, options.steps)
+        results[workload] = measure(workload, options.dtype, options.rounds, options.steps)
         rows += rows_of(workload, results[workload])
     headers = ["workload", "variant", "step ms", "speed-up", "low/math nodes", "casts"]
     print_table([*headers, "first loss", f"loss, last {_LAST_LOSSES}", "held-out loss"], rows)

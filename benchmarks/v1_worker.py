@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from variants import VARIANTS, amp_status, prepare
+from variants import DTYPES, FLOAT32, VARIANTS, amp_status, prepare
 from worker_channel import Message, serve
 
 _WARM_UP_STEPS = 3
@@ -19,8 +19,8 @@ _MATH = ("MatMul", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
 class V1Worker:
     """Builds a workload on the first request and trains it in one session on the others."""
 
-    def __init__(self, workload: str, variant: str) -> None:
-        self._names = workload, variant
+    def __init__(self, workload: str, variant: str, dtype: str) -> None:
+        self._names = workload, variant, dtype
         self._workload: Any = None
         self._session: Any = None
         self._step = 0
@@ -35,8 +35,8 @@ class V1Worker:
 
     def _start(self) -> Message:
         """Opens the session, warms up; answers with what the partition graphs show."""
-        workload, variant = self._names
-        prepare(variant)
+        workload, variant, dtype = self._names
+        prepare(variant, dtype)
         # TensorFlow may be imported only after the variant is in force.
         import tensorflow as tf
         from v1_workloads import WORKLOADS
@@ -97,8 +97,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workload", required=True)
     parser.add_argument("--variant", choices=VARIANTS, required=True)
+    parser.add_argument("--dtype", choices=(*DTYPES, FLOAT32), required=True)
     arguments = parser.parse_args()
-    serve(V1Worker(arguments.workload, arguments.variant).handle)
+    serve(V1Worker(arguments.workload, arguments.variant, arguments.dtype).handle)
 
 
 if __name__ == "__main__":

@@ -89,9 +89,7 @@ class Installation:
         """What graphs are rewritten by."""
         if self.config is None:
             return {}
-        # Optimizers of sessions write their updates as one op by themselves.
-        of_sessions = {"session": session} if self.plan.converts else {}
-        return {"function": function, **of_sessions}
+        return {"function": function, "session": session}
 
     def start(self) -> None:
         """Hooks TensorFlow and the optimizers, completely or, on an exception, not at all."""

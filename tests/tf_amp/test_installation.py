@@ -132,7 +132,7 @@ def test_one_line_when_switched_on_and_one_for_the_graph(run_forked: RunPython) 
 def test_on_hardware_without_units_nothing_is_converted(
     run_forked: RunPython, hooked: bool
 ) -> None:
-    """Sessions are left alone, and without the rules that pay in float32 functions too."""
+    """Nor is anything hooked without the rules that pay in float32."""
     script = f"""
         from graph_passes.policy.config import PAY_IN_FLOAT32
         from tf_amp import hardware
@@ -158,7 +158,7 @@ def test_on_hardware_without_units_nothing_is_converted(
     assert "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_IGNORE_PERFORMANCE=1" in warning
     status = json.loads(done.stdout)
     assert ("is done: fused-update." in warning) is hooked
-    hosts = {"function": "hooked"} if hooked else {}
+    hosts = dict.fromkeys(("function", "session"), "hooked") if hooked else {}
     assert (status["enabled"], status["graph_rewrite"], status["hosts"]) == (True, False, hosts)
     assert (status["graphs_rewritten"], status["nodes_converted"], status["casts"]) == (0, 0, 0)
     assert "AVX512_BF16" in status["reason"]
@@ -187,11 +187,11 @@ def test_on_hardware_without_units_nothing_is_converted(
         ),
         (
             "on()\nsession('place_pruned_graph')",
-            "a session runs in float32, because in its config `graph_options.place_pruned_graph`",
+            "a session stays as it is, because in its config `graph_options.place_pruned_graph`",
         ),
         (
             "session_host.graph_plugin = no_plugin\non()\nsession()",
-            "not to be had; graphs of tf.compat.v1.Session stay in float32",
+            "not to be had; graphs of tf.compat.v1.Session stay as they are",
         ),
         ("on()\nproduct()", None),
         ("on()\ninstallation.uninstall()", None),

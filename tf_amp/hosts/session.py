@@ -200,7 +200,7 @@ class SessionHost:
 
     def _say_broken(self, graph: graph_pb2.GraphDef, what: str, option: str) -> None:
         why = (
-            f"a session graph runs in float32: TensorFlow's own {what}, and TensorFlow then drops "
+            f"a session graph stays as it is: TensorFlow's own {what}, and TensorFlow then drops "
             "every optimization of that graph. To have it rewritten, set "
             f"`graph_options.rewrite_options.{option}` to OFF in the session's config."
         )
@@ -285,7 +285,7 @@ def install(installation: Installation) -> str | None:
         installation: What to rewrite with, and where to report.
 
     Returns:
-        None, or why sessions run in float32: this TensorFlow is not as expected, which a warning
+        None, or why sessions stay as they are: this TensorFlow is not as expected, which a warning
         says, or its plugin API cannot be used, which a warning says when a session is made.
     """
     global _undo
@@ -296,7 +296,7 @@ def install(installation: Installation) -> str | None:
     try:
         plugin = graph_plugin(tensorflow)
     except CApiError as error:
-        refusal = f"{error}; graphs of tf.compat.v1.Session stay in float32"
+        refusal = f"{error}; graphs of tf.compat.v1.Session stay as they are"
         patches = Patches()
         # Most programs make no session: who does is told then.
         refuse(patches, refusal, installation.tally.leave_out)
@@ -305,7 +305,7 @@ def install(installation: Installation) -> str | None:
     if float32_sessions_exist():
         LOGGER.warning(
             "AMP was switched on after a tf.compat.v1.Session had been made: what that session "
-            "has run before stays in float32. Switch AMP on before the first session."
+            "has run before stays as it is. Switch AMP on before the first session."
         )
     host = SessionHost(installation, plugin)
     _undo = host.uninstall

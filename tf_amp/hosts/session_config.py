@@ -100,7 +100,7 @@ class SessionConfigHook:
     Args:
         device: "CPU" or "GPU": the device the rewrite is for.
         serve: told of each session of a server.
-        leave_out: told why the graphs of a session stay in float32.
+        leave_out: told why the graphs of a session stay as they are.
 
     Attributes:
         remaps: Whether TensorFlow's remapper runs on the graphs of all sessions so far.
@@ -169,7 +169,7 @@ class SessionConfigHook:
             return config
         self.remaps = self.remaps and runs_in_session(config)
         for text in obstacles(config):
-            self._warn_once(f"a session runs in float32, because in its config {text}.")
+            self._warn_once(f"a session stays as it is, because in its config {text}.")
         if asked := upstream_options(config):
             self._say_once(
                 logging.INFO,
@@ -199,7 +199,7 @@ class SessionConfigHook:
 
 
 def refuse(patches: Patches, refusal: str, leave_out: Callable[[str], None]) -> None:
-    """Says, when the first session is made, why sessions run in float32.
+    """Says, when the first session is made, why sessions stay as they are.
 
     Args:
         patches: Collects what is replaced.

@@ -203,14 +203,14 @@ class GraphPlugin:
                 self._gate.tf_amp_fetch()
         except OSError as error:  # somebody closed all files of the process
             self._bell.value = -1
-            LOGGER.warning("AMP is on, but sessions of servers run in float32 now: %s", error)
+            LOGGER.warning("AMP is on, but sessions of servers stay as they are now: %s", error)
 
     def _say_missed(self) -> None:
         if self._missed.value and not self._said_missed:
             self._said_missed = True
             LOGGER.warning(
-                "AMP is on, but a graph that was built while a server's session ran stays in "
-                "float32: Python was busy for five seconds."
+                "AMP is on, but a graph that was built while a server's session ran stays as "
+                "it is: Python was busy for five seconds."
             )
 
     def register(self, device_type: str) -> None:
