@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import tensorflow
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import context as context_lib
 
 from tf_amp.compatibility import unsupported
@@ -227,6 +228,8 @@ class Installation:
             exc_info=error,
         )
 
+    # A program may ask while it traces a function: AutoGraph would convert all that is called here.
+    @autograph.do_not_convert
     def status(self) -> Status:
         """Returns the state; `tf_amp.status` documents it."""
         hosts = dict.fromkeys(self._hosts, "hooked")

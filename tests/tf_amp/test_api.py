@@ -254,6 +254,14 @@ def test_enabling_late_warns_and_disabling_is_complete(run_forked: RunPython) ->
     assert any("did nothing: AMP is not on" in line for line in lines)
 
 
+def test_a_program_may_ask_while_it_traces(run_forked: RunPython) -> None:
+    script = """
+tf_amp.enable_mixed_precision_graph_rewrite()
+assert tf.autograph.to_graph(tf_amp.explain)().status.enabled
+"""
+    assert "AutoGraph" not in run_forked(PRELUDE + script, env=FAST).stderr
+
+
 def test_functions_traced_before_are_told_once_and_explained(run_forked: RunPython) -> None:
     script = """
         import threading
