@@ -7,8 +7,9 @@ In bfloat16 the sigmoid of 6 is 1, and so is the 1 - 1e-7 that programs clip it 
 that of 0. What lies between a saturating op and one that takes a difference from it, or has a pole
 there itself, stays float32, that op included, and so does the gradient y * (1 - y).
 
-The gradient of a softmax takes such a distance, y * (g - Sum(g * y)): a probability that is rounded
-to 1 has none. Where no product follows, as for what a class depends on, y is float32.
+Gradients take such a distance themselves, y * (g - Sum(g * y)) of a softmax, y * (1 - y) of a
+sigmoid: a probability that is rounded to 1 has none. Where no product follows, as for what a class
+depends on, y is float32.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ def keep_saturated(coloring: Coloring) -> None:
         coloring.block([*way, *asked, *gradients], Reason.SATURATION)
     softmaxes = [coloring.view.base[number] for number in coloring.view.of_op("Softmax")]
     coloring.block([v for v in softmaxes if _asks_for_rest(coloring, v)], Reason.SATURATION)
+    for number in coloring.view.of_op("SigmoidGrad", "TanhGrad"):
+        gradient = coloring.view.base[number]
+        y = edges.producers(gradient)[0]
+        if op_of(y) in _SATURATING and not _is_hidden(coloring, y, gradient):
+            coloring.block([y, gradient], Reason.SATURATION)
 
 
 def _asks_for_rest(coloring: Coloring, softmax: int) -> bool:
@@ -67,6 +73,14 @@ def _asks_for_rest(coloring: Coloring, softmax: int) -> bool:
     weighted = [r for r in readers(softmax) if op_of(r) == "Mul"]
     sums = [r for v in weighted for r in readers(v) if op_of(r) == "Sum"]
     return any(coloring.list_codes[v] == DENY and "Sub" in map(op_of, readers(v)) for v in sums)
+
+
+def _is_hidden(coloring: Coloring, y: int, gradient: int) -> bool:
+    """Whether a product is made of what an activation gives, and not by its gradient alone."""
+    readers = coloring.edges.readers
+    behind = walk([y], lambda v: [reader for reader in readers(v) if reader != gradient])
+    near = list(islice(behind, MOST_NEAR))
+    return len(near) == MOST_NEAR or any(coloring.list_codes[v] == ALLOW for v in near)
 
 
 def _made_of(coloring: Coloring, root: int, vertex: int) -> list[int]:

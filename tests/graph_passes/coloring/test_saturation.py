@@ -179,23 +179,27 @@ def test_what_is_before_the_saturating_op_goes_low() -> None:
     assert (reasons["Relu"], reasons["Sigmoid"]) == (True, False)
 
 
-def what_a_class_depends_on(x: Any, w: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        chosen = tf.nn.softmax(x @ w)[:, 0]
-    return [chosen, tape.gradient(chosen, x)]
+def one_of(values: Any) -> Any:
+    return values[:, 0]
 
 
-def attending(x: Any, w: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = tf.nn.softmax(x @ w) @ w
-    return [y, tape.gradient(y, x)]
+LAST: dict[str, Function] = {
+    "softmax": lambda z: one_of(tf.nn.softmax(z)),
+    "sigmoid": lambda z: one_of(tf.sigmoid(z)),
+    "tanh": lambda z: one_of(tf.tanh(z / 2)),
+    "scaled": lambda z: 2.0 * tf.reshape(tf.sigmoid(z), [-1])[::SIZE] + 1.0,
+}
+HIDDEN: dict[str, Function] = {
+    "attention": lambda z: tf.nn.softmax(z) @ z,
+    "gate": lambda z: (tf.sigmoid(z) * z) @ z,
+    "layer": lambda z: tf.reshape(tf.tanh(z), [-1, SIZE]) @ z,
+}
 
 
-def test_what_a_certain_class_depends_on() -> None:
+@pytest.mark.parametrize("function", LAST.values(), ids=[*LAST])
+def test_what_a_certain_class_depends_on(function: Function) -> None:
     """A probability that is rounded to 1 depends on nothing."""
-    found = traced(what_a_class_depends_on)
+    found = traced(with_gradient(function))
     x, w = values()
     x[:, 0] = 12 - np.arange(SIZE) / 4
     true, low, off = (
@@ -208,8 +212,9 @@ def test_what_a_certain_class_depends_on() -> None:
     assert np.abs(off[certain] - true[certain]).max() > 0.2 * np.abs(true[certain]).max()
 
 
-def test_the_gradient_of_attention_is_planned_as_ever() -> None:
-    found = traced(attending)
+@pytest.mark.parametrize("function", HIDDEN.values(), ids=[*HIDDEN])
+def test_gradients_inside_a_network_are_planned_as_ever(function: Function) -> None:
+    found = traced(with_gradient(function))
     assert found.rewrite(CPU).graph_def == found.rewrite(OFF).graph_def
 
 
