@@ -73,6 +73,38 @@ def _normalization(batch: int, side: int, channels: int) -> int:
     return math.prod(shape)
 
 
+def _turned(rows: int, terms: int, columns: int) -> int:
+    """The gradient to the input of a dense layer of `terms` units."""
+    factors = {"a": _stored(rows, terms), "b": _stored(columns, terms)}
+    tf.raw_ops.MatMul(**factors, transpose_b=True, name=_TIMED)
+    return rows * terms * columns
+
+
+def _batched(matrices: int, rows: int, terms: int, columns: int) -> int:
+    """Scores of attention."""
+    factors = {"x": _stored(matrices, rows, terms), "y": _stored(matrices, columns, terms)}
+    tf.raw_ops.BatchMatMulV2(**factors, adj_y=True, name=_TIMED)
+    return matrices * rows * terms * columns
+
+
+def _einsum(batch: int, length: int, heads: int, size: int) -> int:
+    """The same as Keras writes them."""
+    factors = [_stored(batch, length, heads, size) for _ in range(2)]
+    tf.raw_ops.Einsum(inputs=factors, equation="btnh,bsnh->bnts", name=_TIMED)
+    return batch * heads * length**2 * size
+
+
+def _softmax(rows: int, columns: int) -> int:
+    tf.raw_ops.Softmax(logits=_stored(rows, columns), name=_TIMED)
+    return rows * columns
+
+
+def _average(batch: int, side: int, channels: int, width: int, stride: int) -> int:
+    sizes = {"ksize": [1, width, width, 1], "strides": [1, stride, stride, 1], "padding": "SAME"}
+    x = _stored(batch, side, side, channels)
+    return math.prod(tf.raw_ops.AvgPool(value=x, name=_TIMED, **sizes).shape)
+
+
 def _pooling(batch: int, side: int, channels: int, width: int, stride: int) -> int:
     shape = batch, side, side, channels
     sizes = {"ksize": [1, width, width, 1], "strides": [1, stride, stride, 1], "padding": "SAME"}
@@ -109,6 +141,17 @@ OPS: Mapping[str, tuple[Build, list[Sizes]]] = {
         _normalization,
         [(8, 8, 32), (16, 8, 64), (8, 32, 32), (32, 48, 96)],
     ),
+    "turned product": (
+        _turned,
+        [(1, 1000, 1000), (64, 96, 96), (16, 256, 256), (128, 512, 512), (512, 3072, 768)],
+    ),
+    "batched product": (
+        _batched,
+        [(8, 32, 32, 32), (32, 32, 32, 32), (256, 8, 8, 8), (256, 32, 32, 32), (48, 128, 64, 128)],
+    ),
+    "einsum": (_einsum, [(1, 32, 4, 32), (4, 128, 12, 64), (16, 197, 12, 64)]),
+    "softmax": (_softmax, [(128, 512), (2048, 128), (1024, 512), (24576, 512)]),
+    "average": (_average, [(8, 16, 64, 2, 2), (32, 16, 64, 2, 2), (32, 8, 2048, 3, 1)]),
     "pooling": (_pooling, [(8, 16, 16, 2, 2), (32, 4, 512, 2, 2), (32, 56, 64, 3, 2)]),
 }
 """Name -> what builds a graph of one size, and the sizes."""

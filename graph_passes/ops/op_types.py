@@ -25,15 +25,23 @@ _ONEDNN_PREFIX = "_MklNative"
 FILTER_AND_BIAS = f"{_ONEDNN_PREFIX}Conv2DBackpropFilterWithBias"
 """oneDNN's op for the gradients of a convolution's filter and bias."""
 
+_WITHOUT_LAYOUT = {
+    f"_Mkl{op}": op for op in ("BatchMatMul", "BatchMatMulV2", "Einsum", "MatMul", "Softmax")
+}
+"""oneDNN's op -> the other, where no layout of an image tells those apart that work in its own."""
+
 
 def of_onednn(op: str) -> str:
     """The op that oneDNN's kernel alone runs, in place of one that others run too."""
-    return _ONEDNN_PREFIX + op
+    plain = f"_Mkl{op}"
+    return plain if plain in _WITHOUT_LAYOUT else _ONEDNN_PREFIX + op
 
 
 def stands_for(op: str) -> str:
     """The op of a program in whose place an op is, itself for all but oneDNN's."""
-    return "Conv2DBackpropFilter" if op == FILTER_AND_BIAS else op.removeprefix(_ONEDNN_PREFIX)
+    if op == FILTER_AND_BIAS:
+        return "Conv2DBackpropFilter"
+    return _WITHOUT_LAYOUT.get(op) or op.removeprefix(_ONEDNN_PREFIX)
 
 
 class Slot(NamedTuple):

@@ -1,22 +1,25 @@
 """Ops in float32 by oneDNN's kernels, on CPUs for which TensorFlow takes none of them.
 
-By itself it takes them where a CPU has AVX512_VNNI or the like. Elsewhere gradients run by kernels
-that take many times as long. Two cores with AVX2, in milliseconds by those and by oneDNN's
+By itself it takes them where a CPU has AVX512_VNNI or the like. Elsewhere gradients and attention
+run by kernels that take up to many times as long. Two cores with AVX2, in milliseconds by those and by oneDNN's
 (`benchmarks/onednn_kernels.py`, which has the least sizes, too):
 
     gradient to 32 images of 3 x 3 x 512, filter 3 x 3          104  11
     gradient of the filter, volumes 32 x 32 x 32 x 32, stride   441  13
     gradient of a batch normalization, 32 x 48 x 48 x 96         27  17
     pooling of 32 x 56 x 56 x 64 by 3 x 3, with its gradient     40  11
+    gradient to 128 rows of 512, of a layer of 512 units        1.1  0.5
+    scores of attention, 16 x 12 heads, 197 x 64                 34  19
 
-Conv2D, the forward normalization and the gradients of depthwise filters gain little or lose. What a
-pooling's gradient picks where elements are equal is the same one. That of MaxPool3D picks another,
+Conv2D, products of two matrices whose second is not turned, the forward normalization and the
+gradients of depthwise filters gain little or lose. What a pooling's gradient picks where elements are equal is the same one. That of MaxPool3D picks another,
 and stays as it is.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 
@@ -32,6 +35,7 @@ from graph_passes.units.unit_pass import UnitSearch
 RULE = "onednn-kernel"
 _VOLUMES = "Conv3D"
 _POOL, _POOL_GRADIENT = "MaxPool", "MaxPoolGrad"
+_MATRICES = ("MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum")
 _FILTERS: dict[str, int | None] = {
     "Conv2DBackpropFilter": None,
     "Conv2DBackpropInput": 1,
@@ -42,12 +46,15 @@ _FILTERS: dict[str, int | None] = {
     "DepthwiseConv2dNativeBackpropInput": 1,
 }
 """Op -> the input that is its filter, None for the one that it makes."""
-OPS = (*_FILTERS, _POOL_GRADIENT, "FusedBatchNormGradV3")
-_LAYOUTS = (b"NHWC", b"NDHWC")
+OPS = (*_FILTERS, *_MATRICES, "AvgPool", _POOL_GRADIENT, "FusedBatchNormGradV3", "Softmax")
+_LAYOUTS = (b"", b"NHWC", b"NDHWC")
 _FEW_PRODUCTS = 1 << 24
 """Of fewer, oneDNN's kernel takes up to 0.4 ms longer: what it does before it starts."""
 _FEW_OF_DEPTHWISE = 1 << 20
+_FEW_OF_TURNED = 1 << 19
+_FEW_OF_BATCHED, _FEW_OF_EACH = 1 << 21, 1 << 15
 _FEW_ELEMENTS = 1 << 16
+_FEW_OF_SOFTMAX = 1 << 18
 
 
 def name_kernels(search: UnitSearch) -> None:
@@ -90,8 +97,12 @@ def _may_run(m: Matcher, number: int, config: PrecisionConfig) -> bool:
 
 def _has_much_to_do(m: Matcher, number: int, unknown: int) -> bool:
     op = m.op(number)
+    if op in _MATRICES:
+        return _has_large_matrices(m, number, unknown)
     if op not in _FILTERS:
-        return (elements(m.shape_of(m.tensor(number, 0)) or (0,), unknown) or 0) >= _FEW_ELEMENTS
+        few = _FEW_OF_SOFTMAX if op == "Softmax" else _FEW_ELEMENTS
+        tensor = m.output(number) if op == "AvgPool" else m.tensor(number, 0)
+        return (elements(m.shape_of(tensor) or (0,), unknown) or 0) >= few
     port, is_depthwise = _FILTERS[op], op.startswith("Depthwise")
     weights = m.shape(number) if port is None else m.shape_of(m.tensor(number, port))
     made = m.shape_of(m.tensor(number, 2)) if "Backprop" in op else m.shape(number)
@@ -101,6 +112,54 @@ def _has_much_to_do(m: Matcher, number: int, unknown: int) -> bool:
     terms = elements(weights[: 2 if is_depthwise else -1]) or 0
     few = _FEW_OF_DEPTHWISE if is_depthwise else _FEW_PRODUCTS
     return terms * (elements(made, unknown) or 0) >= few
+
+
+def _has_large_matrices(m: Matcher, number: int, unknown: int) -> bool:
+    """Of single ones the other kernel is slow where it turns the second factor."""
+    lengths = _lengths_of_einsum if m.op(number) == "Einsum" else _lengths
+    matrices, rows, terms, columns = lengths(m, number, unknown)
+    if min(rows, columns) < 2:
+        return False
+    of_each = rows * terms * columns
+    if m.op(number) == "MatMul":
+        return m.attr(number, "transpose_b").b and of_each >= _FEW_OF_TURNED
+    return matrices > 1 and of_each >= _FEW_OF_EACH and matrices * of_each >= _FEW_OF_BATCHED
+
+
+def _lengths(m: Matcher, number: int, unknown: int) -> tuple[int, ...]:
+    """How many matrices a node makes; rows, terms of each sum and columns; 0 if not known."""
+    left, made = m.shape_of(m.tensor(number, 0)), m.shape(number)
+    if left is None or made is None or any(_is_turned_by_grappler(m, x) for x in m.inputs(number)):
+        return 0, 0, 0, 0
+    turned = m.attr(number, "transpose_a").b or m.attr(number, "adj_x").b
+    sides = made[-2], left[-2 if turned else -1], made[-1]
+    return tuple(elements(shape, unknown) or 0 for shape in (made[:-2], *zip(sides)))
+
+
+def _lengths_of_einsum(m: Matcher, number: int, unknown: int) -> tuple[int, ...]:
+    read, _, made = m.attr(number, "equation").s.decode().partition("->")
+    factors = read.split(",")
+    shapes = [m.shape_of(tensor) for tensor in m.inputs(number)]
+    if "." in read or len(factors) != 2 or None in shapes:
+        return 0, 0, 0, 0
+    lengths = {
+        label: unknown if length is None else length
+        for labels, shape in zip(factors, shapes, strict=True)
+        for label, length in zip(labels, shape or (), strict=True)
+    }
+    left, right = map(set, factors)
+    both, kept = left & right, set(made)
+    groups = both & kept, left - right, both - kept, right - left
+    return tuple(math.prod(lengths[label] for label in group) for group in groups)
+
+
+def _is_turned_by_grappler(m: Matcher, tensor: str) -> bool:
+    """Whether a product takes over what turns its factor, as Grappler has products do."""
+    maker = m.maker(tensor)
+    if m.op(maker) != "Transpose":
+        return False
+    axes = m.numbers_at(maker, 1) or []
+    return axes[-2:] == [len(axes) - 1, len(axes) - 2]
 
 
 def _is_gradient(m: Matcher, number: int, pool: int) -> bool:

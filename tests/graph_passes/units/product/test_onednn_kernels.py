@@ -65,6 +65,28 @@ def by_primitives(x: Any, w: Any, gamma: Any, beta: Any) -> Any:
     return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-3)
 
 
+def layer(x: Any, w: Any) -> Any:
+    return tf.nn.bias_add(x @ w, tf.range(256.0))
+
+
+def tied(x: Any, w: Any) -> Any:
+    return tf.matmul(x, w, transpose_b=True)
+
+
+def attention(x: Any) -> Any:
+    return tf.matmul(tf.nn.softmax(tf.matmul(x, tf.sin(x), transpose_b=True)), x)
+
+
+def of_all_rows(x: Any, w: Any) -> Any:
+    """The second factor is one for all rows of the first."""
+    return tf.matmul(x, w)
+
+
+def attention_of_keras(x: Any) -> Any:
+    scores = tf.einsum("btnh,bsnh->bnts", x, tf.sin(x))
+    return tf.einsum("bnts,bsnh->btnh", tf.nn.softmax(scores), x)
+
+
 IMAGES, FILTER = (8, 16, 16, 64), (3, 3, 64, 64)
 OF_INPUT, OF_FILTER = "_MklNativeConv2DBackpropInput", "_MklNativeConv2DBackpropFilter"
 OF_NORM = "_MklNativeFusedBatchNormGradV3"
@@ -86,6 +108,24 @@ FOUND: dict[str, tuple[Function, list[tuple[int, ...]], list[str]]] = {
     "pooling": (pooling(), [IMAGES], POOLING),
     "pooling by halves": (pooling(ksize=2, padding="VALID"), [IMAGES], POOLING),
     "normalization": (normalized, [IMAGES, (64,), (64,)], [OF_NORM]),
+    "layer": (layer, [(64, 256), (256, 256)], ["_MklMatMul"]),
+    "tied": (tied, [(64, 256), (128, 256)], ["_MklMatMul"]),
+    "attention": (
+        attention,
+        [(16, 128, 64)],
+        [*["_MklBatchMatMulV2"] * 6, "_MklSoftmax"],
+    ),
+    "one for all": (of_all_rows, [(8, 4, 128, 64), (4, 64, 128)], ["_MklBatchMatMulV2"] * 3),
+    "einsum": (
+        attention_of_keras,
+        [(4, 128, 4, 64)],
+        [*["_MklEinsum"] * 6, "_MklSoftmax"],
+    ),
+    "means": (
+        lambda x: tf.nn.avg_pool2d(x, 3, 1, "SAME"),
+        [IMAGES],
+        ["_MklNativeAvgPool"],
+    ),
     "primitives": (by_primitives, [(24, 8, 8, 64), (1, 1, 64, 64), (64,), (64,)], [OF_NORM]),
 }
 
@@ -97,7 +137,7 @@ def traced(name: str, batch: int | None) -> tuple[Traced, list[tuple[int, ...]],
 
 
 def named(graph_def: Any) -> list[str]:
-    return sorted(node.op for node in graph_def.node if node.op.startswith("_MklNative"))
+    return sorted(node.op for node in graph_def.node if node.op.startswith("_Mkl"))
 
 
 @pytest.mark.parametrize("batch", ["known", "unknown"])
@@ -106,7 +146,7 @@ def test_it_makes_what_the_other_kernel_makes(name: str, batch: str) -> None:
     program, shapes, ops = traced(name, FOUND[name][1][0][0] if batch == "known" else None)
     after = program.rewrite(FLOAT32).graph_def
     assert named(after) == ops
-    assert {node.attr["_kernel"].s for node in after.node if node.op.startswith("_MklNative")} == {
+    assert {node.attr["_kernel"].s for node in after.node if node.op.startswith("_Mkl")} == {
         b"MklNameChangeOp"
     }
     draw = np.random.default_rng(0)
@@ -145,6 +185,11 @@ LEFT: dict[str, tuple[Function, list[tuple[int, ...]]]] = {
     "little to do": (convolution(), [(1, 8, 8, 32), (3, 3, 32, 32)]),
     "few pixels": (pooling(), [(1, 8, 8, 32)]),
     "few channels": (normalized, [(8, 8, 8, 32), (32,), (32,)]),
+    "few rows": (layer, [(4, 256), (256, 256)]),
+    "one row": (layer, [(1, 4096), (4096, 256)]),
+    "one query": (of_all_rows, [(64, 8, 1, 128), (64, 8, 128, 128)]),
+    "small matrices": (attention, [(512, 16, 16)]),
+    "one matrix": (attention_of_keras, [(1, 128, 1, 64)]),
     "explicit padding": (
         convolution(padding=[[0, 0], [2, 1], [1, 2], [0, 0]]),
         [IMAGES, FILTER],
