@@ -62,9 +62,9 @@ def keep_saturated(coloring: Coloring) -> None:
     coloring.block([v for v in softmaxes if _asks_for_rest(coloring, v)], Reason.SATURATION)
     for number in coloring.view.of_op("SigmoidGrad", "TanhGrad"):
         gradient = coloring.view.base[number]
-        y = edges.producers(gradient)[0]
-        if op_of(y) in _SATURATING and not _is_hidden(coloring, y, gradient):
-            coloring.block([y, gradient], Reason.SATURATION)
+        for y in edges.producers(gradient)[:1]:  # none where it is not float32
+            if op_of(y) in _SATURATING and not _is_hidden(coloring, y, gradient):
+                coloring.block([y, gradient], Reason.SATURATION)
 
 
 def _asks_for_rest(coloring: Coloring, softmax: int) -> bool:

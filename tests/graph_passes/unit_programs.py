@@ -227,6 +227,23 @@ def pooled_convolutions(options: Options) -> Program:
     return trace(step, tf.TensorSpec(seen), numbers(*shape))
 
 
+def attention_of_many(options: Options) -> Program:
+    """A dense layer and attention with enough to do for kernels of their own, and gradients."""
+    shape, weight = (64, 64, 64), tf.Variable(numbers(64, 64, seed=8) / 8)
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            rows = tf.cast(tf.matmul(tf.reshape(x, [-1, 64]), weight), options.dtype)
+            query = tf.cast(tf.reshape(rows, [-1, 64, 64]), tf.float32)
+            scores = tf.nn.softmax(tf.matmul(query, x, transpose_b=True) / 64)
+            y = tf.einsum("bts,bsh->bth", scores, x)
+        return [y, *tape.gradient(y, [weight, x])]
+
+    seen = shape if options.known else (None, *shape[1:])
+    return trace(step, tf.TensorSpec(seen), numbers(*shape))
+
+
 def moving_statistics(options: Options, *, keeps: bool = False) -> Program:
     """A normalization that also keeps moving statistics, with all axes but the first or one."""
     shape = (1, 1, CHANNELS) if keeps else (CHANNELS,)
@@ -278,6 +295,7 @@ HAND_WRITTEN: Mapping[str, Callable[[Options], Program]] = {
     "cross entropy": cross_entropy,
     "folded batch norm": folded_batch_norm,
     "pooled convolutions": pooled_convolutions,
+    "attention of many": attention_of_many,
     "moving statistics": moving_statistics,
     "moving statistics, axes kept": functools.partial(moving_statistics, keeps=True),
     "two gelus of one argument": two_of_one_argument,

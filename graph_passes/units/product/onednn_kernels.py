@@ -1,8 +1,8 @@
 """Ops in float32 by oneDNN's kernels, on CPUs for which TensorFlow takes none of them.
 
 By itself it takes them where a CPU has AVX512_VNNI or the like. Elsewhere gradients and attention
-run by kernels that take up to many times as long. Two cores with AVX2, in milliseconds by those and by oneDNN's
-(`benchmarks/onednn_kernels.py`, which has the least sizes, too):
+run by kernels that take up to many times as long. Two cores with AVX2, in milliseconds by those and
+by oneDNN's (`benchmarks/onednn_kernels.py`, which has the least sizes, too):
 
     gradient to 32 images of 3 x 3 x 512, filter 3 x 3          104  11
     gradient of the filter, volumes 32 x 32 x 32 x 32, stride   441  13
@@ -12,8 +12,8 @@ run by kernels that take up to many times as long. Two cores with AVX2, in milli
     scores of attention, 16 x 12 heads, 197 x 64                 34  19
 
 Conv2D, products of two matrices whose second is not turned, the forward normalization and the
-gradients of depthwise filters gain little or lose. What a pooling's gradient picks where elements are equal is the same one. That of MaxPool3D picks another,
-and stays as it is.
+gradients of depthwise filters gain little or lose. What a pooling's gradient picks where elements
+are equal is the same one. That of MaxPool3D picks another, and stays as it is.
 """
 
 from __future__ import annotations

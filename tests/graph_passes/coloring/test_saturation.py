@@ -212,6 +212,14 @@ def test_what_a_certain_class_depends_on(function: Function) -> None:
     assert np.abs(off[certain] - true[certain]).max() > 0.2 * np.abs(true[certain]).max()
 
 
+def test_what_is_not_float32_is_no_hindrance() -> None:
+    def of_doubles(x: Any, w: Any) -> Any:
+        z = tf.cast(x, tf.float64)
+        return tf.raw_ops.TanhGrad(y=tf.tanh(z), dy=z), x @ w
+
+    assert traced(of_doubles).rewrite(CPU).report.converted_nodes
+
+
 @pytest.mark.parametrize("function", HIDDEN.values(), ids=[*HIDDEN])
 def test_gradients_inside_a_network_are_planned_as_ever(function: Function) -> None:
     found = traced(with_gradient(function))

@@ -108,7 +108,7 @@ def test_on_hardware_without_units_they_run_without_xla_in_float32(run_forked: R
     assert true["exported"] == found["exported"] == [3, 3]
     rules = "batch-norm, fused-update, grouped-convolution"
     assert f"What pays in float32 too is done: {rules}" in done.stderr
-    line = ": 13 updates fused, 1 batch normalization fused, 6 grouped convolutions without XLA\n"
+    line = ": 13 updates fused, 1 batch normalization fused, 6 grouped convolutions without XLA"
     assert line in done.stderr
     for name in ("losses", "predicted", "served", "eager"):
         assert np.asarray(found[name]) == pytest.approx(np.asarray(true[name]), abs=1e-4), name
