@@ -20,6 +20,8 @@ from typing import Any
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Modules of all tests, which pytest finds by itself; the packages, of the same names, come first.
+sys.path += map(str, Path(__file__).resolve().parents[2:0:-1])
 
 from mutation_cases import CONFIGS, Case, choices, run_case
 from mutations import KINDS, Mutation
