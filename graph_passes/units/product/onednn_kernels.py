@@ -128,8 +128,12 @@ def _has_large_matrices(m: Matcher, number: int, unknown: int) -> bool:
 
 def _lengths(m: Matcher, number: int, unknown: int) -> tuple[int, ...]:
     """How many matrices a node makes; rows, terms of each sum and columns; 0 if not known."""
-    left, made = m.shape_of(m.tensor(number, 0)), m.shape(number)
-    if left is None or made is None or any(_is_turned_by_grappler(m, x) for x in m.inputs(number)):
+    inputs, made = m.inputs(number), m.shape(number)
+    left, right = map(m.shape_of, inputs)
+    # oneDNN's kernel has given wrong numbers where a matrix of one factor is for several.
+    if left is None or right is None or made is None or left[:-2] != right[:-2]:
+        return 0, 0, 0, 0
+    if any(_is_turned_by_grappler(m, tensor) for tensor in inputs):
         return 0, 0, 0, 0
     turned = m.attr(number, "transpose_a").b or m.attr(number, "adj_x").b
     sides = made[-2], left[-2 if turned else -1], made[-1]

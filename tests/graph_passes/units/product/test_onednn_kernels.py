@@ -77,11 +77,6 @@ def attention(x: Any) -> Any:
     return tf.matmul(tf.nn.softmax(tf.matmul(x, tf.sin(x), transpose_b=True)), x)
 
 
-def of_all_rows(x: Any, w: Any) -> Any:
-    """The second factor is one for all rows of the first."""
-    return tf.matmul(x, w)
-
-
 def attention_of_keras(x: Any) -> Any:
     scores = tf.einsum("btnh,bsnh->bnts", x, tf.sin(x))
     return tf.einsum("bnts,bsnh->btnh", tf.nn.softmax(scores), x)
@@ -115,7 +110,6 @@ FOUND: dict[str, tuple[Function, list[tuple[int, ...]], list[str]]] = {
         [(16, 128, 64)],
         [*["_MklBatchMatMulV2"] * 6, "_MklSoftmax"],
     ),
-    "one for all": (of_all_rows, [(8, 4, 128, 64), (4, 64, 128)], ["_MklBatchMatMulV2"] * 3),
     "einsum": (
         attention_of_keras,
         [(4, 128, 4, 64)],
@@ -187,7 +181,7 @@ LEFT: dict[str, tuple[Function, list[tuple[int, ...]]]] = {
     "few channels": (normalized, [(8, 8, 8, 32), (32,), (32,)]),
     "few rows": (layer, [(4, 256), (256, 256)]),
     "one row": (layer, [(1, 4096), (4096, 256)]),
-    "one query": (of_all_rows, [(64, 8, 1, 128), (64, 8, 128, 128)]),
+    "one query": (tf.matmul, [(64, 8, 1, 128), (64, 8, 128, 128)]),
     "small matrices": (attention, [(512, 16, 16)]),
     "one matrix": (attention_of_keras, [(1, 128, 1, 64)]),
     "explicit padding": (
@@ -208,6 +202,19 @@ def test_what_stays(name: str) -> None:
     function, shapes = LEFT[name]
     program = trace(gradients(function), *map(tf.TensorSpec, shapes))
     assert not named(program.rewrite(FLOAT32).graph_def)
+
+
+def test_a_matrix_for_several_stays() -> None:
+    program = trace(tf.matmul, tf.TensorSpec((8, 4, 128, 64)), tf.TensorSpec((4, 64, 128)))
+    assert not named(program.rewrite(FLOAT32).graph_def)
+
+
+def test_what_grappler_has_a_product_turn_itself() -> None:
+    """It knows no product by another name, and would leave the Transpose where it is."""
+    program = trace(lambda x: x @ tf.transpose(x, [0, 2, 1]), tf.TensorSpec((16, 128, 64)))
+    assert not named(program.rewrite(FLOAT32).graph_def)
+    heads = trace(lambda x: x @ tf.transpose(x, [1, 0, 2]), tf.TensorSpec((64, 64, 64)))
+    assert named(heads.rewrite(FLOAT32).graph_def) == ["_MklBatchMatMulV2"]
 
 
 @pytest.mark.parametrize(
