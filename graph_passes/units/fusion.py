@@ -120,7 +120,8 @@ def permitted(proto: Proto, config: PrecisionConfig) -> Callable[[str, str], boo
 
 def passes_in_force(config: PrecisionConfig) -> list[UnitPass]:
     """The passes that a configuration asks for, in order."""
-    return [each for each in UNIT_PASSES if config.has_rule(each.rule)]
+    passes = [each for each in UNIT_PASSES if config.has_rule(each.rule)]
+    return [each for each in passes if not (each.in_float32 and config.converts)]
 
 
 @functools.lru_cache(maxsize=64)
@@ -201,6 +202,11 @@ UNIT_PASSES = (
         requires=("lists",),
     ),
     UnitPass(unread.SUMS, unread.pass_unread_sums, ops=unread.REDUCTIONS, requires=("lists",)),
-    UnitPass(onednn_kernels.RULE, onednn_kernels.name_kernels, ops=onednn_kernels.OPS),
+    UnitPass(
+        onednn_kernels.RULE,
+        onednn_kernels.name_kernels,
+        ops=onednn_kernels.OPS,
+        in_float32=True,
+    ),
 )
 """The passes in the order in which they run; what a pass requires, passes before it ensure."""

@@ -107,6 +107,7 @@ class UnitPass:
         requires: what passes before it must have found out.
         ensures: what passes behind it may rely on.
         alone: whether it is of use in a graph without an op of the allow list.
+        in_float32: whether it is for graphs in which nothing is converted, and for no others.
     """
 
     rule: str
@@ -115,3 +116,4 @@ class UnitPass:
     requires: Sequence[str] = ()
     ensures: Sequence[str] = ()
     alone: bool = False
+    in_float32: bool = False

@@ -63,7 +63,7 @@ def name_kernels(search: UnitSearch) -> None:
     What units before have made is looked at, too: this is the last pass for float32.
     """
     config = search.config
-    if config.converts or not search.has_cpu_kernels:
+    if not search.has_cpu_kernels:
         return
     edits = search.edits = search.edits.onto(search.edits.apply())
     view, m = edits.view, edits.matcher

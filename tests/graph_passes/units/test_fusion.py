@@ -155,7 +155,7 @@ def test_each_pass_is_a_rule_that_says_what_it_does():
     assert set(rules) <= RULES.keys()
 
 
-@pytest.mark.parametrize("rule", [each.rule for each in UNIT_PASSES])
+@pytest.mark.parametrize("rule", [each.rule for each in UNIT_PASSES if not each.in_float32])
 def test_a_fault_of_one_pass_costs_no_other(
     rule: str, monkeypatch: pytest.MonkeyPatch, failed_searches: list[str]
 ) -> None:
