@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from graph_passes.coloring.moments import moments
+from graph_passes.coloring.offsets import offsets
 from graph_passes.coloring.state import ALLOW, Coloring
 from graph_passes.coloring.ways import ADDITIONS, DIAGONALS, MATRIX_PRODUCTS, Ways, near
 from graph_passes.ops.reasons import Reason
@@ -39,7 +40,7 @@ def keep_distances(coloring: Coloring) -> None:
         coloring.block(search.distance(product) | difference, Reason.DISTANCE)
     if len(compared) > 1:
         coloring.block({v for v in products if ways.origins(v) <= compared}, Reason.DISTANCE)
-    coloring.block(moments(coloring, ways), Reason.DISTANCE)
+    coloring.block(moments(coloring, ways) | offsets(coloring, ways), Reason.DISTANCE)
 
 
 class _Search:

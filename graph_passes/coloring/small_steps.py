@@ -15,7 +15,6 @@ bfloat16 neighbouring values are a 256th apart. All that leads round such a loop
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,9 +22,8 @@ from tensorflow.core.framework import types_pb2
 
 from graph_passes.coloring.constant_range import LARGEST
 from graph_passes.coloring.state import CLEAR, Coloring
-from graph_passes.coloring.ways import ADDITIONS, SCALINGS, Ways, linear
+from graph_passes.coloring.ways import ADDITIONS, SCALINGS, Ways, linear, stored_numbers
 from graph_passes.ir.adjacency import walk
-from graph_passes.ir.constants import shape_of, stored_floats
 from graph_passes.ir.graph_view import GraphView, Shape
 from graph_passes.ops.reasons import Reason
 
@@ -34,8 +32,6 @@ SMALL_FACTOR = 1 / 32
 
 _MOST = 1e8
 """Larger numbers stand for infinity, as in masks."""
-_FEW = 4096
-"""Numbers of a constant that are looked at: weights are more."""
 _MASKS = frozenset(("Select", "SelectV2", "Softmax"))
 """What reads a sum with a large number by which some scores are left out."""
 _DIFFERENCES = frozenset(("SquaredDifference", "Sub"))
@@ -163,19 +159,7 @@ def _small_constants(coloring: Coloring) -> Iterator[tuple[int, float, bool]]:
 
     With the size of the smallest, and whether it stands for all of them.
     """
-    view = coloring.view
-    is_read = np.zeros(len(view.dtypes), bool)
     computes = coloring.has_op(ADDITIONS | SCALINGS) & _is_free(coloring)
-    is_read[view.sources[computes[view.targets]]] = True
-    found = [
-        (view.base[number], stored_floats(tensor))
-        for number, tensor in view.float_constants(is_read)
-        if math.prod(shape_of(tensor)) <= _FEW
-    ]
-    for name, constant in coloring.constants.items():
-        vertex = view.base[view.index[name]]
-        if is_read[vertex] and view.is_float[vertex] and math.prod(constant.shape) <= _FEW:
-            found.append((vertex, constant.read()))
-    for vertex, values in found:
+    for vertex, values in stored_numbers(coloring, computes):
         if len(values):
             yield vertex, min(map(abs, values)), len(values) == 1

@@ -7,13 +7,14 @@ scales them: by a single number or by what is stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import islice
 
 import numpy as np
 
 from graph_passes.coloring.state import ALLOW, CLEAR, INFER, Coloring
 from graph_passes.ir.adjacency import walk
+from graph_passes.ir.constants import shape_of, stored_floats
 from graph_passes.ir.graph_view import GraphView
 from graph_passes.policy.op_classes import ops_of
 from graph_passes.units.reduction.ones_product import is_ones_product
@@ -26,6 +27,9 @@ MOST_NEAR = 64
 """Ops between what is looked for and what it is looked for from."""
 _MOST_MET = 24
 """Between a product and what it meets: many products may be terms of one sum, and look at all."""
+
+_FEW = 4096
+"""Numbers of a constant that are looked at: weights are more."""
 
 _ACTIVATIONS = ("Abs", "Clip", "Max", "Min", "Relu")
 """What the names of ops begin with that the lists call clear too."""
@@ -109,6 +113,22 @@ def near(starts: Iterable[int], steps: Callable[[int], Iterable[int]]) -> list[i
     """Some vertices and what steps lead to from them, as many as are looked at of what is met."""
     few = walk(starts, lambda vertex: islice(steps(vertex), _MOST_MET))
     return list(islice(few, _MOST_MET))
+
+
+def stored_numbers(
+    coloring: Coloring, readers: np.ndarray
+) -> Iterator[tuple[int, Sequence[float] | np.ndarray]]:
+    """What some vertices read of few stored or captured numbers; one may stand for all."""
+    view = coloring.view
+    is_read = np.zeros(len(view.dtypes), bool)
+    is_read[view.sources[readers[view.targets]]] = True
+    for number, tensor in view.float_constants(is_read):
+        if math.prod(shape_of(tensor)) <= _FEW:
+            yield view.base[number], stored_floats(tensor)
+    for name, constant in coloring.constants.items():
+        vertex = view.base[view.index[name]]
+        if is_read[vertex] and view.is_float[vertex] and math.prod(constant.shape) <= _FEW:
+            yield vertex, constant.read()
 
 
 def what_is_before(coloring: Coloring, vertex: int) -> list[int]:
