@@ -56,10 +56,7 @@ class Reason(enum.IntEnum):
     BISECT_LIMIT = 40, "beyond the bisect limit"
     NEVER_LOW = 41, "float32 without the bisect limit too"
     SLOWER_UNDER_XLA = 42, "slower in the target dtype under XLA on this device, casts included"
-    DISTANCE = (
-        43,
-        "part of a squared distance, moment or offset: a small difference of large numbers",
-    )
+    DISTANCE = 43, "part of a squared distance, moment or offset: a small rest of large numbers"
     CONSTANT_OPERAND = 44, "part of a product with a written constant, or of a count"
     POSITION = 45, "part of a position, by which elements or pixels are picked"
     SATURATION = 46, "leads from a saturating op to what has a pole at its bound, as a logarithm"
