@@ -6,9 +6,10 @@ from graph_passes.coloring.state import Coloring
 from graph_passes.ir.adjacency import walk
 from graph_passes.ir.graph_view import GraphView
 from graph_passes.ops.reasons import Reason
+from graph_passes.policy.op_classes import ops_of
 from graph_passes.rewriter.matcher import SHAPERS
 
-_REF_VARIABLES = frozenset(("Variable", "VariableV2"))
+_REF_VARIABLES = ops_of("ref_variables")
 SHARES = (*SHAPERS, "Enter", "Switch")
 """Ops whose output is the memory of their first input, and changes with it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
@@ -18,6 +18,7 @@ from graph_passes.ir.adjacency import Neighbours, walk
 from graph_passes.ir.graph_view import ARGUMENT, Shape
 from graph_passes.ir.node_order import order_edges, without_order
 from graph_passes.ops.node_types import WHOLE, NodeType
+from graph_passes.policy.op_classes import ops_of
 from graph_passes.rewriter.effects import admit_contraction
 from graph_passes.rewriter.matcher import SHAPERS, SIZES, Matcher, NoMatchError
 from graph_passes.rewriter.replacement import Replacement
@@ -28,6 +29,7 @@ _NORM = dict.fromkeys((1, 2, 3, 4), (1, 1))
 _RANKS: dict[str, dict[int, tuple[int, int]]] = {
     "FusedBatchNormV3": {0: (4, 4), **_NORM},
     "FusedBatchNormGradV3": {0: (4, 4), **_NORM, 1: (4, 4)},
+    "_MklSoftmax": {0: (1, 5)},
     "MatMul": {0: (2, 2), 1: (2, 2)},
     "BatchMatMulV2": {0: (2, _ANY), 1: (2, _ANY)},
     "BiasAdd": {0: (2, _ANY), 1: (1, 1)},
@@ -36,6 +38,7 @@ _RANKS: dict[str, dict[int, tuple[int, int]]] = {
     "DepthwiseConv2dNative": {0: (4, 4), 1: (4, 4)},
 }
 """Op -> port -> the least and the largest rank that its kernel takes."""
+_REF_VARIABLES = ops_of("ref_variables")
 _MOST_NODES = 2000
 """More nodes than any unit has."""
 _DEEPEST_IDLE = 5
@@ -71,6 +74,11 @@ class Gate:
         self._check_order(new, behind)
         if interior.waits():
             self._inherit_controls(new, interior, behind)
+        for tensor, target in new.redirect.items():
+            if target in new.makers:
+                for waiting in self._awaiting(self._m.maker(tensor)):
+                    name, heir = self._m.view.names[waiting], f"^{new.makers[target].name}"
+                    new.controls[name] = (*new.controls.get(name, ()), heir)
 
     def _check_operands(self, new: Replacement) -> None:
         for node, node_type, facts in new.new_nodes:
@@ -153,8 +161,17 @@ class Gate:
             if read:
                 made = behind[node.name]
                 later = {m.maker(tensor) for tensor, by in new.redirect.items() if by in made}
+                later.update(n for old in [*later] for n in self._awaiting(old))
                 later.update(index[n] for n, inputs in new.inputs.items() if made & {*inputs})
                 self._require_no_cycle(read, later)
+
+    def _awaiting(self, number: int) -> Sequence[int]:
+        """What must not run before a node that may read a variable by reference, as its update."""
+        view = self._m.view
+        if _REF_VARIABLES.isdisjoint(view.ops) or view.names[number] not in view.awaited:
+            return ()
+        awaited, waiting = view.control_edges
+        return waiting[awaited == number].tolist()
 
     def _inherit_controls(
         self, new: Replacement, interior: _Interior, behind: Mapping[str, Set[str]]

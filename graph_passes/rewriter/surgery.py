@@ -24,7 +24,7 @@ class Edits:
         redirect: tensor -> the tensor that its readers shall read instead, itself redirected where
             two units stand in a row.
         inputs: node -> all its new data inputs.
-        controls: one of these nodes -> control inputs that it gets besides those it has.
+        controls: node -> control inputs that it gets besides those it has.
         in_place: number of a node -> what takes its place under its name; reads no new tensor
             that is redirected.
         new_nodes: nodes to add; their inputs are redirected too.
@@ -64,7 +64,7 @@ def make_edits(view: GraphView, edits: Edits, unread: Unread) -> GraphView:
     in_place, new_nodes = edits.in_place, edits.new_nodes
     redirect = {tensor: edits.final(tensor) for tensor in edits.redirect}
     orphans = {view.index[view.split(tensor)[0]] for tensor in redirect}
-    touched = {view.index[name] for name in edits.inputs}
+    touched = {view.index[name] for name in (*edits.inputs, *edits.controls)}
     for number in orphans:
         touched.update(view.reading_nodes(number))
     # What a tensor is redirected to has readers that its view does not know of.
@@ -73,12 +73,13 @@ def make_edits(view: GraphView, edits: Edits, unread: Unread) -> GraphView:
     reads: dict[int, list[str]] = {}  # by changed nodes
     for number in touched:
         name, read = view.names[number], view.nodes[number].input[:]
-        given = edits.inputs.get(name)
-        if given is not None:
-            orphans.update(view.makers(number))
+        given, more = edits.inputs.get(name), edits.controls.get(name, ())
+        if given is not None or more:
+            if given is not None:
+                orphans.update(view.makers(number))
             waits = dict.fromkeys(tensor for tensor in read if tensor[0] == "^")
-            waits.update(dict.fromkeys(edits.controls.get(name, ())))
-            read = [*given, *waits]
+            data = read[: len(read) - len(waits)] if given is None else given
+            read = [*data, *waits, *(name for name in dict.fromkeys(more) if name not in waits)]
         elif redirect.keys().isdisjoint(read):
             continue
         reads[number] = [redirect.get(name, name) for name in read]

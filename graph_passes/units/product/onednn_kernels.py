@@ -77,7 +77,7 @@ def name_kernels(search: UnitSearch) -> None:
             gradients.sort(key=view.names.__getitem__)  # their order in the graph decides nothing
             if gradients and kept.isdisjoint(gradients):
                 edits.propose(RULE, number, _write_forward, number, gradients)
-        elif op == _VOLUMES:
+        elif op == _VOLUMES or _multiplies_channels(m, number):
             edits.propose(RULE, number, _write_forward, number, [])
         else:
             edits.propose(RULE, number, _write, number)
@@ -93,6 +93,12 @@ def _may_run(m: Matcher, number: int, config: PrecisionConfig) -> bool:
         and has_kernel(of_onednn(m.op(number)), config.device)
         and _has_much_to_do(m, number, config.unknown_dimension)
     )
+
+
+def _multiplies_channels(m: Matcher, number: int) -> bool:
+    """Whether a depthwise convolution makes more channels; oneDNN's kernel forgets it of no row."""
+    is_depthwise = m.op(number) == "DepthwiseConv2dNative"
+    return is_depthwise and (m.shape_of(m.tensor(number, 1)) or (0,))[-1] != 1
 
 
 def _has_much_to_do(m: Matcher, number: int, unknown: int) -> bool:
@@ -196,7 +202,7 @@ def _write(new: Replacement, number: int) -> None:
 
 
 def _write_forward(new: Replacement, number: int, gradients: list[int]) -> None:
-    """Writes a convolution of volumes, or a pooling, which tells its gradients what it picked."""
+    """Writes a convolution, or a pooling, which tells its gradients what it picked."""
     m, rows = new.matcher, _Rows(new, number)
     x = rows.fill(m.tensor(number, 0))
     y, *picked = _named(new, number, x, *m.inputs(number)[1:])
@@ -211,8 +217,8 @@ def _write_forward(new: Replacement, number: int, gradients: list[int]) -> None:
 class _Rows:
     """Gives a batch that may be empty one row, and takes it off what comes out.
 
-    Without, MaxPoolGrad ends the process, and Conv3D makes another shape. Where there are rows,
-    neither Pad nor Slice copies anything.
+    Without, MaxPoolGrad ends the process, and convolutions make another shape. Where there are
+    rows, neither Pad nor Slice copies anything.
     """
 
     def __init__(self, new: Replacement, number: int) -> None:

@@ -204,6 +204,30 @@ def test_what_nothing_waited_for_may_be_there_already() -> None:
     assert after["e"].input == ["x"]
 
 
+BY_REFERENCE = """
+v = VariableV2(dtype=float32, shape=[4, 8])
+update = Assign(v, other, after=[b])
+late = Neg(x, after=[b])
+"""
+
+
+def test_what_updates_a_variable_by_reference_waits_for_what_reads_it_now() -> None:
+    before = graph(TEXT + BY_REFERENCE)
+    after = copy_graph(before, proposed(before, preserve=("out", "update", "late")).apply())
+    reads = {node.name: list(node.input) for node in after.node}
+    assert reads["update"] == ["v", "other", "^b", "^b/Relu"]
+    assert reads["late"] == ["x", "^b", "^b/Relu"]
+
+
+def test_nothing_waits_for_what_reads_it() -> None:
+    edits = proposed(
+        graph(TEXT + BY_REFERENCE),
+        lambda new: new.replace(new.view.index["b"], new.op.Relu("late")),
+        preserve=("out", "update"),
+    )
+    assert "it would wait for what comes of 'late', made with it" in why(edits)
+
+
 def test_waiting_makes_no_cycle() -> None:
     text = """
 x = Const(0.5, [4, 8])

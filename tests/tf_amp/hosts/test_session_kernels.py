@@ -71,6 +71,29 @@ with tf.train.MonitoredSession() as session:
 print(json.dumps(facts))
 """
 
+BY_REFERENCE = """
+x = tf.placeholder(tf.float32, [64, 512])
+kernels = [
+    tf.get_variable(name, initializer=0.05 * draw.randn(512, 512).astype("f"), use_resource=False)
+    for name in ("first", "second", "third")
+]
+h = x
+for kernel in kernels:
+    h = tf.nn.relu(h @ kernel)
+loss = tf.reduce_mean((h - 1.0) ** 2)
+train_op = tf.train.GradientDescentOptimizer(2.0).minimize(loss)
+facts = {"losses": []}
+# By one thread the order is the same in each run.
+with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=1)) as session:
+    session.run(tf.global_variables_initializer())
+    feed = {x: draw.randn(64, 512).astype("f")}
+    for _ in range(5):
+        (value, _), ops = traced(session, [loss, train_op], feed)
+        facts["losses"].append(float(value))
+    facts["ops"] = ops
+print(json.dumps(facts))
+"""
+
 LOOP = """
 kernel = tf.constant(0.1 * draw.randn(3, 3, 64, 64).astype("f"))
 x = tf.placeholder(tf.float32, [4, 32, 32, 64])
@@ -112,6 +135,12 @@ def test_training_by_ref_and_resource_variables(run_forked: RunPython) -> None:
         "_MklNativeMaxPoolGrad",
     ]
     assert found["losses"] == pytest.approx(plain["losses"], rel=1e-4)
+
+
+def test_gradients_read_ref_variables_before_they_are_updated(run_forked: RunPython) -> None:
+    plain, found = (facts_of(run_forked, BY_REFERENCE, env) for env in ({}, {AMP: "1"}))
+    assert (plain["ops"], found["ops"]) == ([], ["_MklMatMul"] * 2)
+    assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
 
 
 def test_loops_and_branches_of_control_flow_v1(run_forked: RunPython) -> None:
