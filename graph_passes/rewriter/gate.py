@@ -3,6 +3,7 @@
 All of them are about the graph as it was before any replacement. The *interior* are the nodes on a
 path from a tensor that the replacement reads to one that it makes anew: their work is no longer
 asked for, so nothing else may need it, and what they waited for their successors must wait for.
+Where variables are by reference, what waited for them, as an update, waits for their successors.
 """
 
 from __future__ import annotations
@@ -74,11 +75,7 @@ class Gate:
         self._check_order(new, behind)
         if interior.waits():
             self._inherit_controls(new, interior, behind)
-        for tensor, target in new.redirect.items():
-            if target in new.makers:
-                for waiting in self._awaiting(self._m.maker(tensor)):
-                    name, heir = self._m.view.names[waiting], f"^{new.makers[target].name}"
-                    new.controls[name] = (*new.controls.get(name, ()), heir)
+        self._hand_on_waiting(new)
 
     def _check_operands(self, new: Replacement) -> None:
         for node, node_type, facts in new.new_nodes:
@@ -172,6 +169,15 @@ class Gate:
             return ()
         awaited, waiting = view.control_edges
         return waiting[awaited == number].tolist()
+
+    def _hand_on_waiting(self, new: Replacement) -> None:
+        """Lets what waits for nodes wait for what takes their place, too."""
+        for tensor, target in new.redirect.items():
+            if target in new.makers:
+                heir = f"^{new.makers[target].name}"
+                for waiting in self._awaiting(self._m.maker(tensor)):
+                    name = self._m.view.names[waiting]
+                    new.controls[name] = (*new.controls.get(name, ()), heir)
 
     def _inherit_controls(
         self, new: Replacement, interior: _Interior, behind: Mapping[str, Set[str]]
