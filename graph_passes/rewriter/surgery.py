@@ -77,9 +77,10 @@ def make_edits(view: GraphView, edits: Edits, unread: Unread) -> GraphView:
         if given is not None or more:
             if given is not None:
                 orphans.update(view.makers(number))
+            data = [tensor for tensor in read if tensor[0] != "^"] if given is None else given
             waits = dict.fromkeys(tensor for tensor in read if tensor[0] == "^")
-            data = read[: len(read) - len(waits)] if given is None else given
-            read = [*data, *waits, *(name for name in dict.fromkeys(more) if name not in waits)]
+            waits.update(dict.fromkeys(more))
+            read = [*data, *waits]
         elif redirect.keys().isdisjoint(read):
             continue
         reads[number] = [redirect.get(name, name) for name in read]
